@@ -1,0 +1,308 @@
+"""Acquire, extend, release: the only such loops, written once for every store and every driver.
+
+A lease is registered with the keeper before its first request is sent, so that whatever happens in between (a
+cancellation, an interrupt, a lost reply) somebody knows that there may be a place to give up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable
+from math import inf
+from typing import TypeVar
+
+from leasehold import _lifecycle
+from leasehold._keeper import Keeper, log
+from leasehold._lease import PATIENCE, Claim, Lease, State
+from leasehold._model import Ask, Line, Refusal, Renewal, Standing
+from leasehold._retry import RetryPolicy
+from leasehold._runtime import drive
+from leasehold._store import Store
+from leasehold.errors import (
+    CapacityMismatchError,
+    ClosedError,
+    LockAcquisitionError,
+    LockLostError,
+    StoreError,
+    UnsupportedError,
+)
+
+T = TypeVar("T")
+
+LEAST_PATIENCE = 0.25
+"""What a request is given even if its caller has less time: knowing is worth more than being punctual."""
+POLL = RetryPolicy(retry_delay=0.005, max_delay=0.1)
+"""The pauses of a waiter whom no store wakes."""
+
+
+class Engine:
+    """One client's business with one store."""
+
+    def __init__(self, store: Store, identify: Callable[[], str]) -> None:
+        self.store = store
+        self.runtime = store.runtime
+        self.keeper = Keeper(store)
+        self.holder_id = identify()
+        self._identify = identify
+        self._sequence = 0
+        self._entered: dict[tuple[Hashable, str], Lease] = {}
+        _lifecycle.at_fork(in_child=self._forked)
+        _lifecycle.at_exit(self.exit)
+
+    async def acquire(
+        self, ask: Ask, claim: Claim, *, timeout: float = inf, renew_for: float = inf, retry: RetryPolicy
+    ) -> Lease:
+        """Wait in line until the place holds.
+
+        Raises LockAcquisitionError after `timeout`, and at once if `ask.queue` is not set and somebody holds.
+        Whatever it raises, and however it is cancelled, no place stays behind.
+        """
+        if ask.capacity > 1 and not self.store.capabilities.semaphore:
+            msg = f"this store carries exclusive locks only, not a capacity of {ask.capacity}"
+            raise UnsupportedError(msg, name=ask.name)
+        started = self.runtime.now()
+        deadline = started + (timeout if ask.queue else PATIENCE)
+        attempts = late = 0
+        while True:
+            attempts += 1
+            lease = self._begin(ask, claim, renew_for)
+            try:
+                refusal = await self._stand_in_line(lease, deadline, retry)
+            except BaseException as interruption:
+                await self._abandon(lease, interruption)
+                raise
+            now = self.runtime.now()
+            if lease.is_held(now):
+                return lease
+            late += lease.state is State.HELD
+            if refusal is not None and not ask.queue and not lease.unanswered:
+                self.keeper.forget(lease)
+            else:
+                await self._abandon(lease)
+            if refusal is not None or late > retry.max_retries or now >= deadline:
+                raise self._not_acquired(lease, refusal, attempts, now - started)
+
+    async def reenter(self, ask: Ask) -> tuple[Lease, Claim] | None:
+        """Extend and count what this thread or task already holds of that name and has entered."""
+        lease = self._entered.get((self.runtime.context(), ask.name))
+        claim = lease.claim() if lease is not None else None
+        if lease is None or claim is None or (lease.leaving and lease.state is not State.LOST):
+            return None
+        await self.extend(lease, ask.ttl)
+        lease.depth += 1
+        return lease, claim
+
+    def enter(self, lease: Lease) -> None:
+        """Let this thread or task acquire the lease again without waiting for itself."""
+        self._entered[self.runtime.context(), lease.ask.name] = lease
+        if len(self._entered) > 2 * len(self.keeper.leases):
+            self._entered = {key: entered for key, entered in self._entered.items() if not entered.leaving}
+
+    async def extend(self, lease: Lease, seconds: float) -> None:
+        """Let the lease live at least `seconds` from now; it never shortens it."""
+        self.check(lease)
+        sent = self.runtime.now()
+        renewal = lease.renewal(sent)._replace(ttl=seconds)
+        (standing,) = await self.store.renew([renewal], PATIENCE)
+        self.keeper.note(lease, renewal, sent, standing)
+        self.check(lease)
+
+    async def release(self, lease: Lease) -> None:
+        """Give the lease up; harmless to repeat, and in a forked child.
+
+        Raises LockLostError if it was lost before. After StoreError the keeper goes on trying.
+        """
+        self.keeper.check_window(lease)
+        with self.keeper.mutex:
+            if lease.state is State.LOST:
+                raise lease.error()
+            if lease.state is not State.HELD or lease.leaving:
+                return
+            lease.depth -= 1
+            if lease.depth:
+                return
+            lease.give_up(self.runtime.now(), due=inf)
+        try:
+            was_there = await self.keeper.leave(lease, PATIENCE)
+        except StoreError:
+            self.keeper.take_over(lease)
+            raise
+        except BaseException as interruption:
+            await self._abandon(lease, interruption)
+            raise
+        if not was_there:
+            lease.state, lease.reason = State.LOST, "the store no longer knew it when it was released"
+            raise lease.error()
+
+    async def release_all(self) -> int:
+        """Release everything held and count it; a failure is raised once everything was tried."""
+        held = [lease for lease in list(self.keeper.leases.values()) if lease.is_held(self.runtime.now())]
+        failure: StoreError | None = None
+        for lease in held:
+            lease.depth = 1
+            try:
+                await self.release(lease)
+            except StoreError as error:
+                failure = error
+            except LockLostError:
+                log.warning("%r was lost before it could be released", lease.ask.name)
+        if failure is not None:
+            raise failure
+        return len(held)
+
+    async def close(self) -> None:
+        """Release everything and take on nothing new."""
+        try:
+            await self.release_all()
+        finally:
+            self.keeper.stop()
+
+    def exit(self, budget: float) -> None:
+        """Give every place up within `budget` seconds: the interpreter is about to end."""
+        self.keeper.closing = True
+        now = self.runtime.now()
+        leases = list(self.keeper.leases.values())
+        for lease in leases:
+            lease.give_up(now, due=inf)
+        for lease in leases:
+            try:
+                drive(self.keeper.leave(lease, max(now + budget - self.runtime.now(), 0.0)))
+            except Exception:
+                log.warning("could not release %r at exit: it ends by itself", lease.ask.name)
+
+    async def find(self, name: str) -> Line | None:
+        """Look at one line; None if nobody is in it."""
+        self._check_open(name)
+        lines = await self.store.inspect(name, exact=True)
+        return lines[0] if lines else None
+
+    async def inspect(self, prefix: str) -> list[Line]:
+        """Look at every line whose name starts so."""
+        self._check_open()
+        return await self.store.inspect(prefix)
+
+    async def evict(self, name: str) -> Line | None:
+        """Take the place of whoever holds away from him, and say how the line stood before."""
+        line = await self.find(name)
+        if line is not None:
+            for place in line.places:
+                if place.acquired_at is not None:
+                    await self.store.leave(name, place.owner, PATIENCE)
+        return line
+
+    def check(self, lease: Lease) -> None:
+        """Raise unless the lease is held and trusted now."""
+        self.keeper.check_window(lease)
+        if lease.state is not State.HELD or lease.leaving:
+            raise lease.error()
+
+    def _begin(self, ask: Ask, claim: Claim, renew_for: float) -> Lease:
+        with self.keeper.mutex:
+            self._check_open(ask.name)
+            self._sequence += 1
+            lease = Lease(ask._replace(owner=f"{self.holder_id}/{self._sequence}"), claim, renew_for)
+            self.keeper.register(lease)
+            return lease
+
+    async def _stand_in_line(self, lease: Lease, deadline: float, retry: RetryPolicy) -> Refusal | None:
+        """Join and wait until the lease holds or its place is gone (None), or is refused."""
+        ask = lease.ask
+        renewal = Renewal(ask.name, ask.owner, ask.ttl, ask.heartbeat)
+
+        async def join(timeout: float) -> Standing | Refusal:
+            lease.unanswered += 1
+            answer = await self.store.join(ask, timeout)
+            lease.unanswered -= 1
+            return answer
+
+        async def look(timeout: float) -> list[Standing | None]:
+            return await self.store.renew([renewal], timeout)
+
+        outcome, sent = await self._insist(join, deadline, retry)
+        if isinstance(outcome, Refusal):
+            return outcome
+        self.keeper.note(lease, renewal, sent, outcome)
+        polls = 0
+        while lease.state is State.WAITING:
+            self._check_open(ask.name)
+            now = self.runtime.now()
+            if now >= deadline:
+                return Refusal(lease.holder)
+            until = min(deadline, lease.recheck_at, now + ask.heartbeat / 2)
+            if not self.store.capabilities.push:
+                until = min(until, now + POLL.pause(polls, self.runtime.random()))
+                polls += 1
+            woken = await self.store.wait(ask.name, ask.owner, until - now)
+            has_reason = woken or polls or self.runtime.now() >= min(deadline, lease.recheck_at)
+            if has_reason and lease.state is State.WAITING:
+                (standing,), sent = await self._insist(look, deadline, retry)
+                self.keeper.note(lease, renewal, sent, standing)
+        return None
+
+    async def _insist(
+        self, send: Callable[[float], Awaitable[T]], deadline: float, retry: RetryPolicy
+    ) -> tuple[T, float]:
+        """Repeat a request until it is answered, and say when the answered one was sent."""
+        retries = 0
+        while True:
+            sent = self.runtime.now()
+            try:
+                return await send(max(min(PATIENCE, deadline - sent), LEAST_PATIENCE)), sent
+            except StoreError as error:
+                pause = retry.pause(retries, self.runtime.random())
+                if not error.transient or retries >= retry.max_retries or self.runtime.now() + pause >= deadline:
+                    raise
+            retries += 1
+            await self.runtime.sleep(pause)
+
+    async def _abandon(self, lease: Lease, interruption: BaseException | None = None) -> None:
+        """Give the place up before going on, even on the way out of an interruption."""
+        now = self.runtime.now()
+        if isinstance(interruption, GeneratorExit):  # nothing may be awaited any more
+            lease.give_up(now, due=now)
+            return
+        lease.give_up(now, due=inf)
+        try:
+            await self.runtime.shield(self.keeper.leave(lease, PATIENCE))
+        except StoreError:
+            self.keeper.take_over(lease)
+        except BaseException:
+            self.keeper.take_over(lease)
+            raise
+
+    def _not_acquired(self, lease: Lease, refusal: Refusal | None, attempts: int, waited: float) -> Exception:
+        ask = lease.ask
+        if refusal is not None and refusal.capacity:
+            return CapacityMismatchError(
+                f"{ask.name!r} is in use with a capacity of {refusal.capacity}, not {ask.capacity}: "
+                "all who share a name must agree on it",
+                name=ask.name,
+                stored=refusal.capacity,
+                asked=ask.capacity,
+            )
+        owner = lease.holder if refusal is None else refusal.holder
+        holder = owner.rpartition("/")[0]
+        if refusal is None and not holder:
+            why = f"the store takes longer to answer than the ttl of {ask.ttl:g} s lasts; raise the ttl"
+        elif holder == self.holder_id:
+            why = f"this very client holds it ({holder}); release it first, or pass reentrant=True"
+        else:
+            why = f"held by {holder or 'somebody who has just left'}"
+        return LockAcquisitionError(
+            f"{ask.name!r} was not acquired in {waited:.1f} s: {why}",
+            name=ask.name,
+            attempts=attempts,
+            waited=waited,
+            holder=holder,
+        )
+
+    def _check_open(self, name: str = "") -> None:
+        if self.keeper.closing:
+            msg = "this client is closed: make a new one"
+            raise ClosedError(msg, name=name)
+
+    def _forked(self) -> None:
+        for lease in self.keeper.leases.values():
+            lease.state = State.INHERITED
+        self.keeper.start_afresh()
+        self.holder_id = self._identify()
+        self._entered.clear()

@@ -1,0 +1,47 @@
+"""What an inspection tells."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from leasehold._model import Line
+
+
+@dataclass(frozen=True, slots=True)
+class LockInfo:
+    """Who held a lock at the moment it was looked at. By the time you read it, it may be history."""
+
+    name: str
+    holder_id: str
+    """The client that holds: host:pid:random."""
+    fence: int
+    acquired_at: datetime
+    expires_at: datetime
+    """When the lease ends unless it is renewed, which a live holder does."""
+    metadata: dict[str, Any]
+    waiting: int
+    """How many stand in line behind the holder."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Give the same as values JSON can express."""
+        times = {"acquired_at": self.acquired_at.isoformat(), "expires_at": self.expires_at.isoformat()}
+        return asdict(self) | times
+
+
+def describe(line: Line) -> LockInfo:
+    """Describe a line by the place at its head, its times on this machine's wall clock."""
+    head = line.places[0]
+    wall = datetime.now(UTC)
+    held = [place for place in line.places if place.acquired_at is not None]
+    return LockInfo(
+        name=line.name,
+        holder_id=head.owner.rpartition("/")[0],
+        fence=head.ticket,
+        acquired_at=wall - timedelta(seconds=line.now - (head.acquired_at or line.now)),
+        expires_at=wall + timedelta(seconds=head.expires_at - line.now),
+        metadata=json.loads(head.metadata),
+        waiting=len(line.places) - len(held),
+    )

@@ -1,0 +1,218 @@
+"""The keeper: one loop per client that looks after every place the client has in any line.
+
+It renews what is held and what waits, in one batch; signals what is lost before anybody else can hold;
+and gives up what was abandoned, until the store confirms it or the place must have expired.
+
+Whoever handles a lease (its own thread or task, or this loop) takes in the store's answers through `note`,
+so it does not matter who asked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from math import inf
+
+from leasehold._lease import PATIENCE, Lease, State
+from leasehold._model import Renewal, Standing
+from leasehold._store import Store
+from leasehold.errors import StoreError
+
+log = logging.getLogger("leasehold")
+
+BATCH = 500
+"""How many renewals go into one request."""
+IDLE = 10.0
+"""How long the keeper stays about with nothing to keep."""
+CLOCK_STEP = 0.25
+"""How far the store's clock may get ahead of ours, or behind, between two renewals."""
+
+
+class Keeper:
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.runtime = store.runtime
+        self.closing = False
+        self._offset: tuple[float, float] | None = None
+        self.start_afresh()
+
+    def start_afresh(self) -> None:
+        """Know of no lease: at first, and in a forked child, where no other thread has come along."""
+        self.mutex = self.runtime.mutex()
+        self.leases: dict[str, Lease] = {}
+        self._running = False
+        self._wakes_at = inf
+
+    def register(self, lease: Lease) -> None:
+        """Look after a lease from before its first request is sent."""
+        self.leases[lease.ask.owner] = lease
+
+    def forget(self, lease: Lease) -> None:
+        """Stop looking after a lease whose place is surely gone."""
+        with self.mutex:
+            self.leases.pop(lease.ask.owner, None)
+            lease.leaving = True
+            if lease.state is not State.LOST:
+                lease.state = State.LEFT
+
+    def note(self, lease: Lease, renewal: Renewal, sent: float, standing: Standing | None) -> None:
+        """Take in the store's answer to a request that was sent then; too late for a lease being given up."""
+        lost = False
+        with self.mutex:
+            if lease.leaving or lease.state not in (State.WAITING, State.HELD):
+                return
+            if standing is None:
+                lost = lease.state is State.HELD
+                if not lost:
+                    lease.state, lease.due = State.LEFT, inf
+            elif standing.held:
+                if lease.state is State.WAITING:
+                    lease.grant(sent, standing.ticket)
+                lease.trust(sent, renewal.ttl, self.runtime.random())
+            else:
+                recheck_at = self.runtime.now() + standing.recheck
+                lease.wait(sent, standing.holder, recheck_at, self.runtime.random())
+        if lost:
+            self.lose(lease, "the store no longer knows it")
+        else:
+            self._see_to_it_by(lease.wakes_keeper_at())
+
+    def check_window(self, lease: Lease) -> None:
+        """Notice a closed window before anybody acts on it."""
+        if lease.state is State.HELD and not lease.leaving:
+            now = self.runtime.now()
+            if now >= lease.trusted_until:
+                self.lose(lease, "its time was up" if lease.is_exhausted() else "it could not be renewed in time")
+
+    def lose(self, lease: Lease, reason: str) -> None:
+        with self.mutex:
+            if lease.state is not State.HELD or lease.leaving:
+                return
+            lease.state, lease.reason = State.LOST, reason
+            watchers, lease.watchers = lease.watchers, []
+        log.warning("lost %r (fence %d): %s", lease.ask.name, lease.fence, reason)
+        for on_lost in watchers:
+            on_lost()
+        self.take_over(lease)
+
+    def watch(self, lease: Lease, on_lost: Callable[[], None]) -> None:
+        """Call `on_lost`, which must not block, once the lease is lost; at once if it is."""
+        with self.mutex:
+            if lease.state is not State.LOST:
+                lease.watchers.append(on_lost)
+                return
+        on_lost()
+
+    def unwatch(self, lease: Lease, on_lost: Callable[[], None]) -> None:
+        with self.mutex:
+            if on_lost in lease.watchers:
+                lease.watchers.remove(on_lost)
+
+    async def leave(self, lease: Lease, timeout: float) -> bool:
+        """Give the place up, for good once the store has answered; say whether it was still there."""
+        ask = lease.ask
+        unsure = max(ask.ttl, PATIENCE) if lease.unanswered else 0.0
+        was_there = await self.store.leave(ask.name, ask.owner, timeout, unsure)
+        self.forget(lease)
+        return was_there
+
+    def take_over(self, lease: Lease) -> None:
+        """Give the place up in the background, as often as it takes."""
+        now = self.runtime.now()
+        lease.give_up(now, due=now)
+        self._see_to_it_by(now)
+
+    def stop(self) -> None:
+        """End once nothing is left to keep."""
+        self.closing = True
+        if self._running:
+            self._bell.ring()
+
+    def _see_to_it_by(self, moment: float) -> None:
+        if moment >= self._wakes_at:
+            return
+        with self.mutex:
+            starting, self._running = not self._running, True
+            if starting:
+                self._bell = self.runtime.bell()
+        if starting:
+            self.runtime.spawn(self._keep(), "leasehold-keeper")
+        else:
+            self._bell.ring()
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                if not await self._turn():
+                    return
+            except Exception:
+                log.exception("the keeper stumbled; it goes on")
+                await self.runtime.sleep(0.1)
+
+    async def _turn(self) -> bool:
+        """Do what is due, or sleep until something is; False ends the loop."""
+        self._wakes_at = inf  # so that whatever comes up from here on rings
+        for lease in list(self.leases.values()):
+            self.check_window(lease)
+            if lease.state is State.HELD and lease.claim() is None and not lease.leaving:
+                log.warning("%r (fence %d) was dropped without a release", lease.ask.name, lease.fence)
+                self.take_over(lease)
+        now = self.runtime.now()
+        leases = list(self.leases.values())
+        due = [lease for lease in leases if lease.due <= now + lease.ask.heartbeat / 12]
+        if due:
+            await self._serve(due, self._patience(leases, now))
+        elif leases:
+            self._wakes_at = min(lease.wakes_keeper_at() for lease in leases)
+            await self._bell.wait(self._wakes_at - now)
+        elif self.closing or not await self._bell.wait(IDLE):
+            with self.mutex:
+                self._running = bool(self.leases)
+                return self._running
+        return True
+
+    def _patience(self, leases: Sequence[Lease], now: float) -> float:
+        """Bound a request so that it ends before anybody's window does."""
+        held = [lease for lease in leases if lease.is_held(now)]
+        return min([PATIENCE, *(min(lease.ask.ttl / 6, lease.trusted_until - now) for lease in held)])
+
+    async def _serve(self, due: Sequence[Lease], patience: float) -> None:
+        for lease in due:
+            if lease.leaving:
+                await self._leave(lease, patience)
+        renewing = [lease for lease in due if not lease.leaving]
+        for start in range(0, len(renewing), BATCH):
+            await self._renew(renewing[start : start + BATCH], patience)
+
+    async def _leave(self, lease: Lease, patience: float) -> None:
+        try:
+            await self.leave(lease, patience)
+        except StoreError:
+            lease.due = self.runtime.now() + lease.ask.heartbeat / 10
+            if self.runtime.now() >= lease.dead_by:
+                self.forget(lease)
+
+    async def _renew(self, leases: Sequence[Lease], patience: float) -> None:
+        sent = self.runtime.now()
+        renewals = [lease.renewal(sent) for lease in leases]
+        try:
+            standings = await self.store.renew(renewals, patience)
+        except StoreError as error:
+            log.warning("could not renew %d leases, trying again: %s", len(leases), error)
+            for lease in leases:
+                lease.due = max(lease.due, self.runtime.now() + lease.ask.heartbeat / 10)
+            return
+        for lease, renewal, standing in zip(leases, renewals, standings, strict=True):
+            self.note(lease, renewal, sent, standing)
+        if answered := next((standing for standing in standings if standing), None):
+            self._compare_clocks(sent, answered.now)
+
+    def _compare_clocks(self, sent: float, theirs: float) -> None:
+        """Report a step of the store's clock: forward, it may let somebody in early, and only fences protect."""
+        low, high = theirs - self.runtime.now(), theirs - sent
+        if self._offset is not None:
+            was_low, was_high = self._offset
+            step = low - was_high if low > was_high else min(high - was_low, 0.0)
+            if abs(step) > CLOCK_STEP:
+                log.warning("the store's clock stepped by %+.1f s", step)
+        self._offset = low, high

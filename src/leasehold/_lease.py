@@ -1,0 +1,128 @@
+"""One place of ours, as the client knows it: from before its first request until it is surely gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, auto
+from math import inf
+from weakref import ref
+
+from leasehold._model import Ask, Renewal
+from leasehold.errors import InvalidLockError, LockLostError
+
+PATIENCE = 5.0
+"""How long one request may take before its outcome counts as unknown."""
+
+
+def margin(life: float) -> float:
+    """Bound how far our clock and the store's may drift apart over one life, and what a signal takes to arrive."""
+    return 0.01 * life + 0.005
+
+
+class State(Enum):
+    WAITING = auto()
+    HELD = auto()
+    LOST = auto()
+    LEFT = auto()
+    INHERITED = auto()
+    """A copy, in a forked child, of what its parent holds."""
+
+
+class Claim:
+    """What the user's handles keep alive: a lease whose claim was collected is given up, not renewed for ever."""
+
+    __slots__ = ("__weakref__",)
+
+
+class Lease:
+    """Mutable state shared by the acquiring thread or task and the keeper; see `Engine` for who changes what."""
+
+    __slots__ = (
+        "ask",
+        "claim",
+        "dead_by",
+        "depth",
+        "due",
+        "fence",
+        "holder",
+        "leaving",
+        "reason",
+        "recheck_at",
+        "renew_for",
+        "renew_until",
+        "state",
+        "trusted_until",
+        "unanswered",
+        "watchers",
+    )
+
+    def __init__(self, ask: Ask, claim: Claim, renew_for: float) -> None:
+        self.ask = ask
+        self.claim = ref(claim)
+        self.renew_for = renew_for
+        self.state = State.WAITING
+        self.depth = 1
+        self.fence = 0
+        self.holder = ""
+        self.reason = ""
+        self.leaving = False
+        self.unanswered = 0
+        self.dead_by = inf
+        self.trusted_until = -inf
+        self.renew_until = inf
+        self.recheck_at = inf
+        self.due = inf
+        self.watchers: list[Callable[[], None]] = []
+
+    def is_held(self, now: float) -> bool:
+        return self.state is State.HELD and not self.leaving and now < self.trusted_until
+
+    def grant(self, sent: float, fence: int) -> None:
+        """Begin to hold by the answer to a request sent then."""
+        self.state = State.HELD
+        self.fence = fence
+        self.renew_until = sent + self.renew_for
+
+    def trust(self, sent: float, life: float, chance: float) -> None:
+        """Move the window by a life that began, at the earliest, when its request was sent."""
+        self.trusted_until = max(self.trusted_until, sent + life - margin(life))
+        self.due = inf if self.is_exhausted() else self.trusted_until - self.ask.ttl * (0.6 + 0.1 * chance)
+
+    def is_exhausted(self) -> bool:
+        """Tell whether no renewal could move the window any further."""
+        return self.renew_until - self.trusted_until <= margin(self.ask.ttl)
+
+    def wait(self, sent: float, holder: str, recheck_at: float, chance: float) -> None:
+        """Stay in line behind `holder`."""
+        self.holder = holder
+        self.recheck_at = recheck_at
+        self.due = sent + self.ask.heartbeat * (0.27 + 0.06 * chance)
+
+    def give_up(self, now: float, due: float) -> None:
+        """Stop holding. The keeper tries to leave when `due`, for as long as the place may still be there."""
+        self.leaving = True
+        self.due = due
+        self.dead_by = min(self.dead_by, max(self.trusted_until, now + self.ask.ttl) + PATIENCE)
+
+    def wakes_keeper_at(self) -> float:
+        return min(self.due, self.trusted_until) if self.state is State.HELD and not self.leaving else self.due
+
+    def renewal(self, now: float) -> Renewal:
+        """Ask to live on, as long as it may."""
+        ask = self.ask
+        return Renewal(ask.name, ask.owner, min(ask.ttl, self.renew_until - now), ask.heartbeat)
+
+    def error(self) -> InvalidLockError:
+        """Say why this lease is not held, to whoever acts as if it were."""
+        name = self.ask.name
+        if self.state is State.INHERITED:
+            return InvalidLockError(
+                f"{name!r} is held by the parent process, not by this fork of it: acquire it here", name=name
+            )
+        if self.state is State.LOST:
+            return LockLostError(
+                f"{name!r} (fence {self.fence}) was lost: {self.reason}; what it protected may have another holder",
+                name=name,
+                reason=self.reason,
+            )
+        return InvalidLockError(f"{name!r} (fence {self.fence}) was released already: acquire it again", name=name)

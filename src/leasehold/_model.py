@@ -1,0 +1,94 @@
+"""The values that pass between engine and store.
+
+Durations are seconds. Points in time (`now`, `expires_at`, `acquired_at`) are on the *store's* clock and
+mean nothing beside a client's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a store can carry. The engine refuses the rest; the contract suite tests the rest is refused."""
+
+    fifo: bool = True
+    """Places wait in ticket order. Without it, only `Ask.queue=False` is understood."""
+    push: bool = True
+    """A place that newly holds is woken. Without it, waiters ask again with growing pauses."""
+    semaphore: bool = True
+    """Capacities above one, and so shared holds."""
+    processes: bool = True
+    """Other processes see the same lines."""
+
+
+class Ask(NamedTuple):
+    """One acquisition's request for a place in the line of `name`."""
+
+    name: str
+    owner: str
+    ttl: float
+    """How long the place lives once it holds."""
+    heartbeat: float
+    """How long it lives while it waits, or holds without having claimed."""
+    capacity: int = 1
+    weight: int = 1
+    queue: bool = True
+    """Wait in line when it does not fit, rather than be refused."""
+    metadata: str = "{}"
+
+
+class Renewal(NamedTuple):
+    """One place's request to live on."""
+
+    name: str
+    owner: str
+    ttl: float
+    heartbeat: float
+    claim: bool = True
+    """Buy the full `ttl` if the place holds."""
+
+
+class Standing(NamedTuple):
+    """Where a place stood when the store answered."""
+
+    ticket: int
+    held: bool
+    now: float
+    holder: str = ""
+    """While waiting: the owner at the head of the line."""
+    recheck: float = inf
+    """While first in waiting: seconds until the line may move because a holder expires."""
+
+
+class Refusal(NamedTuple):
+    """Why no place was given: somebody holds, or the line has another capacity."""
+
+    holder: str = ""
+    recheck: float = inf
+    capacity: int = 0
+    """The line's capacity where it differs from the one asked for, else 0."""
+
+
+@dataclass(slots=True)
+class Place:
+    """One owner's place in a line. It holds from the moment `acquired_at` is set."""
+
+    ticket: int
+    owner: str
+    capacity: int
+    weight: int
+    expires_at: float
+    acquired_at: float | None
+    metadata: str
+
+
+class Line(NamedTuple):
+    """A name's live places in ticket order, as `Store.inspect` reports them."""
+
+    name: str
+    now: float
+    places: tuple[Place, ...]

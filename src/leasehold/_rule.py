@@ -1,0 +1,167 @@
+"""The line rule: you hold if everything up to and including you fits in the capacity.
+
+Pure steps over a `Ledger`, the few things a store must be able to do with one name's places. Whoever
+executes a step does it atomically and afterwards wakes exactly the places the step reports.
+
+Two facts carry the proofs. Nobody overtakes, and capacity changes only while a line is empty: so a place
+that fits keeps fitting until it is removed, and `acquired_at`, set when it first fits, says that it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import inf
+from typing import NamedTuple, Protocol
+
+from leasehold._model import Ask, Place, Refusal, Renewal, Standing
+
+
+class Ledger(Protocol):
+    """One name's line as a store keeps it."""
+
+    def places(self) -> Iterator[Place]:
+        """Walk the line in ticket order, lazily: mostly only its head is looked at."""
+        ...
+
+    def find(self, owner: str) -> Place | None: ...
+    def append(self, place: Place) -> None: ...
+    def update(self, place: Place) -> None: ...
+    def remove(self, place: Place) -> None: ...
+    def next_ticket(self) -> int: ...
+
+    def refuse(self, owner: str, until: float) -> None:
+        """Refuse `owner` a place until then, however late its request arrives."""
+        ...
+
+    def refuses(self, owner: str, now: float) -> bool: ...
+
+
+class Head(NamedTuple):
+    """The front of a settled line: its holders, the first that waits, and who holds only now."""
+
+    holders: list[Place]
+    waiting: Place | None
+    woken: list[Place]
+
+    @property
+    def spent(self) -> int:
+        return sum(place.weight for place in self.holders)
+
+    @property
+    def recheck_at(self) -> float:
+        return min((place.expires_at for place in self.holders), default=inf)
+
+
+def settle(ledger: Ledger, now: float) -> Head:
+    """Walk from the head to the first live place that does not fit, and drop what had expired on the way."""
+    holders: list[Place] = []
+    expired: list[Place] = []
+    waiting = None
+    spent = 0
+    for place in ledger.places():
+        if place.expires_at <= now:
+            expired.append(place)
+            continue
+        spent += place.weight
+        if spent > place.capacity:
+            waiting = place
+            break
+        holders.append(place)
+    for place in expired:
+        ledger.remove(place)
+    woken = [place for place in holders if place.acquired_at is None]
+    for place in woken:
+        place.acquired_at = now
+        ledger.update(place)
+    return Head(holders, waiting, woken)
+
+
+def join(ledger: Ledger, ask: Ask, now: float) -> tuple[Standing | Refusal, list[Place]]:
+    """Give `ask.owner` a place, or refresh the one it has: a repeated join is a renewal."""
+    head = settle(ledger, now)
+    if own := _find(ledger, head, ask.owner, now):
+        return _refresh(ledger, head, own, ask, now, claim=True), head.woken
+    if ledger.refuses(ask.owner, now):
+        return Refusal(), head.woken
+    if head.holders and head.holders[0].capacity != ask.capacity:
+        return _refusal(head, now)._replace(capacity=head.holders[0].capacity), head.woken
+    fits = head.waiting is None and head.spent + ask.weight <= ask.capacity
+    if not fits and not ask.queue:
+        return _refusal(head, now), head.woken
+    place = Place(
+        ticket=ledger.next_ticket(),
+        owner=ask.owner,
+        capacity=ask.capacity,
+        weight=ask.weight,
+        expires_at=now + (ask.ttl if fits else ask.heartbeat),
+        acquired_at=now if fits else None,
+        metadata=ask.metadata,
+    )
+    ledger.append(place)
+    if not fits and head.waiting is None:
+        head = head._replace(waiting=place)
+    return _standing(head, place, now), head.woken
+
+
+def renew(ledger: Ledger, renewal: Renewal, now: float) -> tuple[Standing | None, list[Place]]:
+    """Let a live place live on; None when it is gone, for a renewal never resurrects."""
+    head = settle(ledger, now)
+    own = _find(ledger, head, renewal.owner, now)
+    if own is None:
+        return None, head.woken
+    return _refresh(ledger, head, own, renewal, now, claim=renewal.claim), head.woken
+
+
+def leave(ledger: Ledger, owner: str, now: float, unsure: float) -> tuple[bool, list[Place]]:
+    """Remove `owner`'s place; with `unsure`, also refuse for that long a join of its that is still on its way."""
+    own = ledger.find(owner)
+    if own is not None:
+        ledger.remove(own)
+    if unsure:
+        ledger.refuse(owner, now + unsure)
+    return own is not None and now < own.expires_at, settle(ledger, now).woken
+
+
+def live(places: Iterable[Place], now: float) -> tuple[Place, ...]:
+    """Select what an inspection shows, marking what holds without changing the line."""
+    shown = [place for place in places if now < place.expires_at]
+    spent = 0
+    for place in shown:
+        spent += place.weight
+        if spent > place.capacity:
+            break
+        if place.acquired_at is None:
+            place.acquired_at = now
+    return tuple(shown)
+
+
+def _find(ledger: Ledger, head: Head, owner: str, now: float) -> Place | None:
+    for place in head.holders:
+        if place.owner == owner:
+            return place
+    if head.waiting is None:
+        return None
+    own = ledger.find(owner)
+    if own is not None and own.expires_at <= now:
+        ledger.remove(own)
+        return None
+    return own
+
+
+def _refresh(ledger: Ledger, head: Head, own: Place, lives: Ask | Renewal, now: float, *, claim: bool) -> Standing:
+    life = lives.ttl if claim and own.acquired_at is not None else lives.heartbeat
+    if now + life > own.expires_at:
+        own.expires_at = now + life
+        ledger.update(own)
+    return _standing(head, own, now)
+
+
+def _standing(head: Head, own: Place, now: float) -> Standing:
+    if own.acquired_at is not None:
+        return Standing(own.ticket, True, now)
+    first = head.waiting is not None and head.waiting.owner == own.owner
+    return Standing(own.ticket, False, now, head.holders[0].owner, head.recheck_at - now if first else inf)
+
+
+def _refusal(head: Head, now: float) -> Refusal:
+    return Refusal(head.holders[0].owner, head.recheck_at - now)

@@ -1,0 +1,75 @@
+"""The runtime port: time, chance and concurrency, so that the core is written once.
+
+Under threads these block and the core's coroutines never suspend; under asyncio they are awaited; under
+simulation they park on a virtual clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Hashable
+from contextlib import AbstractContextManager
+from socket import socket
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+def drive(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine of the core whose ports all block, so that it never suspends."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    work.close()
+    msg = "a coroutine of the core suspended under a driver whose ports should block"
+    raise RuntimeError(msg)
+
+
+class Bell(Protocol):
+    """Wakes its one listener. A ring nobody listens to is kept for the next to listen."""
+
+    def ring(self) -> None:
+        """Wake the listener; from any thread."""
+        ...
+
+    async def wait(self, timeout: float) -> bool:
+        """Take the ring (True), or give up after `timeout` seconds, which may be infinite (False)."""
+        ...
+
+
+class Runtime(Protocol):
+    def now(self) -> float:
+        """Read a clock that runs on through suspend and is never set."""
+        ...
+
+    def random(self) -> float:
+        """Draw from [0, 1)."""
+        ...
+
+    def bell(self) -> Bell: ...
+
+    def mutex(self) -> AbstractContextManager[Any]:
+        """Make a lock for a few lines that do not await."""
+        ...
+
+    def context(self) -> Hashable:
+        """Name the thread or task that is running."""
+        ...
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run in the background, referenced until it ends, never cancelled with its parent."""
+        ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+    async def shield(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await work that goes on to its end even if the caller is cancelled meanwhile."""
+        ...
+
+    async def offload(self, function: Callable[[], T]) -> T:
+        """Call what may block on the disk where it holds nobody up."""
+        ...
+
+    def listen(self, datagrams: socket, on_message: Callable[[bytes], object]) -> Callable[[], None]:
+        """Hand every datagram to `on_message` until the returned function is called, which closes the socket."""
+        ...

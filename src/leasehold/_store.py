@@ -1,0 +1,51 @@
+"""The store port: the only thing a backend implements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from leasehold._model import Ask, Capabilities, Line, Refusal, Renewal, Standing
+from leasehold._runtime import Runtime
+
+
+class Store(Protocol):
+    """Lines of places on one server, seen through one runtime.
+
+    `join`, `renew` and `leave` are one atomic round trip each. They answer within `timeout` seconds or raise
+    `StoreError`, after which their outcome is unknown: they may still be carried out, even later.
+    Expiry is judged by the server's clock alone.
+    """
+
+    capabilities: Capabilities
+    runtime: Runtime
+
+    async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
+        """Take a place, or refresh the one `ask.owner` already has."""
+        ...
+
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+        """Keep places alive in one batch; None for each that is gone. Never shortens, never resurrects."""
+        ...
+
+    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+        """Give a place up and say whether it was still alive. Safe to repeat.
+
+        `unsure` is how long the store refuses this owner a place, for when a join may still be on its way.
+        """
+        ...
+
+    async def wait(self, name: str, owner: str, timeout: float) -> bool:
+        """Sleep until the place may newly hold (True) or the time is over (False).
+
+        Only a hint: it proves nothing, may come for no reason, and may be lost.
+        """
+        ...
+
+    async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
+        """Report the non-empty lines, by name, whose name starts with `prefix` or, if `exact`, equals it."""
+        ...
+
+    async def close(self) -> None:
+        """Let connections go. Places stay until they expire."""
+        ...

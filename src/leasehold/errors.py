@@ -1,0 +1,90 @@
+"""Everything leasehold raises on purpose.
+
+All errors carry the lock's name where there is one, and all survive pickling: attributes live in
+``__dict__`` and every constructor accepts the bare message.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CapacityMismatchError",
+    "ClosedError",
+    "InvalidInputError",
+    "InvalidLockError",
+    "LockAcquisitionError",
+    "LockError",
+    "LockLostError",
+    "StoreError",
+    "UnsupportedError",
+]
+
+
+class LockError(Exception):
+    """The root of every error leasehold raises."""
+
+    def __init__(self, message: str, *, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class LockAcquisitionError(LockError, TimeoutError):
+    """The lock could not be had within the caller's patience; nothing is left in the line."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        name: str = "",
+        attempts: int = 0,
+        waited: float = 0.0,
+        holder: str = "",
+    ) -> None:
+        super().__init__(message, name=name)
+        self.attempts = attempts
+        self.waited = waited
+        self.holder = holder
+
+
+class InvalidLockError(LockError):
+    """The handle is not good for this: it was released, lost, or belongs to a parent process."""
+
+
+class LockLostError(InvalidLockError):
+    """The lease ended while it was still wanted; whatever it protected may now have another holder."""
+
+    def __init__(self, message: str, *, name: str = "", reason: str = "") -> None:
+        super().__init__(message, name=name)
+        self.reason = reason
+
+
+class StoreError(LockError):
+    """The store did not do what it was asked; the driver's exception is the ``__cause__``.
+
+    ``transient`` says whether the same request may succeed later without anybody mending anything.
+    The outcome of the request is unknown: it may have been carried out.
+    """
+
+    def __init__(self, message: str, *, name: str = "", transient: bool = False) -> None:
+        super().__init__(message, name=name)
+        self.transient = transient
+
+
+class UnsupportedError(LockError):
+    """The store cannot carry what was asked of it."""
+
+
+class CapacityMismatchError(LockError):
+    """The name is in use with another capacity."""
+
+    def __init__(self, message: str, *, name: str = "", stored: int = 0, asked: int = 0) -> None:
+        super().__init__(message, name=name)
+        self.stored = stored
+        self.asked = asked
+
+
+class InvalidInputError(LockError, ValueError):
+    """A name, duration, URL or metadata that no store could take."""
+
+
+class ClosedError(LockError):
+    """The client was closed."""

@@ -1,0 +1,1 @@
+"""The three drivers of the one core: threads, asyncio and simulation."""

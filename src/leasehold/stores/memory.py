@@ -1,0 +1,207 @@
+"""`memory://`: lines shared by the threads and tasks of one process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
+from weakref import WeakSet
+
+from leasehold import _lifecycle, _rule
+from leasehold._model import Ask, Capabilities, Line, Place, Refusal, Renewal, Standing
+from leasehold._runtime import Runtime
+from leasehold.runtimes import _clock
+from leasehold.stores._mailbox import Mailbox
+
+
+def microseconds() -> int:
+    """Read the floor of tickets: with it they grow even if the last one drawn is forgotten."""
+    return time.time_ns() // 1000
+
+
+class MemoryServer:
+    """The lines themselves. `join`, `renew` and `leave` are one atomic step and report the owners to wake."""
+
+    def __init__(self, clock: Callable[[], float] = _clock.now, floor: Callable[[], int] = microseconds) -> None:
+        self._clock = clock
+        self._floor = floor
+        self._mutex = threading.Lock()
+        self._lines: dict[str, _MemoryLine] = {}
+        self._ticket = 0
+        self._sweep_above = 64
+        self.mailboxes: WeakSet[Mailbox] = WeakSet()
+        _lifecycle.at_fork(in_child=self._forked)
+
+    def join(self, ask: Ask) -> tuple[Standing | Refusal, list[str]]:
+        with self._mutex:
+            now = self._clock()
+            if len(self._lines) > self._sweep_above:
+                self._sweep(now)
+            outcome, woken = _rule.join(self._line(ask.name, now), ask, now)
+            self._tidy(ask.name, now)
+            return outcome, _owners(woken)
+
+    def renew(self, renewals: Sequence[Renewal]) -> tuple[list[Standing | None], list[str]]:
+        standings: list[Standing | None] = []
+        to_wake: list[str] = []
+        with self._mutex:
+            now = self._clock()
+            for renewal in renewals:
+                standing, woken = _rule.renew(self._line(renewal.name, now), renewal, now)
+                self._tidy(renewal.name, now)
+                standings.append(standing)
+                to_wake += _owners(woken)
+        return standings, to_wake
+
+    def leave(self, name: str, owner: str, unsure: float) -> tuple[bool, list[str]]:
+        with self._mutex:
+            now = self._clock()
+            was_alive, woken = _rule.leave(self._line(name, now), owner, now, unsure)
+            self._tidy(name, now)
+            return was_alive, _owners(woken)
+
+    def inspect(self, prefix: str, *, exact: bool) -> list[Line]:
+        with self._mutex:
+            names = sorted(n for n in self._lines if (n == prefix if exact else n.startswith(prefix)))
+            now = self._clock()
+            lines = [Line(n, now, _rule.live(map(copy, self._lines[n].places()), now)) for n in names]
+        return [line for line in lines if line.places]
+
+    def size(self) -> int:
+        """Count the names anything is remembered of."""
+        return len(self._lines)
+
+    def wake(self, owners: Iterable[str]) -> None:
+        for owner in owners:
+            for mailbox in list(self.mailboxes):
+                if mailbox.ring(owner):
+                    break
+
+    def _line(self, name: str, now: float) -> _MemoryLine:
+        line = self._lines.get(name)
+        if line is None:
+            line = self._lines[name] = _MemoryLine(self._next_ticket)
+        line.catch_up(now)
+        return line
+
+    def _tidy(self, name: str, now: float) -> None:
+        if self._lines[name].is_empty(now):
+            del self._lines[name]
+
+    def _sweep(self, now: float) -> None:
+        """Drop lines whose places expired unnoticed; as many joins pay for it as there are lines."""
+        for name in list(self._lines):
+            line = self._line(name, now)
+            if all(place.expires_at <= now for place in line.places()):
+                for place in list(line.places()):
+                    line.remove(place)
+                self._tidy(name, now)
+        self._sweep_above = 2 * len(self._lines) + 64
+
+    def _next_ticket(self) -> int:
+        self._ticket = max(self._ticket + 1, self._floor())
+        return self._ticket
+
+    def _forked(self) -> None:
+        self._mutex = threading.Lock()
+        self._lines.clear()
+
+
+class _MemoryLine:
+    """One name's ledger. Tickets only grow, so the order of insertion is the order of the line."""
+
+    __slots__ = ("_places", "_refused", "_time", "next_ticket")
+
+    def __init__(self, next_ticket: Callable[[], int]) -> None:
+        self.next_ticket = next_ticket
+        self._places: OrderedDict[str, Place] = OrderedDict()
+        self._refused: dict[str, float] = {}
+        self._time = float("-inf")
+
+    def places(self) -> Iterator[Place]:
+        return iter(self._places.values())
+
+    def find(self, owner: str) -> Place | None:
+        return self._places.get(owner)
+
+    def append(self, place: Place) -> None:
+        self._places[place.owner] = place
+
+    def update(self, place: Place) -> None:
+        """Places are kept by reference: they are up to date."""
+
+    def remove(self, place: Place) -> None:
+        del self._places[place.owner]
+
+    def refuse(self, owner: str, until: float) -> None:
+        self._refused[owner] = until
+
+    def refuses(self, owner: str, now: float) -> bool:
+        return self._refused.get(owner, now) > now
+
+    def catch_up(self, now: float) -> None:
+        """Take a backward step of the clock off everything that ends, else the dead would outlive it."""
+        if now < self._time:
+            back = self._time - now
+            for place in self._places.values():
+                place.expires_at -= back
+            self._refused = {owner: until - back for owner, until in self._refused.items()}
+        self._time = now
+
+    def is_empty(self, now: float) -> bool:
+        if self._refused:
+            self._refused = {owner: until for owner, until in self._refused.items() if until > now}
+        return not self._places and not self._refused
+
+
+def _owners(places: Iterable[Place]) -> list[str]:
+    return [place.owner for place in places]
+
+
+_servers: dict[str, MemoryServer] = {}
+
+
+def shared_server(name: str) -> MemoryServer:
+    """Find the process's own server of this name: `memory://NAME` is the same everywhere in it."""
+    return _servers.setdefault(name, MemoryServer())
+
+
+class MemoryStore:
+    """One client's view of a `MemoryServer`."""
+
+    capabilities = Capabilities(processes=False)
+
+    def __init__(self, runtime: Runtime, server: MemoryServer | None = None) -> None:
+        self.runtime = runtime
+        self._server = server or MemoryServer()
+        self._mailbox = Mailbox(runtime)
+        self._server.mailboxes.add(self._mailbox)
+
+    async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
+        if ask.queue:
+            self._mailbox.open(ask.owner)
+        outcome, woken = self._server.join(ask)
+        self._server.wake(woken)
+        return outcome
+
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+        standings, woken = self._server.renew(renewals)
+        self._server.wake(woken)
+        return standings
+
+    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+        was_alive, woken = self._server.leave(name, owner, unsure)
+        self._mailbox.close(owner)
+        self._server.wake(woken)
+        return was_alive
+
+    async def wait(self, name: str, owner: str, timeout: float) -> bool:
+        return await self._mailbox.wait(owner, timeout)
+
+    async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
+        return self._server.inspect(prefix, exact=exact)
+
+    async def close(self) -> None:
+        self._server.mailboxes.discard(self._mailbox)

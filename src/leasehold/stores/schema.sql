@@ -1,0 +1,29 @@
+-- leasehold's embedded store, version 1.
+-- Times are seconds on the machine's boot clock and mean nothing after a restart, which `boot` tells.
+
+CREATE TABLE state (
+    machine TEXT NOT NULL,
+    boot    TEXT NOT NULL,
+    ticket  INTEGER NOT NULL,  -- the last one drawn
+    time    REAL NOT NULL      -- when the last operation ran
+);
+
+CREATE TABLE place (
+    name        TEXT NOT NULL,
+    ticket      INTEGER NOT NULL,
+    owner       TEXT NOT NULL,
+    capacity    INTEGER NOT NULL,
+    weight      INTEGER NOT NULL,
+    expires_at  REAL NOT NULL,
+    acquired_at REAL,              -- NULL while it waits
+    metadata    TEXT NOT NULL,
+    address     TEXT NOT NULL,     -- the socket of the process to wake, or empty
+    PRIMARY KEY (name, ticket)
+) WITHOUT ROWID;
+
+CREATE UNIQUE INDEX place_by_owner ON place (owner);
+
+CREATE TABLE refused (
+    owner TEXT PRIMARY KEY,
+    until REAL NOT NULL
+) WITHOUT ROWID;

@@ -1,0 +1,418 @@
+"""`sqlite:///path`: the embedded default, shared by the processes of one machine.
+
+Every step is one immediate transaction on a WAL database, so a process killed anywhere leaves either the
+whole step or nothing. Waiting processes are woken by a datagram to their own socket.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import socket
+import sqlite3
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import groupby
+from pathlib import Path
+from typing import TypeVar
+
+from leasehold import _lifecycle, _rule
+from leasehold._model import Ask, Capabilities, Line, Place, Refusal, Renewal, Standing
+from leasehold._runtime import Runtime
+from leasehold.errors import StoreError
+from leasehold.stores import _machine
+from leasehold.stores._mailbox import Mailbox
+from leasehold.stores.memory import microseconds
+
+T = TypeVar("T")
+
+APPLICATION_ID = 0x4C454153  # "LEAS"
+SCHEMA_VERSION = 1
+SWEEP_EVERY = 64
+SWEEP_ROWS = 200
+
+_PLACE = "ticket, owner, capacity, weight, expires_at, acquired_at, metadata, address"
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_ADVICE = {
+    sqlite3.SQLITE_BUSY: "another program keeps it locked",
+    sqlite3.SQLITE_LOCKED: "another program keeps it locked",
+    sqlite3.SQLITE_CANTOPEN: "its directory must exist and be writable; --url or LEASEHOLD_URL chooses another file",
+    sqlite3.SQLITE_READONLY: "the file and its directory must be writable; LEASEHOLD_URL chooses another file",
+    sqlite3.SQLITE_NOTADB: "it is no leasehold database; move it away, or choose another file",
+    sqlite3.SQLITE_CORRUPT: "it is damaged; stop its users and move it away: no lock outlives its users",
+    sqlite3.SQLITE_FULL: "the disk is full",
+}
+
+
+def default_path() -> Path:
+    """Find the user's own database, in the directory where the system keeps such state."""
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Application Support"
+    else:
+        base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return base / "leasehold" / "leasehold.db"
+
+
+@dataclass(slots=True)
+class _Row(Place):
+    address: str
+
+
+class _SqliteLine:
+    """One name's ledger inside an open transaction."""
+
+    __slots__ = ("_address", "_execute", "_floor", "_name")
+
+    def __init__(self, connection: sqlite3.Connection, name: str, address: str, floor: Callable[[], int]) -> None:
+        self._execute = connection.execute
+        self._name = name
+        self._address = address
+        self._floor = floor
+
+    def places(self) -> Iterator[Place]:
+        rows = self._execute(f"SELECT {_PLACE} FROM place WHERE name = ? ORDER BY ticket", (self._name,))
+        return (_Row(*row) for row in rows)
+
+    def find(self, owner: str) -> Place | None:
+        row = self._execute(f"SELECT {_PLACE} FROM place WHERE owner = ?", (owner,)).fetchone()
+        return _Row(*row) if row else None
+
+    def append(self, place: Place) -> None:
+        self._execute(
+            "INSERT INTO place VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                self._name,
+                place.ticket,
+                place.owner,
+                place.capacity,
+                place.weight,
+                place.expires_at,
+                place.acquired_at,
+                place.metadata,
+                self._address,
+            ),
+        )
+
+    def update(self, place: Place) -> None:
+        self._execute(
+            "UPDATE place SET expires_at = ?, acquired_at = ? WHERE name = ? AND ticket = ?",
+            (place.expires_at, place.acquired_at, self._name, place.ticket),
+        )
+
+    def remove(self, place: Place) -> None:
+        self._execute("DELETE FROM place WHERE name = ? AND ticket = ?", (self._name, place.ticket))
+
+    def next_ticket(self) -> int:
+        (ticket,) = self._execute(
+            "UPDATE state SET ticket = max(ticket + 1, ?) RETURNING ticket", (self._floor(),)
+        ).fetchone()
+        return int(ticket)
+
+    def refuse(self, owner: str, until: float) -> None:
+        self._execute("INSERT OR REPLACE INTO refused VALUES (?, ?)", (owner, until))
+
+    def refuses(self, owner: str, now: float) -> bool:
+        return bool(self._execute("SELECT 1 FROM refused WHERE owner = ? AND until > ?", (owner, now)).fetchone())
+
+
+class SqliteStore:
+    """One client's connection to a database file.
+
+    Not promised: anything across machines (a file that another one used is refused), or while a process is
+    stopped in the middle of a transaction, which locks everybody out until it goes on or ends.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        path: str | Path | None = None,
+        *,
+        push: bool = sys.platform == "linux",
+        clock: Callable[[], float] | None = None,
+        floor: Callable[[], int] = microseconds,
+    ) -> None:
+        self.runtime = runtime
+        self.path = Path(path or default_path()).absolute()
+        self.capabilities = Capabilities(push=push)
+        self._private = path is None
+        self._clock = clock or _machine.shared_clock()
+        self._floor = floor
+        self._mailbox = Mailbox(runtime)
+        self._mutex = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._inode = 0
+        self._bell: socket.socket | None = None
+        self._address = ""
+        self._stop_listening: Callable[[], None] | None = None
+        self._joins = 0
+        self._swept_to = ""
+        self._closed = False
+        _lifecycle.at_fork(before=self._before_fork, in_parent=self._after_fork, in_child=self._forked)
+
+    async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
+        def step(connection: sqlite3.Connection, now: float) -> tuple[Standing | Refusal, list[Place]]:
+            swept = self._sweep(connection, now)
+            outcome, woken = _rule.join(self._line(connection, ask.name), ask, now)
+            return outcome, swept + woken
+
+        if ask.queue:
+            self._mailbox.open(ask.owner)
+        return await self._do(step, timeout)
+
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+        def step(connection: sqlite3.Connection, now: float) -> tuple[list[Standing | None], list[Place]]:
+            standings = []
+            to_wake = []
+            for renewal in renewals:
+                standing, woken = _rule.renew(self._line(connection, renewal.name), renewal, now)
+                standings.append(standing)
+                to_wake += woken
+            return standings, to_wake
+
+        return await self._do(step, timeout)
+
+    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+        def step(connection: sqlite3.Connection, now: float) -> tuple[bool, list[Place]]:
+            return _rule.leave(self._line(connection, name), owner, now, unsure)
+
+        was_there = await self._do(step, timeout)
+        self._mailbox.close(owner)
+        return was_there
+
+    async def wait(self, name: str, owner: str, timeout: float) -> bool:
+        if self._stop_listening is None and self._bell is not None:
+            with self._mutex:
+                if self._stop_listening is None:
+                    self._stop_listening = self.runtime.listen(
+                        self._bell, lambda message: self._mailbox.ring(message.decode(errors="replace"))
+                    )
+        return await self._mailbox.wait(owner, timeout)
+
+    async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
+        def step(connection: sqlite3.Connection, now: float) -> tuple[list[Line], list[Place]]:
+            where = "name = ?1" if exact else "name BETWEEN ?1 AND ?1 || char(1114111)"
+            rows = connection.execute(
+                f"SELECT name, {_PLACE} FROM place WHERE {where} ORDER BY name, ticket", (prefix,)
+            )
+            lines = [
+                Line(name, now, _rule.live((_Row(*row[1:]) for row in of_name), now))
+                for name, of_name in groupby(rows, key=lambda row: row[0])
+            ]
+            return [line for line in lines if line.places], []
+
+        return await self._do(step, 5.0)
+
+    async def close(self) -> None:
+        def close() -> None:
+            with self._mutex:
+                self._closed = True
+                self._disconnect()
+
+        await self.runtime.offload(close)
+        if self._stop_listening is not None:
+            self._stop_listening()
+        elif self._bell is not None:
+            self._bell.close()
+        self._bell = None
+
+    def _line(self, connection: sqlite3.Connection, name: str) -> _SqliteLine:
+        return _SqliteLine(connection, name, self._address, self._floor)
+
+    async def _do(self, step: Callable[[sqlite3.Connection, float], tuple[T, list[Place]]], timeout: float) -> T:
+        return await self.runtime.offload(lambda: self._transact(step, timeout))
+
+    def _transact(self, step: Callable[[sqlite3.Connection, float], tuple[T, list[Place]]], timeout: float) -> T:
+        """Run one atomic step, then wake the places it reports."""
+        deadline = time.monotonic() + timeout
+        if not self._mutex.acquire(timeout=timeout):
+            msg = f"{self.path}: no answer within {timeout:g} s, other threads of this process keep it busy"
+            raise StoreError(msg, transient=True)
+        try:
+            connection = self._connected(deadline)
+            _patiently(connection, "BEGIN IMMEDIATE", deadline)
+            now = self._clock()
+            self._follow_clock(connection, now)
+            result, woken = step(connection, now)
+            connection.execute("COMMIT")
+        except BaseException as error:
+            self._recover(error)
+            if isinstance(error, sqlite3.Error):
+                raise self._explain(error) from error
+            raise
+        finally:
+            self._mutex.release()
+        for place in woken:
+            self._wake(place)
+        return result
+
+    def _recover(self, error: BaseException) -> None:
+        """Undo a step that failed; a connection that will not is not used again."""
+        if self._connection is not None and self._connection.in_transaction:
+            with suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+        if isinstance(error, sqlite3.Error) and _code(error) not in _BUSY:
+            self._disconnect()
+
+    def _explain(self, error: sqlite3.Error) -> StoreError:
+        code = _code(error)
+        advice = _ADVICE.get(code, "")
+        return StoreError(f"{self.path}: {error}{advice and f' ({advice})'}", transient=code in _BUSY)
+
+    def _follow_clock(self, connection: sqlite3.Connection, now: float) -> None:
+        """Take a backward step of the clock off everything that ends, else the dead would outlive it."""
+        (last,) = connection.execute("SELECT time FROM state").fetchone()
+        if now < last:
+            connection.execute("UPDATE place SET expires_at = expires_at - ?", (last - now,))
+            connection.execute("UPDATE refused SET until = until - ?", (last - now,))
+        if now < last or now > last + 1:
+            connection.execute("UPDATE state SET time = ?", (now,))
+
+    def _sweep(self, connection: sqlite3.Connection, now: float) -> list[Place]:
+        """Now and then, look through a few rows for names nobody asks for any more."""
+        self._joins += 1
+        if self._joins % SWEEP_EVERY:
+            return []
+        connection.execute("DELETE FROM refused WHERE until <= ?", (now,))
+        rows = connection.execute(
+            "SELECT name, expires_at FROM place WHERE name > ? ORDER BY name LIMIT ?", (self._swept_to, SWEEP_ROWS)
+        ).fetchall()
+        self._swept_to = rows[-1][0] if len(rows) == SWEEP_ROWS else ""
+        expired = {name for name, expires_at in rows if expires_at <= now}
+        return [place for name in expired for place in _rule.settle(self._line(connection, name), now).woken]
+
+    def _wake(self, place: Place) -> None:
+        if self._mailbox.ring(place.owner) or self._bell is None or not isinstance(place, _Row) or not place.address:
+            return
+        with suppress(OSError):  # it has died, or has more wake-ups than it can take
+            self._bell.sendto(place.owner.encode(), socket.MSG_DONTWAIT, f"\0{place.address}")
+
+    def _connected(self, deadline: float) -> sqlite3.Connection:
+        if self._closed:
+            msg = f"{self.path}: this store is closed"
+            raise StoreError(msg)
+        if self._connection is not None:
+            with suppress(OSError):
+                if os.stat(self.path).st_ino == self._inode:
+                    return self._connection
+            self._disconnect()
+        try:
+            self._connection = self._connect(deadline)
+        except OSError as error:
+            msg = f"{self.path}: {error.strerror} ({_ADVICE[sqlite3.SQLITE_CANTOPEN]})"
+            raise StoreError(msg) from error
+        return self._connection
+
+    def _connect(self, deadline: float) -> sqlite3.Connection:
+        if self._private:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self.path.exists():
+            _create_private(self.path)
+        if self.capabilities.push and self._bell is None:
+            self._address = f"leasehold/{secrets.token_hex(8)}"
+            self._bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._bell.bind(f"\0{self._address}")
+        connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+        try:
+            self._prepare(connection, deadline)
+        except BaseException:
+            connection.close()
+            raise
+        self._inode = os.stat(self.path).st_ino
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection, deadline: float) -> None:
+        """Make or check the schema, and forget what another boot left behind."""
+        (application_id,) = _patiently(connection, "PRAGMA application_id", deadline).fetchone()
+        (tables,) = _patiently(connection, "SELECT count(*) FROM sqlite_master", deadline).fetchone()
+        if application_id != APPLICATION_ID and tables:
+            msg = f"{self.path}: this database belongs to another program; choose a file of leasehold's own"
+            raise StoreError(msg)
+        _patiently(connection, "PRAGMA journal_mode = WAL", deadline)
+        connection.execute("PRAGMA synchronous = NORMAL")
+        _patiently(connection, "BEGIN IMMEDIATE", deadline)
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version == 0:
+            for statement in files("leasehold.stores").joinpath("schema.sql").read_text("utf-8").split(";"):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            connection.execute("INSERT INTO state VALUES (?, ?, 0, 0)", (_machine.machine_id(), _machine.boot_id()))
+        elif version != SCHEMA_VERSION:
+            msg = f"{self.path}: made by a newer leasehold (schema {version}); upgrade this one"
+            raise StoreError(msg)
+        self._check_machine(connection)
+        connection.execute("COMMIT")
+
+    def _check_machine(self, connection: sqlite3.Connection) -> None:
+        machine, boot = connection.execute("SELECT machine, boot FROM state").fetchone()
+        if boot == _machine.boot_id():
+            return
+        if machine != _machine.machine_id():
+            msg = (
+                f"{self.path}: this file was used on another machine ({machine}), and SQLite cannot lock "
+                "across machines; use a server for that, or delete the file if that machine is gone"
+            )
+            raise StoreError(msg)
+        connection.execute("DELETE FROM place")
+        connection.execute("DELETE FROM refused")
+        connection.execute("UPDATE state SET boot = ?, time = 0", (_machine.boot_id(),))
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _before_fork(self) -> None:
+        """Let go of the file: what SQLite knows of its locks must not be copied into a child that has none."""
+        self._mutex.acquire()
+        self._disconnect()
+
+    def _after_fork(self) -> None:
+        self._mutex.release()
+
+    def _forked(self) -> None:
+        self._mutex = threading.Lock()
+        self._mailbox = Mailbox(self.runtime)
+        self._stop_listening = None
+        if self._bell is not None:
+            self._bell.close()
+            self._bell = None
+
+
+def _patiently(connection: sqlite3.Connection, statement: str, deadline: float) -> sqlite3.Cursor:
+    """Execute a statement that other processes may hold up for a moment."""
+    while True:
+        try:
+            return connection.execute(statement)
+        except sqlite3.OperationalError as error:
+            if _code(error) not in _BUSY or time.monotonic() >= deadline:
+                raise
+        time.sleep(0.0002 + 0.0008 * random.random())
+
+
+def _code(error: sqlite3.Error) -> int:
+    """Read SQLite's primary result code; what Python's module raises by itself has none."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def _create_private(path: Path) -> None:
+    """Create an empty file that only its user may open.
+
+    Under another name first: to open and close the database itself would drop the locks this process has on it.
+    """
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        with suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        os.unlink(temporary)
