@@ -46,7 +46,6 @@ class Engine:
         self._sequence = 0
         self._entered: dict[tuple[Hashable, str], Lease] = {}
         _lifecycle.at_fork(in_child=self._forked)
-        _lifecycle.at_exit(self.exit)
 
     async def acquire(
         self, ask: Ask, claim: Claim, *, timeout: float = inf, renew_for: float = inf, retry: RetryPolicy

@@ -10,13 +10,12 @@ so it does not matter who asked.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 
 from leasehold._lease import PATIENCE, Lease, State
 from leasehold._model import Renewal, Standing
 from leasehold._store import Store
-from leasehold.errors import StoreError
 
 log = logging.getLogger("leasehold")
 
@@ -161,7 +160,9 @@ class Keeper:
         leases = list(self.leases.values())
         due = [lease for lease in leases if lease.due <= now + lease.ask.heartbeat / 12]
         if due:
-            await self._serve(due, self._patience(leases, now))
+            for lease in due:
+                lease.due = inf
+            self.runtime.spawn(self._serve(due), "leasehold-renewal")
         elif leases:
             self._wakes_at = min(lease.wakes_keeper_at() for lease in leases)
             await self._bell.wait(self._wakes_at - now)
@@ -171,37 +172,35 @@ class Keeper:
                 return self._running
         return True
 
-    def _patience(self, leases: Sequence[Lease], now: float) -> float:
-        """Bound a request so that it ends before anybody's window does."""
-        held = [lease for lease in leases if lease.is_held(now)]
-        return min([PATIENCE, *(min(lease.ask.ttl / 6, lease.trusted_until - now) for lease in held)])
-
-    async def _serve(self, due: Sequence[Lease], patience: float) -> None:
-        for lease in due:
-            if lease.leaving:
-                await self._leave(lease, patience)
+    async def _serve(self, due: Sequence[Lease]) -> None:
+        """Ask the store for what is due, apart from the loop: no slow answer may hold up the clock."""
         renewing = [lease for lease in due if not lease.leaving]
         for start in range(0, len(renewing), BATCH):
-            await self._renew(renewing[start : start + BATCH], patience)
+            batch = renewing[start : start + BATCH]
+            await self._attempt(self._renew(batch), batch)
+        for lease in due:
+            if lease.leaving:
+                await self._attempt(self.leave(lease, PATIENCE), [lease])
 
-    async def _leave(self, lease: Lease, patience: float) -> None:
+    async def _attempt(self, request: Awaitable[object], leases: Sequence[Lease]) -> None:
+        """Await a request; where it fails, see to it that it is repeated while that can matter."""
         try:
-            await self.leave(lease, patience)
-        except StoreError:
-            lease.due = self.runtime.now() + lease.ask.heartbeat / 10
-            if self.runtime.now() >= lease.dead_by:
-                self.forget(lease)
+            await request
+        except Exception as error:
+            log.warning("%s and %d more: trying again: %s", leases[0].ask.name, len(leases) - 1, error)
+            now = self.runtime.now()
+            for lease in leases:
+                if now < lease.dead_by:
+                    lease.due = now + lease.ask.heartbeat / 10
+                    self._see_to_it_by(lease.due)
+                else:
+                    self.forget(lease)
 
-    async def _renew(self, leases: Sequence[Lease], patience: float) -> None:
+    async def _renew(self, leases: Sequence[Lease]) -> None:
         sent = self.runtime.now()
         renewals = [lease.renewal(sent) for lease in leases]
-        try:
-            standings = await self.store.renew(renewals, patience)
-        except StoreError as error:
-            log.warning("could not renew %d leases, trying again: %s", len(leases), error)
-            for lease in leases:
-                lease.due = max(lease.due, self.runtime.now() + lease.ask.heartbeat / 10)
-            return
+        patience = min(PATIENCE, min(lease.life() for lease in leases) / 6)
+        standings = await self.store.renew(renewals, patience)
         for lease, renewal, standing in zip(leases, renewals, standings, strict=True):
             self.note(lease, renewal, sent, standing)
         if answered := next((standing for standing in standings if standing), None):

@@ -104,6 +104,10 @@ class Lease:
         self.due = due
         self.dead_by = min(self.dead_by, max(self.trusted_until, now + self.ask.ttl) + PATIENCE)
 
+    def life(self) -> float:
+        """Tell how long its place lives from one renewal."""
+        return self.ask.ttl if self.state is State.HELD else self.ask.heartbeat
+
     def wakes_keeper_at(self) -> float:
         return min(self.due, self.trusted_until) if self.state is State.HELD and not self.leaving else self.due
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import ParamSpec, Self, TypeVar, Unpack
 from weakref import WeakKeyDictionary
 
-from leasehold import _info, _primitives
+from leasehold import _info, _lifecycle, _primitives
 from leasehold._engine import Engine
 from leasehold._handle import Handle
 from leasehold._identity import new_holder_id
@@ -123,6 +123,7 @@ class AsyncDistributedLock:
             raise InvalidInputError(msg)
         self._runtime = opened.runtime
         self._engine = Engine(opened, new_holder_id)
+        _lifecycle.at_exit(self._engine.exit)
 
     @property
     def holder_id(self) -> str:

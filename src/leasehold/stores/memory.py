@@ -141,10 +141,13 @@ class _MemoryLine:
     def refuses(self, owner: str, now: float) -> bool:
         return self._refused.get(owner, now) > now
 
+    def behind(self, now: float) -> float:
+        """Tell how far the clock reads less than at the line's last step."""
+        return max(self._time - now, 0.0)
+
     def catch_up(self, now: float) -> None:
         """Take a backward step of the clock off everything that ends, else the dead would outlive it."""
-        if now < self._time:
-            back = self._time - now
+        if back := self.behind(now):
             for place in self._places.values():
                 place.expires_at -= back
             self._refused = {owner: until - back for owner, until in self._refused.items()}

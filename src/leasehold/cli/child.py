@@ -1,0 +1,156 @@
+"""The command that `leasehold run` runs, in a process group of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from signal import Signals
+from typing import Self
+
+from leasehold.cli.terminal import Terminal
+
+PR_SET_PDEATHSIG = 1
+
+FOR_COMMAND_ALONE = (Signals.SIGUSR1, Signals.SIGUSR2)
+"""Signals that mean something to programs that expect them, and kill all others."""
+WANTS_TERMINAL = (Signals.SIGTTIN, Signals.SIGTTOU)
+"""Signals that stop a group when it uses the terminal from the background."""
+
+
+class Child:
+    """One running command.
+
+    Not promised: what it leaves running when it ends is not touched; a descendant that leaves the process group
+    (setsid) or runs as another user (sudo) cannot be stopped; and when this process is killed, the kernel kills the
+    command (on Linux) but not its descendants.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], may_resume: Callable[[], bool]) -> None:
+        """Start it. Raises OSError if it cannot be started.
+
+        `may_resume` is asked before a command that the terminal has stopped (Ctrl-Z) is let run again; if it may not,
+        it is killed.
+        """
+        self._may_resume = may_resume
+        self._ending: int | None = None
+        self._forwarded: set[Signals] = set()
+        self._terminal = Terminal()
+        self._has_terminal = self._terminal.is_spare()
+        # Whoever lends the terminal is in the background, and this would stop him when he writes or takes it back.
+        self._on_background_write = signal.signal(Signals.SIGTTOU, signal.SIG_IGN)
+        try:
+            # There are other threads, so between fork and exec nothing may be done that needs a lock of theirs: only a
+            # few system calls, looked up before. The store lets go of its file around the fork by itself.
+            self._process = subprocess.Popen(  # noqa: S603 - the user's own command
+                command,
+                env=dict(environment),
+                process_group=0,
+                preexec_fn=self._preparation(),  # noqa: PLW1509
+            )
+        except BaseException:
+            self._reclaim_terminal()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._ending is None:
+            self.signal_group(Signals.SIGKILL)
+            self._process.wait()
+        self._reclaim_terminal()
+
+    @property
+    def ending(self) -> int:
+        """The exit code, or the negative number of the signal that ended it."""
+        assert self._ending is not None
+        return self._ending
+
+    @property
+    def was_interrupted_from_terminal(self) -> bool:
+        """Whether Ctrl-C ended it, which the terminal sent to the command's group alone."""
+        by_interrupt = self._ending == -Signals.SIGINT
+        return by_interrupt and self._has_terminal and Signals.SIGINT not in self._forwarded
+
+    def has_ended(self) -> bool:
+        """Look without waiting, and go along if the terminal has stopped it."""
+        pid, status = os.waitpid(self._process.pid, os.WNOHANG | (os.WUNTRACED if self._terminal.is_there else 0))
+        if pid and os.WIFSTOPPED(status):
+            self._stop_along(Signals(os.WSTOPSIG(status)))
+        elif pid:
+            self._ending = self._process.returncode = os.waitstatus_to_exitcode(status)
+            if self._has_terminal and self._ending < 0:
+                self._terminal.restore_modes()
+        return self._ending is not None
+
+    def forward(self, number: Signals) -> None:
+        """Pass a signal on: to the whole group, unless it only means something to the command itself."""
+        self._forwarded.add(number)
+        if number in FOR_COMMAND_ALONE:
+            with suppress(PermissionError):
+                os.kill(self._process.pid, number)
+        else:
+            self.signal_group(number)
+
+    def signal_group(self, number: Signals) -> None:
+        """Signal the command and its descendants; also after its end, for as long as any descendants are left.
+
+        Group numbers are not used again while a member lives, and without one not before all others were used.
+        """
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    def _stop_along(self, number: Signals) -> None:
+        """Share a stop with our whole job, so that the shell gets its terminal back, until the shell resumes us.
+
+        No renewal happens meanwhile. A command that only wants the terminal, which our job has, is not stopped at all.
+        """
+        if number is Signals.SIGSTOP:  # not the terminal's doing: whoever sent it will resume the command himself
+            return
+        if not (number in WANTS_TERMINAL and self._terminal.is_ours()):
+            self._reclaim_terminal()
+            # The kernel drops this one where there is no shell that could resume us.
+            os.killpg(os.getpgrp(), Signals.SIGTSTP)
+        if not self._may_resume():
+            self.signal_group(Signals.SIGKILL)
+            return
+        if self._terminal.is_ours():
+            self._terminal.listen_to(self._process.pid)
+            self._has_terminal = True
+        self.signal_group(Signals.SIGCONT)
+
+    def _reclaim_terminal(self) -> None:
+        if self._has_terminal:
+            self._terminal.listen_to(os.getpgrp())
+            self._has_terminal = False
+
+    def _preparation(self) -> Callable[[], None]:
+        """Make what runs in the new process just before it becomes the command."""
+        parent = os.getpid()
+        die_with_parent = _death_signal()
+        signal_handler = self._on_background_write or signal.SIG_DFL
+        terminal = self._terminal if self._has_terminal else None
+
+        def prepare() -> None:
+            die_with_parent()
+            if os.getppid() != parent:  # it was too late for that
+                os.kill(os.getpid(), Signals.SIGKILL)
+            if terminal is not None:
+                terminal.listen_to(os.getpid())
+            signal.signal(Signals.SIGTTOU, signal_handler)
+
+        return prepare
+
+
+def _death_signal() -> Callable[[], object]:
+    """Find how a process asks to be killed when its parent ends; elsewhere than on Linux it cannot."""
+    if sys.platform != "linux":
+        return lambda: None
+    prctl = ctypes.CDLL(None).prctl
+    arguments = (PR_SET_PDEATHSIG, ctypes.c_ulong(Signals.SIGKILL))
+    return lambda: prctl(*arguments)

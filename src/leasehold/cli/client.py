@@ -1,0 +1,20 @@
+"""The client every subcommand talks through."""
+
+from __future__ import annotations
+
+import os
+
+from leasehold.blocking import DistributedLock
+from leasehold.cli.outcome import Exit, Failure
+
+
+def open_client(url: str | None, ttl: float = 30.0) -> DistributedLock:
+    """Open the store of --url, else of LEASEHOLD_URL, else the user's own SQLite file.
+
+    Refuses a store that ends with this process, in which nobody could ever be met.
+    """
+    chosen = url or os.environ.get("LEASEHOLD_URL") or ""
+    if chosen.startswith("memory:"):
+        msg = f"{chosen!r} lives inside one process, where no other could see it: choose sqlite:// or a server"
+        raise Failure(Exit.BAD_INPUT, msg)
+    return DistributedLock(url, ttl=ttl)

@@ -1,0 +1,125 @@
+"""Which arguments the command takes, and its help."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import ArgumentParser
+from typing import Any, NoReturn
+
+from leasehold import __version__
+from leasehold.cli.outcome import Exit, Failure
+
+EXIT_CODES = """\
+exit codes:
+  0      done; for `run`: the command's own code, whatever it is
+  1      `show`, `release`: the lock is free; `demo`: a check failed
+  2      bad input, or a refusal that explains itself
+  69     the store cannot be reached, or does not answer
+  74     the lease was lost, or about to end: the command was stopped
+  75     busy: not acquired within --timeout
+  126    the command cannot be executed
+  127    the command was not found
+  128+N  ended by signal N: 130 for Ctrl-C, 143 for SIGTERM
+"""
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise Failure(Exit.BAD_INPUT, f"{message} (see {self.prog} --help)")
+
+
+def build_parser() -> ArgumentParser:
+    """Describe every subcommand and option; what `run` runs, after --, is not argparse's business."""
+    looks: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    parser = _Parser(
+        prog="leasehold",
+        description="Distributed locks with leases, fences and fair waiting.",
+        epilog=f"start here:\n  leasehold demo\n  leasehold run nightly-report -- ./report.sh\n\n{EXIT_CODES}",
+        **looks,
+    )
+    parser.add_argument("--version", action="version", version=f"leasehold {__version__}")
+    subcommands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    def add(name: str, summary: str, *, description: str, example: str, usage: str | None = None) -> ArgumentParser:
+        subcommand = subcommands.add_parser(
+            name, help=summary, description=description, epilog=f"example:\n  {example}", usage=usage, **looks
+        )
+        subcommand.add_argument(
+            "--url", help="the store; default: $LEASEHOLD_URL, else your own SQLite file (for this machine only)"
+        )
+        subcommand.add_argument("--json", action="store_true", help="print JSON, errors too (one object, on stderr)")
+        return subcommand
+
+    run = add(
+        "run",
+        "run a command while holding a lock",
+        usage="leasehold run NAME [options] -- CMD [ARG ...]",
+        description=(
+            "Acquire a lock, run a command, release the lock, exit with the command's code.\n\n"
+            "The lease is renewed while the command runs. If it cannot be, or is taken away, the command and its\n"
+            "descendants are stopped before anybody else can hold the lock: SIGTERM, then SIGKILL.\n"
+            "The command finds LEASEHOLD_NAME and LEASEHOLD_FENCE in its environment. SIGTERM, SIGINT, SIGHUP,\n"
+            "SIGQUIT, SIGUSR1 and SIGUSR2 are passed on to it; while waiting, the first four end the wait."
+        ),
+        example=f"leasehold run cron:backup --timeout 0 --metadata host=web-1 -- ./backup.sh --full\n\n{EXIT_CODES}",
+    )
+    run.add_argument("name", metavar="NAME", help="the lock, e.g. order:42:ship, job:mail:17 or cron:backup")
+    run.add_argument("--ttl", type=float, default=30.0, metavar="S", help="the lease's life in seconds (default: 30)")
+    run.add_argument(
+        "--timeout", type=float, metavar="S", help="how long to wait; 0: not at all (default: as long as it takes)"
+    )
+    run.add_argument(
+        "--metadata",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="shown to whoever looks at the lock; may be repeated, or be one JSON object",
+    )
+    run.add_argument("--max-hold", type=float, metavar="S", help="stop the command before it has held this long")
+    run.add_argument(
+        "--grace",
+        type=float,
+        metavar="S",
+        help="time between SIGTERM and SIGKILL (default: a quarter of the ttl, at most 10)",
+    )
+
+    ls = add(
+        "ls",
+        "list the locks that are held",
+        description="List the locks that are held: by whom, since when, for how long, and how many wait.",
+        example="leasehold ls cron:",
+    )
+    ls.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that start so")
+
+    show = add(
+        "show",
+        "tell who holds a lock",
+        description="Tell who holds a lock. Exits with 1 if nobody does.",
+        example="leasehold show cron:backup --json",
+    )
+    show.add_argument("name", metavar="NAME")
+
+    release = add(
+        "release",
+        "take a lock away from its holder",
+        description=(
+            "Take a lock away from its holder and give it to the next in line. Exits with 1 if it was free.\n\n"
+            "A lock whose holder is dead ends by itself after its ttl: this is for when that is too long.\n"
+            "A holder that is alive learns of it at its next renewal; until then two work at once."
+        ),
+        example="leasehold release cron:backup --force",
+    )
+    release.add_argument("name", metavar="NAME")
+    release.add_argument("--force", action="store_true", help="do it; without this, only say what it would do")
+
+    demo = add(
+        "demo",
+        "see it work: a crash, a pause, and nothing lost",
+        description=(
+            "Let several processes increment one counter under one lock, kill one in the middle of its work and\n"
+            "pause another, and check that every increment counts once. Takes about ten seconds."
+        ),
+        example="leasehold demo --workers 6",
+    )
+    demo.add_argument("--workers", type=int, default=4, metavar="N", help="how many processes, 3 to 12 (default: 4)")
+    return parser

@@ -1,0 +1,89 @@
+"""What a person reads: durations, tables and colours."""
+
+from __future__ import annotations
+
+import json
+import os
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
+
+GAP = "  "
+LEAST_WIDTH = 8
+"""How narrow a column may be cut."""
+
+
+def takes_colour(stream: TextIO) -> bool:
+    """Tell whether colour would be seen there, and is wanted."""
+    return stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def painted(text: str, colour: str, *, wanted: bool) -> str:
+    return f"\033[{colour}m{text}\033[0m" if wanted else text
+
+
+def humane(seconds: float) -> str:
+    """Write a duration in its two largest units."""
+    seconds = max(seconds, 0.0)
+    if seconds < 9.95:  # noqa: PLR2004 - what rounds to 10 reads better without decimals
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    for unit, length, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
+        if whole >= length:
+            rest = whole % length // part
+            return f"{whole // length}{unit} {rest}{smaller}" if rest else f"{whole // length}{unit}"
+    return f"{whole}s"
+
+
+def visible(text: str) -> str:
+    """Escape what a terminal would obey rather than show: others chose these texts."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
+
+
+def pairs(metadata: Mapping[str, Any]) -> str:
+    """Write metadata as key=value, with JSON for whatever is not a plain string."""
+    return " ".join(f"{key}={_plain(value)}" for key, value in metadata.items())
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, str) and value and " " not in value:
+        return value
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def table(rows: Sequence[Sequence[str]], *, width: int | None, shrinkable: Sequence[int]) -> list[str]:
+    """Align rows of cells, the first being the header.
+
+    To fit `width`, the widest of the `shrinkable` columns is cut, again and again; a very narrow terminal may
+    still be too narrow. None means as wide as it takes.
+    """
+    cells = [[visible(cell) for cell in row] for row in rows]
+    widths = [max(_width(row[column]) for row in cells) for column in range(len(cells[0]))]
+    while width is not None and sum(widths) + len(GAP) * (len(widths) - 1) > width:
+        widest = max(shrinkable, key=lambda column: widths[column])
+        if widths[widest] <= LEAST_WIDTH:
+            break
+        widths[widest] -= 1
+    return [GAP.join(_fit(cell, room) for cell, room in zip(row, widths, strict=True)).rstrip() for row in cells]
+
+
+def _fit(text: str, room: int) -> str:
+    if _width(text) > room:
+        while _width(text) >= room:
+            text = text[:-1]
+        text += "…"
+    return text + " " * (room - _width(text))
+
+
+def _width(text: str) -> int:
+    """Count terminal cells: East Asian wide characters take two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(character) else 1 + (unicodedata.east_asian_width(character) in "WF")
+        for character in text
+    )

@@ -1,0 +1,234 @@
+"""Simulate clients of leasehold on a network that loses, delays and repeats, and check what must never happen.
+
+`SimulatedStore` puts such a network between an engine and a `MemoryServer`; `Monitor` compares, after every
+step, what clients believe with what the server has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from leasehold._engine import Engine
+from leasehold._lease import Lease, State
+from leasehold._model import Ask, Capabilities, Line, Place, Refusal, Renewal, Standing
+from leasehold.errors import StoreError
+from leasehold.runtimes.simulated import Parking, Process, SimulatedRuntime, World
+from leasehold.stores._mailbox import Mailbox
+from leasehold.stores.memory import MemoryServer
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Faults:
+    """How bad the network is: probabilities per message, and how long the slow ones take."""
+
+    lost_request: float = 0.0
+    lost_reply: float = 0.0
+    lost_wake_up: float = 0.0
+    repeated: float = 0.0
+    """Renewals and leaves only: a store must not let its driver repeat a join behind the engine's back."""
+    slow: float = 0.0
+    slowest: float = 2.0
+
+
+class SimulatedServer(MemoryServer):
+    """A server with a clock that may run off, be set back, and a process that may stall."""
+
+    def __init__(self, world: World, faults: Faults) -> None:
+        self.world = world
+        self.faults = faults
+        self.clock_offset = 1000.0
+        self.clock_was_set_back = False
+        self.stalled_until = 0.0
+        self.clients: dict[str, Callable[[str], None]] = {}
+        super().__init__(clock=self.now, floor=lambda: 0)
+
+    def now(self) -> float:
+        return self.world.now + self.clock_offset
+
+    def set_clock_back(self, seconds: float) -> None:
+        """Step the clock. A line notices at its next step, until when its places may live longer than promised."""
+        self.clock_offset -= seconds
+        self.clock_was_set_back = True
+
+    def stall(self, seconds: float) -> None:
+        self.stalled_until = max(self.stalled_until, self.world.now + seconds)
+
+    def peek(self) -> list[tuple[str, list[Place]]]:
+        """Look at the living places as they are, without settling anything."""
+        now = self.now()
+        return [
+            (name, [place for place in line.places() if now < place.expires_at - line.behind(now)])
+            for name, line in self._lines.items()
+        ]
+
+    def arrive(self, action: Callable[[], None]) -> None:
+        """Handle a message now, or when the server gets to it."""
+        if self.world.now < self.stalled_until:
+            self.world.after(self.stalled_until - self.world.now, lambda: self.arrive(action))
+        else:
+            action()
+
+    def travel(self, lost: float, action: Callable[[], None], *, repeatable: bool = True) -> None:
+        """Let a message travel either way, if it arrives at all."""
+        chance = self.world.random.random
+        if chance() < lost:
+            return
+        for _ in range(1 + (repeatable and chance() < self.faults.repeated)):
+            delay = chance() * self.faults.slowest if chance() < self.faults.slow else 0.0001 + chance() * 0.002
+            self.world.after(delay, action)
+
+
+class SimulatedStore:
+    """A client's end of the network."""
+
+    capabilities = Capabilities()
+
+    def __init__(self, process: Process, server: SimulatedServer) -> None:
+        self.runtime = SimulatedRuntime(process)
+        self.partitioned_until = 0.0
+        self._process = process
+        self._server = server
+        self._mailbox = Mailbox(self.runtime)
+        server.clients[process.name] = self._receive
+
+    async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
+        if ask.queue:
+            self._mailbox.open(ask.owner)
+        return await self._request(lambda: self._server.join(ask), timeout, repeatable=False)
+
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+        return await self._request(lambda: self._server.renew(renewals), timeout)
+
+    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+        was_there = await self._request(lambda: self._server.leave(name, owner, unsure), timeout)
+        self._mailbox.close(owner)
+        return was_there
+
+    async def wait(self, name: str, owner: str, timeout: float) -> bool:
+        return await self._mailbox.wait(owner, timeout)
+
+    async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
+        return self._server.inspect(prefix, exact=exact)
+
+    async def close(self) -> None:
+        return None
+
+    async def _request(
+        self, step: Callable[[], tuple[T, list[str]]], timeout: float, *, repeatable: bool = True
+    ) -> T:
+        server = self._server
+        answer: Parking[tuple[T] | None] = Parking()
+
+        def carry_out() -> None:
+            if self._is_cut_off():
+                return
+            result, woken = step()
+            for owner in woken:
+                self._push(owner)
+            server.travel(server.faults.lost_reply, lambda: self._deliver(lambda: answer.wake((result,))))
+
+        server.travel(server.faults.lost_request, lambda: server.arrive(carry_out), repeatable=repeatable)
+        self._process.after(timeout, lambda: answer.wake(None))
+        answered: tuple[T] | None = await answer
+        if answered is None:
+            msg = f"the simulated server did not answer within {timeout:g} s"
+            raise StoreError(msg, transient=True)
+        return answered[0]
+
+    def _push(self, owner: str) -> None:
+        receive = self._server.clients[owner.rpartition("/")[0]]
+        self._server.travel(self._server.faults.lost_wake_up, lambda: receive(owner))
+
+    def _receive(self, owner: str) -> None:
+        self._deliver(lambda: self._mailbox.ring(owner))
+
+    def _deliver(self, action: Callable[[], object]) -> None:
+        if not self._is_cut_off():
+            self._process.after(0, lambda: (action(), None)[1])
+
+    def _is_cut_off(self) -> bool:
+        return self._process.world.now < self.partitioned_until
+
+
+class ViolationError(AssertionError):
+    """Something happened that must never happen."""
+
+
+class Monitor:
+    """Checks invariants after every step of a world.
+
+    - Inside its trust window a lease has a living, holding place on the server: so never two holders.
+    - A loss is signalled while the place still lives, unless the process is paused.
+    - Fences of exclusive grants grow, name by name.
+    - Every place belongs to a lease its client looks after: so none is leaked.
+    - Holders are a prefix of the line (first come, first served) and fit in the capacity.
+    """
+
+    SIGNAL = 0.004
+    """Seconds a running process has to signal a loss after its window closed."""
+
+    def __init__(self, world: World, server: SimulatedServer) -> None:
+        self._world = world
+        self._server = server
+        self._engines: dict[str, tuple[Process, Engine]] = {}
+        self._fences: dict[str, int] = {}
+        self._seen: set[str] = set()
+        self.grants = 0
+
+    def add(self, process: Process, engine: Engine) -> None:
+        self._engines[process.name] = process, engine
+
+    def check(self) -> None:
+        holding: set[str] = set()
+        for name, places in self._server.peek():
+            self._check_line(name, places)
+            holding.update(place.owner for place in places if place.acquired_at is not None)
+        for process, engine in self._engines.values():
+            if not process.crashed:
+                for lease in list(engine.keeper.leases.values()):
+                    self._check_lease(process, lease, holding)
+
+    def _check_line(self, name: str, places: Sequence[Place]) -> None:
+        spent = 0
+        somebody_waits = False
+        for place in places:
+            process, engine = self._engines[place.owner.rpartition("/")[0]]
+            looked_after = place.owner in engine.keeper.leases or self._server.clock_was_set_back
+            if not process.crashed and not looked_after:
+                self._fail(f"{place.owner} has a place in {name} that nobody looks after")
+            if place.acquired_at is None:
+                somebody_waits = True
+                continue
+            spent += place.weight
+            if somebody_waits:
+                self._fail(f"{name}: somebody was overtaken: {places}")
+            if spent > place.capacity:
+                self._fail(f"{name}: more hold than fit: {places}")
+
+    def _check_lease(self, process: Process, lease: Lease, holding: set[str]) -> None:
+        owner = lease.ask.owner
+        if lease.state is not State.HELD or lease.leaving:
+            return
+        if lease.is_held(process.now()):
+            if owner not in holding:
+                self._fail(f"{owner} trusts in {lease.ask.name}, but has no place that holds")
+            if owner not in self._seen:
+                self._see(lease)
+        elif owner not in holding and self._world.now > process.paused_until + self.SIGNAL:
+            self._fail(f"{owner} was not told in time that {lease.ask.name} is lost")
+
+    def _see(self, lease: Lease) -> None:
+        self._seen.add(lease.ask.owner)
+        self.grants += 1
+        if lease.ask.weight == lease.ask.capacity:
+            if lease.fence <= self._fences.get(lease.ask.name, -1):
+                self._fail(f"{lease.ask.name}: fence {lease.fence} after {self._fences[lease.ask.name]}")
+            self._fences[lease.ask.name] = lease.fence
+
+    def _fail(self, what: str) -> None:
+        msg = f"at {self._world.now:.4f}: {what}"
+        raise ViolationError(msg)

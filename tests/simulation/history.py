@@ -1,0 +1,188 @@
+"""One random history: processes that take locks while everything that can go wrong does."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from math import inf
+
+from leasehold._engine import Engine
+from leasehold._lease import Claim
+from leasehold._model import Ask
+from leasehold._retry import RetryPolicy
+from leasehold.errors import LockError
+from leasehold.runtimes.simulated import Cancelled, Process, Task, World
+from leasehold.testing import Faults, Monitor, SimulatedServer, SimulatedStore, ViolationError
+
+CALM_AFTER = 25.0
+"""When faults end; whoever still lives must then be served."""
+PATIENT_UNTIL = 120.0
+MOST_STEPS = 50_000
+RETRY = RetryPolicy(max_retries=1_000_000, retry_delay=0.05)
+
+
+@dataclass
+class History:
+    """A world made from a seed, and what became of it."""
+
+    seed: int
+    faulty: bool = True
+    names: tuple[str, ...] = ("a", "b")
+    capacity: int = 1
+    sections: int = 0
+    steps: int = 0
+    stumbles: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.world = World(self.seed)
+        self.random = self.world.random
+        self.faults = Faults()
+        if self.faulty:
+            self.faults = Faults(
+                lost_request=self.random.choice((0.0, 0.02, 0.1)),
+                lost_reply=self.random.choice((0.0, 0.02, 0.1)),
+                lost_wake_up=self.random.choice((0.0, 0.05, 0.5)),
+                repeated=self.random.choice((0.0, 0.02)),
+                slow=self.random.choice((0.0, 0.02, 0.1)),
+                slowest=self.random.choice((0.2, 2.0, 4.5)),
+            )
+        self.server = SimulatedServer(self.world, self.faults)
+        self.monitor = Monitor(self.world, self.server)
+        self.processes: list[tuple[Process, SimulatedStore, Engine]] = []
+        self.tasks: list[Task[None]] = []
+
+    def run(self) -> History:
+        """Run to the end and check that nobody was forgotten."""
+        for number in range(self.random.randint(2, 4)):
+            self._add_process(f"p{number}")
+        if self.faulty:
+            self._schedule_faults()
+        self.world.after(CALM_AFTER, self._calm_down)
+        handler = _Stumbles(self.stumbles)
+        logger = logging.getLogger("leasehold")
+        logger.addHandler(handler)
+        level, logger.propagate = logger.level, False
+        logger.setLevel(logging.ERROR)
+        try:
+            self._run_until_served()
+        finally:
+            self.world.end()
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = True
+        if self.stumbles:
+            raise ViolationError(f"seed {self.seed}: {self.stumbles[0]}")
+        return self
+
+    def _run_until_served(self) -> None:
+        while self.world.now < PATIENT_UNTIL:
+            if not self._step():
+                break
+            if self.world.now > CALM_AFTER and all(task.finished for task in self._living_tasks()):
+                break
+        for task in self._living_tasks():
+            if not task.finished:
+                raise ViolationError(f"seed {self.seed}: somebody waits for ever in {task.process.name}")
+            if task.error is not None and not isinstance(task.error, Cancelled):
+                raise ViolationError(f"seed {self.seed}: {task.error!r}") from task.error
+        self._check_nothing_is_left()
+
+    def _check_nothing_is_left(self) -> None:
+        """Whoever lives has given up every place soon after he is done; the dead are gone after their ttl."""
+        alive = {process.name for process, _, _ in self.processes if not process.crashed}
+        self._run_for(27.0)  # a handle dropped without release is noticed when its lease would be renewed, or ends
+        for line in self.server.inspect("", exact=False):
+            for place in line.places:
+                if place.owner.rpartition("/")[0] in alive and not self.server.clock_was_set_back:
+                    raise ViolationError(f"seed {self.seed}: {place.owner} was left behind in {line.name}")
+        for process, _, engine in self.processes:
+            if not process.crashed and engine.keeper.leases:
+                raise ViolationError(f"seed {self.seed}: {process.name} still keeps {list(engine.keeper.leases)}")
+        for _ in range(2):  # the first visit lets each line notice a clock that was set back
+            self._run_for(30.0)
+            for name in self.names:
+                self.server.leave(name, "nobody/0", 0.0)
+        if self.server.size():
+            raise ViolationError(f"seed {self.seed}: the server still remembers something")
+
+    def _run_for(self, seconds: float) -> None:
+        until = self.world.now + seconds
+        self.world.after(seconds, lambda: None)
+        while self.world.now < until and self._step():
+            pass
+
+    def _step(self) -> bool:
+        self.steps += 1
+        if self.steps > MOST_STEPS:
+            raise ViolationError(f"seed {self.seed}: something spins")
+        goes_on = self.world.step()
+        self.monitor.check()
+        return goes_on
+
+    def _living_tasks(self) -> list[Task[None]]:
+        return [task for task in self.tasks if not task.process.crashed]
+
+    def _add_process(self, name: str) -> None:
+        rate = 1 + self.random.uniform(-0.003, 0.003)
+        process = Process(self.world, name, rate, offset=self.random.uniform(0, 1000))
+        store = SimulatedStore(process, self.server)
+        engine = Engine(store, lambda: name)
+        self.monitor.add(process, engine)
+        self.processes.append((process, store, engine))
+        for _ in range(self.random.randint(1, 2)):
+            self.tasks.append(process.start(self._work(process, engine)))
+
+    async def _work(self, process: Process, engine: Engine) -> None:
+        chance = self.random.random
+        for _ in range(self.random.randint(2, 4)):
+            await engine.runtime.sleep(chance() * 3)
+            ttl = self.random.choice((0.5, 1.0, 3.0, 5.0, 15.0))
+            timeout = self.random.choice((inf, inf, 0.0, chance() * 4))
+            weight = self.random.randint(1, self.capacity)
+            ask = Ask(self.random.choice(self.names), "", ttl, min(ttl, 3.0), self.capacity, weight, timeout > 0)
+            claim = Claim()
+            renew_for = self.random.choice((inf, inf, inf, 0.0, 2.0))
+            try:
+                lease = await engine.acquire(ask, claim, timeout=timeout, renew_for=renew_for, retry=RETRY)
+                self.sections += 1
+                try:
+                    await engine.runtime.sleep(self.random.choice((0.0, chance(), chance() * 2 * ttl)))
+                    if chance() < 0.2:
+                        await engine.extend(lease, self.random.choice((1.0, 4.0)))
+                finally:
+                    if not process.crashed and chance() < 0.9:  # else the claim is dropped, as a forgotten handle is
+                        await engine.release(lease)
+            except LockError:
+                continue
+            finally:
+                del claim
+
+    def _schedule_faults(self) -> None:
+        for process, store, _ in self.processes:
+            self._sometimes(0.15, process.crash)
+            self._sometimes(0.4, lambda process=process: process.pause(self.random.choice((0.3, 2.0, 8.0))))
+            self._sometimes(0.2, lambda store=store: self._cut_off(store))
+        for task in self.tasks:
+            self._sometimes(0.3, task.cancel)
+            self._sometimes(0.1, task.cancel)
+        self._sometimes(0.2, lambda: self.server.stall(self.random.choice((0.5, 3.0, 8.0))))
+        self._sometimes(0.2, lambda: self.server.set_clock_back(self.random.choice((0.5, 600.0))))
+
+    def _sometimes(self, chance: float, fault) -> None:
+        if self.random.random() < chance:
+            self.world.after(self.random.random() * CALM_AFTER * 0.8, fault)
+
+    def _cut_off(self, store: SimulatedStore) -> None:
+        store.partitioned_until = self.world.now + self.random.choice((0.5, 3.0, 10.0))
+
+    def _calm_down(self) -> None:
+        self.faults.lost_request = self.faults.lost_reply = self.faults.slow = 0.0
+
+
+class _Stumbles(logging.Handler):
+    def __init__(self, seen: list[str]) -> None:
+        super().__init__(logging.ERROR)
+        self._seen = seen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._seen.append(self.format(record))

@@ -1,0 +1,276 @@
+"""Deliberate bugs. Each breaks one thing the protocol rests on; the simulation must notice every one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from leasehold import _keeper, _lease, _rule
+from leasehold._engine import Engine
+from leasehold._keeper import Keeper
+from leasehold._lease import Lease, State
+from leasehold._model import Place, Standing
+from leasehold.stores.memory import MemoryServer, _MemoryLine
+
+Patch = pytest.MonkeyPatch
+MUTANTS: dict[str, Callable[[Patch], None]] = {}
+
+
+def mutant(install: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    MUTANTS[install.__name__] = install
+    return install
+
+
+@mutant
+def one_more_fits(patch: Patch) -> None:
+    def settle(ledger, now):
+        head = original(ledger, now)
+        if head.waiting is not None and head.waiting.acquired_at is None:
+            head.waiting.acquired_at = now
+            head.woken.append(head.waiting)
+        return head
+
+    original = _rule.settle
+    patch.setattr(_rule, "settle", settle)
+
+
+@mutant
+def newcomers_overtake(patch: Patch) -> None:
+    def join(ledger, ask, now):
+        return original(_HidesWaiters(ledger), ask, now)
+
+    class _HidesWaiters:
+        def __init__(self, ledger) -> None:
+            self._ledger = ledger
+
+        def places(self):
+            return (place for place in self._ledger.places() if place.acquired_at is not None)
+
+        def __getattr__(self, attribute):
+            return getattr(self._ledger, attribute)
+
+    original = _rule.join
+    patch.setattr(_rule, "join", join)
+
+
+@mutant
+def anybody_may_leave_for_the_holder(patch: Patch) -> None:
+    def leave(ledger, owner, now, unsure):
+        holder = next(ledger.places(), None)
+        return original(ledger, holder.owner if holder else owner, now, unsure)
+
+    original = _rule.leave
+    patch.setattr(_rule, "leave", leave)
+
+
+@mutant
+def anybody_may_renew_for_the_holder(patch: Patch) -> None:
+    def find(ledger, head, owner, now):
+        return original(ledger, head, owner, now) or (head.holders[0] if head.holders else None)
+
+    original = _rule._find
+    patch.setattr(_rule, "_find", find)
+
+
+@mutant
+def renewals_resurrect(patch: Patch) -> None:
+    def renew(ledger, renewal, now):
+        standing, woken = original(ledger, renewal, now)
+        if standing is None:
+            place = Place(ledger.next_ticket(), renewal.owner, 1, 1, now + renewal.ttl, now, "{}")
+            ledger.append(place)
+            standing = Standing(place.ticket, True, now)
+        return standing, woken
+
+    original = _rule.renew
+    patch.setattr(_rule, "renew", renew)
+
+
+@mutant
+def a_repeated_join_does_not_refresh(patch: Patch) -> None:
+    """Rule 1."""
+
+    def join(ledger, ask, now):
+        own = ledger.find(ask.owner)
+        before = own.expires_at if own else None
+        outcome = original(ledger, ask, now)
+        if own is not None:
+            own.expires_at = before
+        return outcome
+
+    original = _rule.join
+    patch.setattr(_rule, "join", join)
+
+
+@mutant
+def renewals_shorten(patch: Patch) -> None:
+    """Rule 2."""
+
+    def refresh(ledger, head, own, lives, now, *, claim):
+        own.expires_at = now
+        return original(ledger, head, own, lives, now, claim=claim)
+
+    original = _rule._refresh
+    patch.setattr(_rule, "_refresh", refresh)
+
+
+@mutant
+def waiting_places_never_buy_their_ttl(patch: Patch) -> None:
+    """Rule 2: a place that holds must live for the ttl its client trusts in."""
+
+    def refresh(ledger, head, own, lives, now, *, claim):
+        return original(ledger, head, own, lives, now, claim=False)
+
+    original = _rule._refresh
+    patch.setattr(_rule, "_refresh", refresh)
+    patch.setattr("leasehold._primitives.HEARTBEAT", 0.5)
+
+
+@mutant
+def ghosts_are_let_in(patch: Patch) -> None:
+    """Rule 10."""
+    patch.setattr(_MemoryLine, "refuses", lambda self, owner, now: False)
+
+
+@mutant
+def a_clock_set_back_is_ignored(patch: Patch) -> None:
+    """Rule 11."""
+    patch.setattr(_MemoryLine, "behind", lambda self, now: 0.0)
+
+
+@mutant
+def the_dead_hold_for_ever(patch: Patch) -> None:
+    def settle(ledger, now):
+        return original(ledger, min([now, *(place.expires_at - 0.001 for place in ledger.places())]))
+
+    original = _rule.settle
+    patch.setattr(_rule, "settle", settle)
+
+
+@mutant
+def tickets_start_over(patch: Patch) -> None:
+    def next_ticket(self) -> int:
+        self._ticket = self._ticket % 3 + 1
+        return self._ticket
+
+    patch.setattr(MemoryServer, "_next_ticket", next_ticket)
+
+
+@mutant
+def the_window_starts_at_the_reply(patch: Patch) -> None:
+    def note(self, lease, renewal, sent, standing):
+        original(self, lease, renewal, self.runtime.now(), standing)
+
+    original = Keeper.note
+    patch.setattr(Keeper, "note", note)
+
+
+@mutant
+def there_is_no_margin(patch: Patch) -> None:
+    for module in (_lease,):
+        patch.setattr(module, "margin", lambda life: 0.0)
+
+
+@mutant
+def unknown_counts_as_renewed(patch: Patch) -> None:
+    async def renew(self, leases):
+        sent = self.runtime.now()
+        try:
+            await original(self, leases)
+        except Exception:
+            for lease in leases:
+                if lease.state is State.HELD and not lease.leaving:
+                    lease.trust(sent, lease.ask.ttl, 0.0)
+            raise
+
+    original = Keeper._renew
+    patch.setattr(Keeper, "_renew", renew)
+
+
+@mutant
+def nobody_watches_the_window(patch: Patch) -> None:
+    patch.setattr(Keeper, "check_window", lambda self, lease: None)
+
+
+@mutant
+def answers_for_released_leases_count(patch: Patch) -> None:
+    """Rule 13."""
+
+    def give_up(self, now, due) -> None:
+        original(self, now, due)
+        self.leaving = False
+
+    original = Lease.give_up
+    patch.setattr(Lease, "give_up", give_up)
+
+
+@mutant
+def a_cancelled_acquire_is_forgotten(patch: Patch) -> None:
+    """Peers' bug 1."""
+
+    async def abandon(self, lease, interruption=None):
+        self.keeper.forget(lease)
+
+    patch.setattr(Engine, "_abandon", abandon)
+
+
+@mutant
+def a_failed_release_is_forgotten(patch: Patch) -> None:
+    """Peers' bug 2."""
+    patch.setattr(Keeper, "take_over", lambda self, lease: self.forget(lease))
+
+
+@mutant
+def the_keeper_gives_up_after_one_error(patch: Patch) -> None:
+    """Peers' bug 9."""
+
+    async def attempt(self, request, leases):
+        try:
+            await request
+        except Exception:
+            _keeper.log.warning("and that was it")
+
+    patch.setattr(Keeper, "_attempt", attempt)
+
+
+@mutant
+def the_keeper_waits_for_answers(patch: Patch) -> None:
+    """A slow answer then holds up the clock, and with it the signal of a loss."""
+
+    async def turn(self):
+        spawned = []
+        self.runtime = _Collects(self.runtime, spawned)
+        try:
+            goes_on = await original(self)
+        finally:
+            self.runtime = self.runtime.inner
+        for work in spawned:
+            await work
+        return goes_on
+
+    class _Collects:
+        def __init__(self, inner, spawned) -> None:
+            self.inner = inner
+            self._spawned = spawned
+
+        def spawn(self, work, name) -> None:
+            self._spawned.append(work)
+
+        def __getattr__(self, attribute):
+            return getattr(self.inner, attribute)
+
+    original = Keeper._turn
+    patch.setattr(Keeper, "_turn", turn)
+
+
+@mutant
+def forgotten_handles_are_renewed_for_ever(patch: Patch) -> None:
+    """Rule 22."""
+    original = Lease.__init__
+
+    def init(self, ask, claim, renew_for) -> None:
+        original(self, ask, claim, renew_for)
+        self.claim = lambda: claim
+
+    patch.setattr(Lease, "__init__", init)

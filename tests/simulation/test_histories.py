@@ -1,0 +1,52 @@
+"""Thousands of random histories: whatever goes wrong, the invariants of `leasehold.testing.Monitor` hold.
+
+A failure names its seed; `History(seed, …).run()` replays it exactly. LEASEHOLD_SEED moves the first seed,
+LEASEHOLD_HISTORIES changes how many there are.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from leasehold.testing import ViolationError
+from tests.simulation.history import History
+
+HISTORIES = int(os.environ.get("LEASEHOLD_HISTORIES", "10000"))
+FIRST_SEED = int(os.environ.get("LEASEHOLD_SEED", "0"))
+CHUNK = 500
+
+
+@pytest.mark.parametrize("first", range(FIRST_SEED, FIRST_SEED + HISTORIES, CHUNK))
+def test_nothing_forbidden_happens_whatever_goes_wrong(first: int) -> None:
+    sections = 0
+    for seed in range(first, first + CHUNK):
+        try:
+            sections += History(seed, capacity=3 if seed % 4 == 0 else 1).run().sections
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+    assert sections > CHUNK, "hardly anybody got anything: these histories prove nothing"
+
+
+@pytest.mark.parametrize("first", range(0, 400, 100))
+def test_in_calm_weather_nobody_loses_anything(first: int) -> None:
+    for seed in range(first, first + 100):
+        history = History(seed, faulty=False, names=("a",)).run()
+        assert history.sections == history.monitor.grants, f"seed {seed}"
+
+
+def test_a_seed_replays_exactly() -> None:
+    first, second = History(7).run(), History(7).run()
+    assert (first.world.now, first.steps, first.sections) == (second.world.now, second.steps, second.sections)
+
+
+def test_different_seeds_make_different_histories() -> None:
+    assert len({History(seed).run().steps for seed in range(20)}) > 15
+
+
+def test_a_violation_is_not_swallowed() -> None:
+    history = History(1)
+    history.world.after(1.0, lambda: history.monitor._fail("seeded"))
+    with pytest.raises(ViolationError, match="seeded"):
+        history.run()

@@ -1,0 +1,559 @@
+"""Single stories, told on a virtual clock, about what happens when."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from math import inf
+from typing import Any
+
+import pytest
+
+from leasehold._engine import Engine
+from leasehold._lease import Claim, Lease, State
+from leasehold._model import Ask
+from leasehold._retry import RetryPolicy
+from leasehold.errors import (
+    CapacityMismatchError,
+    InvalidLockError,
+    LockAcquisitionError,
+    LockLostError,
+    StoreError,
+    UnsupportedError,
+)
+from leasehold.runtimes.simulated import Cancelled, Process, Task, World
+from leasehold.testing import Faults, Monitor, SimulatedServer, SimulatedStore
+
+RETRY = RetryPolicy(max_retries=3, retry_delay=0.05)
+
+
+class Stage:
+    """A server and as many clients as a story needs."""
+
+    def __init__(self) -> None:
+        self.world = World(seed=0)
+        self.server = SimulatedServer(self.world, Faults())
+        self.monitor = Monitor(self.world, self.server)
+        self.checked = True
+        self.claims: list[Claim] = []
+
+    def client(self, name: str) -> Client:
+        return Client(self, name)
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run one more task to its end, together with everything else."""
+        director = Process(self.world, "director")
+        task = director.start(work)
+        while not task.finished:
+            assert self.world.step(), "the story came to a standstill"
+            if self.checked:
+                self.monitor.check()
+        if task.error is not None:
+            raise task.error
+        return task.result
+
+
+class Client:
+    def __init__(self, stage: Stage, name: str) -> None:
+        self.stage = stage
+        self.process = Process(stage.world, name)
+        self.store = SimulatedStore(self.process, stage.server)
+        self.engine = Engine(self.store, lambda: name)
+        stage.monitor.add(self.process, self.engine)
+
+    async def acquire(self, *, ttl: float = 9.0, timeout: float = inf, renew_for: float = inf, **ask: Any) -> Lease:
+        claim = Claim()
+        self.stage.claims.append(claim)
+        wish = Ask("x", "", ttl, min(ttl, 3.0), queue=timeout > 0)._replace(**ask)
+        return await self.engine.acquire(wish, claim, timeout=timeout, renew_for=renew_for, retry=RETRY)
+
+    def starts(self, work: Coroutine[Any, Any, Any]) -> Task[Any]:
+        return self.process.start(work)
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    stage = Stage()
+    yield stage
+    stage.world.end()
+
+
+async def until(stage: Stage, condition: Callable[[], bool]) -> float:
+    """Wait for a condition, and tell when it came true."""
+    process = Process(stage.world, "observer")
+    while not condition():
+        await SimulatedStore(process, stage.server).runtime.sleep(0.001)
+    return stage.world.now
+
+
+def waiting(stage: Stage) -> int:
+    return sum(place.acquired_at is None for _, places in stage.server.peek() for place in places)
+
+
+def test_a_release_wakes_the_next_at_once(stage: Stage) -> None:
+    alice, bob = stage.client("alice"), stage.client("bob")
+
+    async def story() -> None:
+        first = await alice.acquire()
+        waits = bob.starts(bob.acquire())
+        await until(stage, lambda: waiting(stage) == 1)
+        released = stage.world.now
+        await alice.engine.release(first)
+        assert await until(stage, lambda: waits.finished) - released < 0.05
+
+    stage.run(story())
+
+
+def test_only_the_next_is_woken(stage: Stage) -> None:
+    alice, bob, carol = (stage.client(name) for name in ("alice", "bob", "carol"))
+
+    async def story() -> None:
+        first = await alice.acquire()
+        waits = []
+        for number, client in enumerate((bob, carol)):
+            waits.append(client.starts(client.acquire()))
+            await until(stage, lambda number=number: waiting(stage) == number + 1)
+        rung: list[str] = []
+        for name, receive in list(stage.server.clients.items()):
+            stage.server.clients[name] = lambda owner, receive=receive: (rung.append(owner), receive(owner))[1]
+        await alice.engine.release(first)
+        await until(stage, lambda: waits[0].finished)
+        assert rung == [waits[0].result.ask.owner]
+        assert not waits[1].finished
+
+    stage.run(story())
+
+
+def test_a_lost_wake_up_costs_at_most_a_heartbeat(stage: Stage) -> None:
+    alice, bob = stage.client("alice"), stage.client("bob")
+    stage.server.faults.lost_wake_up = 1.0
+
+    async def story() -> None:
+        first = await alice.acquire()
+        waits = bob.starts(bob.acquire())
+        await until(stage, lambda: waiting(stage) == 1)
+        released = stage.world.now
+        await alice.engine.release(first)
+        assert 0.05 < await until(stage, lambda: waits.finished) - released < 3.0
+
+    stage.run(story())
+
+
+def test_a_dead_holder_blocks_for_its_ttl_and_no_longer(stage: Stage) -> None:
+    alice, bob = stage.client("alice"), stage.client("bob")
+
+    async def story() -> None:
+        await alice.acquire(ttl=9.0)
+        waits = bob.starts(bob.acquire())
+        await until(stage, lambda: waiting(stage) == 1)
+        alice.process.crash()
+        died = stage.world.now
+        assert 8.9 < await until(stage, lambda: waits.finished) - died < 9.1
+
+    stage.run(story())
+
+
+def test_a_dead_waiter_delays_the_line_by_a_heartbeat_not_by_its_ttl(stage: Stage) -> None:
+    alice, bob, carol = (stage.client(name) for name in ("alice", "bob", "carol"))
+
+    async def story() -> None:
+        first = await alice.acquire(ttl=60.0)
+        bob.starts(bob.acquire(ttl=60.0))
+        await until(stage, lambda: waiting(stage) == 1)
+        waits = carol.starts(carol.acquire(ttl=60.0))
+        await until(stage, lambda: waiting(stage) == 2)
+        bob.process.crash()
+        await alice.engine.release(first)
+        released = stage.world.now
+        assert await until(stage, lambda: waits.finished) - released < 3.0 + 1.2
+
+    stage.run(story())
+
+
+def test_a_dead_heavy_waiter_does_not_block_a_lighter_one_behind_it(stage: Stage) -> None:
+    """Rule 12: what has expired is dropped anywhere up to the first that waits, not at the head only."""
+    alice, bob, carol = (stage.client(name) for name in ("alice", "bob", "carol"))
+
+    async def story() -> None:
+        await alice.acquire(capacity=5, weight=3)
+        bob.starts(bob.acquire(capacity=5, weight=3))
+        await until(stage, lambda: waiting(stage) == 1)
+        waits = carol.starts(carol.acquire(capacity=5, weight=1))
+        await until(stage, lambda: waiting(stage) == 2)
+        bob.process.crash()
+        died = stage.world.now
+        assert await until(stage, lambda: waits.finished) - died < 3.0 + 1.2
+
+    stage.run(story())
+
+
+def test_a_holder_is_renewed_for_as_long_as_it_wants(stage: Stage) -> None:
+    alice = stage.client("alice")
+
+    async def story() -> None:
+        lease = await alice.acquire(ttl=1.0)
+        await alice.engine.runtime.sleep(60.0)
+        assert lease.is_held(alice.process.now())
+        await alice.engine.release(lease)
+
+    stage.run(story())
+
+
+def test_max_hold_ends_renewal_and_is_signalled_as_a_loss(stage: Stage) -> None:
+    alice = stage.client("alice")
+    lost_at: list[float] = []
+
+    async def story() -> None:
+        lease = await alice.acquire(ttl=1.0, renew_for=5.0)
+        alice.engine.keeper.watch(lease, lambda: lost_at.append(stage.world.now))
+        await until(stage, lambda: lease.state is State.LOST)
+        assert 4.5 < lost_at[0] < 5.0
+        assert lease.reason == "its time was up"
+        with pytest.raises(LockLostError):
+            await alice.engine.release(lease)
+
+    stage.run(story())
+
+
+def test_a_loss_is_signalled_once_and_before_another_can_hold(stage: Stage) -> None:
+    alice, bob = stage.client("alice"), stage.client("bob")
+    lost_at: list[float] = []
+
+    async def story() -> None:
+        lease = await alice.acquire(ttl=3.0)
+        alice.engine.keeper.watch(lease, lambda: lost_at.append(stage.world.now))
+        waits = bob.starts(bob.acquire())
+        await until(stage, lambda: waiting(stage) == 1)
+        alice.store.partitioned_until = inf
+        held_at = await until(stage, lambda: waits.finished)
+        await alice.engine.runtime.sleep(5.0)
+        assert len(lost_at) == 1
+        assert lost_at[0] < held_at
+        with pytest.raises(LockLostError, match="could not be renewed"):
+            alice.engine.check(lease)
+
+    stage.run(story())
+
+
+def test_a_short_silence_of_the_store_is_survived(stage: Stage) -> None:
+    alice = stage.client("alice")
+
+    async def story() -> None:
+        lease = await alice.acquire(ttl=9.0)
+        stage.server.stall(5.0)
+        await alice.engine.runtime.sleep(30.0)
+        alice.engine.check(lease)
+
+    stage.run(story())
+
+
+def test_whoever_resumes_after_a_long_pause_first_learns_that_it_lost(stage: Stage) -> None:
+    alice, bob = stage.client("alice"), stage.client("bob")
+
+    async def story() -> None:
+        lease = await alice.acquire(ttl=3.0)
+        waits = bob.starts(bob.acquire())
+        await until(stage, lambda: waiting(stage) == 1)
+        alice.process.pause(30.0)
+        await until(stage, lambda: waits.finished)
+        assert not lease.is_held(alice.process.now())
+        await until(stage, lambda: not alice.process.is_paused())
+        with pytest.raises(LockLostError):
+            await alice.engine.release(lease)
+        assert waits.result.is_held(bob.process.now())
+
+    stage.run(story())
+
+
+def test_a_waiter_that_overslept_its_place_rejoins(stage: Stage) -> None:
+    alice, bob, carol = (stage.client(name) for name in ("alice", "bob", "carol"))
+
+    async def story() -> None:
+        first = await alice.acquire()
+        oversleeps = bob.starts(bob.acquire())
+        await until(stage, lambda: waiting(stage) == 1)
+        on_time = carol.starts(carol.acquire())
+        await until(stage, lambda: waiting(stage) == 2)
+        bob.process.pause(20.0)
+        await until(stage, lambda: stage.world.now > 15.0)
+        await alice.engine.release(first)
+        await until(stage, lambda: on_time.finished)
+        await carol.engine.release(on_time.result)
+        await until(stage, lambda: oversleeps.finished)
+        assert oversleeps.result.fence > on_time.result.fence
+
+    stage.run(story())
+
+
+def test_a_lost_reply_does_not_lock_its_client_out(stage: Stage) -> None:
+    """Peers' bug 3: the repeated request finds the place the first one got."""
+    alice = stage.client("alice")
+
+    async def story() -> None:
+        stage.server.faults.lost_reply = 1.0
+        acquiring = alice.starts(alice.acquire(ttl=30.0, timeout=0.0))
+        await until(stage, lambda: bool(stage.server.size()))
+        stage.server.faults.lost_reply = 0.0
+        await until(stage, lambda: acquiring.finished)
+        assert isinstance(acquiring.error, StoreError), "a try gives up after one silent request"
+
+        stage.server.faults.lost_reply = 1.0
+        acquiring = alice.starts(alice.acquire(ttl=30.0, timeout=20.0))
+        await until(stage, lambda: any(place.owner == "alice/2" for _, places in stage.server.peek() for place in places))
+        stage.server.faults.lost_reply = 0.0
+        await until(stage, lambda: acquiring.finished)
+        assert acquiring.result.is_held(alice.process.now())
+
+    stage.run(story())
+
+
+def test_a_cancelled_acquire_leaves_nothing_behind_before_it_ends(stage: Stage) -> None:
+    """Peers' bugs 1 and 23."""
+    alice, bob = stage.client("alice"), stage.client("bob")
+
+    async def story() -> None:
+        await alice.acquire()
+        waits = bob.starts(bob.acquire())
+        await until(stage, lambda: waiting(stage) == 1)
+        waits.cancel()
+        await until(stage, lambda: waits.finished)
+        assert isinstance(waits.error, Cancelled)
+        assert waiting(stage) == 0
+        assert not bob.engine.keeper.leases
+
+    stage.run(story())
+
+
+def test_a_cancelled_release_is_finished_all_the_same(stage: Stage) -> None:
+    """Peers' bug 2."""
+    alice = stage.client("alice")
+
+    async def story() -> None:
+        lease = await alice.acquire()
+        releasing = alice.starts(alice.engine.release(lease))
+        await alice.engine.runtime.sleep(0.0003)
+        releasing.cancel()
+        await until(stage, lambda: releasing.finished)
+        await until(stage, lambda: not alice.engine.keeper.leases)
+        assert stage.server.size() == 0
+
+    stage.run(story())
+
+
+def test_a_release_nobody_answers_goes_on_in_the_background(stage: Stage) -> None:
+    alice = stage.client("alice")
+
+    async def story() -> None:
+        lease = await alice.acquire(ttl=60.0)
+        alice.store.partitioned_until = stage.world.now + 10.0
+        with pytest.raises(StoreError):
+            await alice.engine.release(lease)
+        assert not lease.is_held(alice.process.now())
+        assert await until(stage, lambda: stage.server.size() == 0) < 20.0
+
+    stage.run(story())
+
+
+def test_a_ghost_join_is_refused(stage: Stage) -> None:
+    """Rule 10: a join that arrives after its client gave up must not take a place for nobody."""
+    alice = stage.client("alice")
+
+    async def story() -> None:
+        stage.server.stall(6.0)
+        with pytest.raises(StoreError):
+            await alice.acquire(timeout=0.0)
+        await until(stage, lambda: not alice.engine.keeper.leases)
+        await alice.engine.runtime.sleep(1.0)
+        assert not any(places for _, places in stage.server.peek())
+
+    stage.run(story())
+
+
+def test_the_retry_policy_bounds_how_often_a_silent_store_is_asked(stage: Stage) -> None:
+    alice = stage.client("alice")
+    asked: list[float] = []
+    original = alice.store.join
+
+    async def join(ask: Ask, timeout: float) -> Any:
+        asked.append(stage.world.now)
+        raise StoreError("down", transient=True)
+
+    alice.store.join = join  # type: ignore[method-assign]
+
+    async def story() -> None:
+        with pytest.raises(StoreError):
+            await alice.acquire()
+        assert len(asked) == 1 + RETRY.max_retries
+        pauses = [later - earlier for earlier, later in zip(asked, asked[1:], strict=False)]
+        for number, pause in enumerate(pauses):
+            assert 0.5 * 0.05 * 2**number <= pause <= 0.05 * 2**number + 0.002
+        alice.store.join = original  # type: ignore[method-assign]
+        await alice.acquire()
+
+    stage.run(story())
+
+
+def test_what_mending_alone_can_help_is_not_retried(stage: Stage) -> None:
+    alice = stage.client("alice")
+    asked: list[Ask] = []
+
+    async def join(ask: Ask, timeout: float) -> Any:
+        asked.append(ask)
+        raise StoreError("wrong password")
+
+    alice.store.join = join  # type: ignore[method-assign]
+
+    async def story() -> None:
+        with pytest.raises(StoreError):
+            await alice.acquire()
+
+    stage.run(story())
+    assert len(asked) == 1
+
+
+def test_another_capacity_is_refused_while_the_line_is_in_use(stage: Stage) -> None:
+    """Rule 6."""
+    alice, bob = stage.client("alice"), stage.client("bob")
+
+    async def story() -> None:
+        lease = await alice.acquire(capacity=3)
+        with pytest.raises(CapacityMismatchError) as refusal:
+            await bob.acquire(capacity=2)
+        assert (refusal.value.stored, refusal.value.asked) == (3, 2)
+        await alice.engine.release(lease)
+        await bob.acquire(capacity=2)
+
+    stage.run(story())
+
+
+def test_a_store_without_semaphores_refuses_capacities(stage: Stage) -> None:
+    from leasehold import Capabilities
+
+    alice = stage.client("alice")
+    alice.store.capabilities = Capabilities(semaphore=False)
+    with pytest.raises(UnsupportedError):
+        stage.run(alice.acquire(capacity=2))
+
+
+def test_an_extension_outlives_the_renewals_that_follow_it(stage: Stage) -> None:
+    """Rule 2: renewals never shorten."""
+    alice = stage.client("alice")
+
+    async def story() -> None:
+        lease = await alice.acquire(ttl=1.0)
+        await alice.engine.extend(lease, 60.0)
+        await alice.engine.runtime.sleep(5.0)
+        ((_, (place,)),) = stage.server.peek()
+        assert place.expires_at - stage.server.now() > 54.0
+        assert lease.trusted_until - alice.process.now() > 53.0
+
+    stage.run(story())
+
+
+def test_an_extension_after_release_or_loss_is_refused(stage: Stage) -> None:
+    alice = stage.client("alice")
+
+    async def story() -> None:
+        lease = await alice.acquire(ttl=1.0)
+        await alice.engine.release(lease)
+        with pytest.raises(InvalidLockError):
+            await alice.engine.extend(lease, 5.0)
+        lost = await alice.acquire(ttl=1.0, renew_for=0.0)
+        await alice.engine.runtime.sleep(2.0)
+        with pytest.raises(LockLostError):
+            await alice.engine.extend(lost, 5.0)
+
+    stage.run(story())
+
+
+def test_a_forward_step_of_the_servers_clock_is_reported(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    """Rule 8: it may let a second holder in, and only the fence protects."""
+    alice = stage.client("alice")
+
+    async def story() -> None:
+        await alice.acquire(ttl=9.0)
+        await alice.engine.runtime.sleep(10.0)
+        assert not caplog.records
+        stage.checked = False
+        stage.server.clock_offset += 4.0
+        await alice.engine.runtime.sleep(10.0)
+
+    with caplog.at_level(logging.WARNING, "leasehold"):
+        stage.run(story())
+    assert "stepped by +4.0 s" in caplog.text
+
+
+def test_a_force_released_holder_is_told_at_its_next_renewal(stage: Stage) -> None:
+    alice, bob = stage.client("alice"), stage.client("bob")
+
+    async def story() -> None:
+        lease = await alice.acquire(ttl=9.0)
+        stage.checked = False
+        await bob.engine.evict("x")
+        await until(stage, lambda: lease.state is State.LOST)
+        assert lease.reason == "the store no longer knows it"
+
+    stage.run(story())
+
+
+def test_a_time_out_is_kept_and_names_the_holder(stage: Stage) -> None:
+    alice, bob = stage.client("alice"), stage.client("bob")
+
+    async def story() -> None:
+        await alice.acquire()
+        began = stage.world.now
+        with pytest.raises(LockAcquisitionError, match="held by alice") as refusal:
+            await bob.acquire(timeout=2.5)
+        assert 2.5 <= stage.world.now - began < 2.6
+        assert refusal.value.holder == "alice"
+        assert refusal.value.attempts == 1
+        assert 2.5 <= refusal.value.waited < 2.6
+        assert waiting(stage) == 0
+
+    stage.run(story())
+
+
+def test_a_grant_that_races_with_the_time_out_is_not_thrown_away(stage: Stage) -> None:
+    """Peers' bug 27: look again before reporting failure."""
+    alice, bob = stage.client("alice"), stage.client("bob")
+    stage.server.faults.lost_wake_up = 1.0
+
+    async def story() -> None:
+        lease = await alice.acquire()
+        waits = bob.starts(bob.acquire(timeout=1.0))
+        await until(stage, lambda: waiting(stage) == 1)
+        await until(stage, lambda: stage.world.now > 0.9)
+        await alice.engine.release(lease)
+        await until(stage, lambda: waits.finished)
+        assert waits.error is None
+
+    stage.run(story())
+
+
+def test_all_that_a_client_holds_is_renewed_in_a_few_requests(stage: Stage) -> None:
+    alice = stage.client("alice")
+    requests: list[int] = []
+    original = alice.store.renew
+
+    async def renew(renewals: Any, timeout: float) -> Any:
+        requests.append(len(renewals))
+        return await original(renewals, timeout)
+
+    alice.store.renew = renew  # type: ignore[method-assign]
+
+    async def story() -> None:
+        for number in range(200):
+            await alice.acquire(ttl=30.0, name=f"name-{number}")
+        await alice.engine.runtime.sleep(30.0)
+
+    stage.run(story())
+    assert sum(requests) >= 400
+    assert len(requests) < 60
+
+
+def test_a_ttl_shorter_than_the_round_trip_is_an_error_not_an_endless_loop(stage: Stage) -> None:
+    alice = stage.client("alice")
+    stage.server.faults.slow = 1.0
+    stage.server.faults.slowest = 4.0
+    with pytest.raises(LockAcquisitionError, match="raise the ttl"):
+        stage.run(alice.acquire(ttl=0.06))
