@@ -15,7 +15,7 @@ from leasehold.errors import InvalidLockError
 
 
 class Handle:
-    """One acquisition. Keep it for as long as you hold: a handle that is collected gives its lock up."""
+    """One acquisition. Keep it for as long as you hold: once it is collected, nobody renews the lease."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

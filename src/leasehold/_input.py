@@ -54,14 +54,14 @@ def check_seconds(value: Seconds, what: str) -> float:
 
 
 def check_ttl(value: Seconds, what: str = "ttl") -> float:
-    """Accept from a tenth above the margin of error to a year."""
+    """Accept from ten times the margin of error to a year."""
     ttl = check_seconds(value, what)
     if 10 * margin(ttl) <= ttl <= MAX_TTL:
         return ttl
     if ttl > MAX_TTL:
         problem = "may be a year at the most: a lease is renewed while it is held, so minutes are enough"
     else:
-        problem = "must be at least 0.06 s, ten times what clocks and signals may be off"
+        problem = "must be at least 0.12 s, ten times what clocks and signals may be off"
     msg = f"{what} {problem}; got {ttl:g} s"
     raise InvalidInputError(msg)
 

@@ -89,9 +89,9 @@ class Keeper:
                 return
             lease.state, lease.reason = State.LOST, reason
             watchers, lease.watchers = lease.watchers, []
-        log.warning("lost %r (fence %d): %s", lease.ask.name, lease.fence, reason)
         for on_lost in watchers:
             on_lost()
+        log.warning("lost %r (fence %d): %s", lease.ask.name, lease.fence, reason)
         self.take_over(lease)
 
     def watch(self, lease: Lease, on_lost: Callable[[], None]) -> None:
@@ -153,9 +153,9 @@ class Keeper:
         self._wakes_at = inf  # so that whatever comes up from here on rings
         for lease in list(self.leases.values()):
             self.check_window(lease)
-            if lease.state is State.HELD and lease.claim() is None and not lease.leaving:
-                log.warning("%r (fence %d) was dropped without a release", lease.ask.name, lease.fence)
-                self.take_over(lease)
+            if lease.is_dropped():
+                log.warning("%r was dropped without a release: it ends after its ttl", lease.ask.name)
+                lease.let_end()
         now = self.runtime.now()
         leases = list(self.leases.values())
         due = [lease for lease in leases if lease.due <= now + lease.ask.heartbeat / 12]

@@ -15,8 +15,11 @@ PATIENCE = 5.0
 
 
 def margin(life: float) -> float:
-    """Bound how far our clock and the store's may drift apart over one life, and what a signal takes to arrive."""
-    return 0.01 * life + 0.005
+    """Bound how far our clock and the store's may drift apart over one life, and how late a signal may come.
+
+    The constant is twice what a busy thread may keep the interpreter to itself (`sys.getswitchinterval`).
+    """
+    return 0.01 * life + 0.01
 
 
 class State(Enum):
@@ -29,7 +32,7 @@ class State(Enum):
 
 
 class Claim:
-    """What the user's handles keep alive: a lease whose claim was collected is given up, not renewed for ever."""
+    """What the user's handles keep alive: a lease whose claim was collected is not renewed any more."""
 
     __slots__ = ("__weakref__",)
 
@@ -87,6 +90,15 @@ class Lease:
         """Move the window by a life that began, at the earliest, when its request was sent."""
         self.trusted_until = max(self.trusted_until, sent + life - margin(life))
         self.due = inf if self.is_exhausted() else self.trusted_until - self.ask.ttl * (0.6 + 0.1 * chance)
+
+    def is_dropped(self) -> bool:
+        """Tell whether nobody could release it any more, though it would be renewed."""
+        return self.state is State.HELD and not self.leaving and self.claim() is None and self.renew_until != -inf
+
+    def let_end(self) -> None:
+        """Renew no more. Whoever dropped it may still be at work, so the lease runs its course."""
+        self.renew_until = -inf
+        self.due = inf
 
     def is_exhausted(self) -> bool:
         """Tell whether no renewal could move the window any further."""

@@ -556,4 +556,4 @@ def test_a_ttl_shorter_than_the_round_trip_is_an_error_not_an_endless_loop(stage
     stage.server.faults.slow = 1.0
     stage.server.faults.slowest = 4.0
     with pytest.raises(LockAcquisitionError, match="raise the ttl"):
-        stage.run(alice.acquire(ttl=0.06))
+        stage.run(alice.acquire(ttl=0.12))

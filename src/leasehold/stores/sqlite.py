@@ -83,7 +83,9 @@ class _SqliteLine:
         return (_Row(*row) for row in rows)
 
     def find(self, owner: str) -> Place | None:
-        row = self._execute(f"SELECT {_PLACE} FROM place WHERE owner = ?", (owner,)).fetchone()
+        row = self._execute(
+            f"SELECT {_PLACE} FROM place WHERE owner = ? AND name = ?", (owner, self._name)
+        ).fetchone()
         return _Row(*row) if row else None
 
     def append(self, place: Place) -> None:
