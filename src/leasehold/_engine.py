@@ -15,7 +15,6 @@ from leasehold._keeper import Keeper, log
 from leasehold._lease import PATIENCE, Claim, Lease, State
 from leasehold._model import Ask, Line, Refusal, Renewal, Standing
 from leasehold._retry import RetryPolicy
-from leasehold._runtime import drive
 from leasehold._store import Store
 from leasehold.errors import (
     CapacityMismatchError,
@@ -37,10 +36,10 @@ POLL = RetryPolicy(retry_delay=0.005, max_delay=0.1)
 class Engine:
     """One client's business with one store."""
 
-    def __init__(self, store: Store, identify: Callable[[], str]) -> None:
+    def __init__(self, store: Store, identify: Callable[[], str], *, leave_at_exit: bool = False) -> None:
         self.store = store
         self.runtime = store.runtime
-        self.keeper = Keeper(store)
+        self.keeper = Keeper(store, leave_at_exit=leave_at_exit)
         self.holder_id = identify()
         self._identify = identify
         self._sequence = 0
@@ -66,6 +65,9 @@ class Engine:
             lease = self._begin(ask, claim, renew_for)
             try:
                 refusal = await self._stand_in_line(lease, deadline, retry)
+            except StoreError:
+                self.keeper.take_over(lease)
+                raise
             except BaseException as interruption:
                 await self._abandon(lease, interruption)
                 raise
@@ -154,19 +156,6 @@ class Engine:
             await self.release_all()
         finally:
             self.keeper.stop()
-
-    def exit(self, budget: float) -> None:
-        """Give every place up within `budget` seconds: the interpreter is about to end."""
-        self.keeper.closing = True
-        now = self.runtime.now()
-        leases = list(self.keeper.leases.values())
-        for lease in leases:
-            lease.give_up(now, due=inf)
-        for lease in leases:
-            try:
-                drive(self.keeper.leave(lease, max(now + budget - self.runtime.now(), 0.0)))
-            except Exception:
-                log.warning("could not release %r at exit: it ends by itself", lease.ask.name)
 
     async def find(self, name: str) -> Line | None:
         """Look at one line; None if nobody is in it."""

@@ -13,9 +13,12 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 
+from leasehold import _lifecycle
 from leasehold._lease import PATIENCE, Lease, State
 from leasehold._model import Renewal, Standing
+from leasehold._runtime import drive
 from leasehold._store import Store
+from leasehold.errors import StoreError
 
 log = logging.getLogger("leasehold")
 
@@ -28,10 +31,11 @@ CLOCK_STEP = 0.25
 
 
 class Keeper:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, leave_at_exit: bool) -> None:
         self.store = store
         self.runtime = store.runtime
         self.closing = False
+        self._leave_at_exit = leave_at_exit
         self._offset: tuple[float, float] | None = None
         self.start_afresh()
 
@@ -45,6 +49,8 @@ class Keeper:
     def register(self, lease: Lease) -> None:
         """Look after a lease from before its first request is sent."""
         self.leases[lease.ask.owner] = lease
+        if self._leave_at_exit:
+            _lifecycle.at_exit.add(self.exit)
 
     def forget(self, lease: Lease) -> None:
         """Stop looking after a lease whose place is surely gone."""
@@ -53,6 +59,8 @@ class Keeper:
             lease.leaving = True
             if lease.state is not State.LOST:
                 lease.state = State.LEFT
+            if not self.leases:
+                _lifecycle.at_exit.discard(self.exit)
 
     def note(self, lease: Lease, renewal: Renewal, sent: float, standing: Standing | None) -> None:
         """Take in the store's answer to a request that was sent then; too late for a lease being given up."""
@@ -127,6 +135,19 @@ class Keeper:
         if self._running:
             self._bell.ring()
 
+    def exit(self, budget: float) -> None:
+        """Give every place up within `budget` seconds: the interpreter is about to end."""
+        self.closing = True
+        now = self.runtime.now()
+        leases = list(self.leases.values())
+        for lease in leases:
+            lease.give_up(now, due=inf)
+        for lease in leases:
+            try:
+                drive(self.leave(lease, max(now + budget - self.runtime.now(), 0.0)))
+            except Exception:
+                log.warning("could not release %r at exit: it ends by itself", lease.ask.name)
+
     def _see_to_it_by(self, moment: float) -> None:
         if moment >= self._wakes_at:
             return
@@ -189,8 +210,9 @@ class Keeper:
         except Exception as error:
             log.warning("%s and %d more: trying again: %s", leases[0].ask.name, len(leases) - 1, error)
             now = self.runtime.now()
+            is_hopeless = self.closing and isinstance(error, StoreError) and not error.transient
             for lease in leases:
-                if now < lease.dead_by:
+                if now < lease.dead_by and not is_hopeless:
                     lease.due = now + lease.ask.heartbeat / 10
                     self._see_to_it_by(lease.due)
                 else:

@@ -17,8 +17,11 @@ class Store(Protocol):
     Expiry is judged by the server's clock alone.
     """
 
-    capabilities: Capabilities
-    runtime: Runtime
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def runtime(self) -> Runtime: ...
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
         """Take a place, or refresh the one `ask.owner` already has."""

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import ParamSpec, Self, TypeVar, Unpack
 from weakref import WeakKeyDictionary
 
-from leasehold import _info, _lifecycle, _primitives
+from leasehold import _info, _primitives
 from leasehold._engine import Engine
 from leasehold._handle import Handle
 from leasehold._identity import new_holder_id
@@ -122,8 +122,7 @@ class AsyncDistributedLock:
             msg = "this store belongs to another driver: AsyncDistributedLock needs one with an AsyncRuntime"
             raise InvalidInputError(msg)
         self._runtime = opened.runtime
-        self._engine = Engine(opened, new_holder_id)
-        _lifecycle.at_exit(self._engine.exit)
+        self._engine = Engine(opened, new_holder_id, leave_at_exit=True)
 
     @property
     def holder_id(self) -> str:

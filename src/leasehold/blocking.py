@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar, Unpack
 
-from leasehold import _info, _lifecycle, _primitives
+from leasehold import _info, _primitives
 from leasehold._engine import Engine
 from leasehold._handle import Handle
 from leasehold._identity import new_holder_id
@@ -96,8 +96,7 @@ class DistributedLock:
         if not isinstance(opened.runtime, ThreadRuntime):
             msg = "this store belongs to another driver: DistributedLock needs one with a ThreadRuntime"
             raise InvalidInputError(msg)
-        self._engine = Engine(opened, new_holder_id)
-        _lifecycle.at_exit(self._engine.exit)
+        self._engine = Engine(opened, new_holder_id, leave_at_exit=True)
 
     @property
     def holder_id(self) -> str:

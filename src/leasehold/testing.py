@@ -117,9 +117,7 @@ class SimulatedStore:
     async def close(self) -> None:
         return None
 
-    async def _request(
-        self, step: Callable[[], tuple[T, list[str]]], timeout: float, *, repeatable: bool = True
-    ) -> T:
+    async def _request(self, step: Callable[[], tuple[T, list[str]]], timeout: float, *, repeatable: bool = True) -> T:
         server = self._server
         answer: Parking[tuple[T] | None] = Parking()
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,5 +13,5 @@ def driver(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(params=STORES)
-def rig(request: pytest.FixtureRequest, driver: str, tmp_path: Path) -> Iterator[Rig]:
-    yield Rig(driver, STORES[request.param](tmp_path))
+def rig(request: pytest.FixtureRequest, driver: str, tmp_path: Path) -> Rig:
+    return Rig(driver, STORES[request.param](tmp_path))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import threading
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 
+import leasehold
 from leasehold import (
     ClosedError,
     InvalidInputError,
@@ -72,7 +74,7 @@ def test_waiters_are_served_in_the_order_they_came(rig: Rig) -> None:
 
         for number in range(5):
             rig.start(waiter(number))
-            await rig.until(lambda number=number: has_waiters(client, number + 1))
+            await rig.until(partial(has_waiters, client, number + 1))
         await ask(first.release())
         await rig.until(lambda: len(order) == 5)
         assert order == sorted(order)
@@ -279,7 +281,7 @@ def test_a_forced_release_takes_the_lock_away_and_the_holder_learns_of_it(rig: R
         handle = await ask(alice.acquire("x", ttl=0.3))
         taken = await ask(bob.force_release("x"))
         assert taken.fence == handle.fence
-        await rig.until(lambda: handle.lost.is_set())
+        await rig.until(handle.lost.is_set)
         with pytest.raises(LockLostError, match="no longer knows"):
             handle.check()
         assert await ask(bob.force_release("x")) is None
@@ -491,8 +493,6 @@ def test_an_unknown_option_is_refused(rig: Rig) -> None:
 
 
 def test_every_error_is_a_lock_error() -> None:
-    import leasehold
-
     errors = [getattr(leasehold, name) for name in leasehold.__all__ if name.endswith("Error")]
     assert len(errors) == 9
     assert all(issubclass(error, LockError) for error in errors)

@@ -20,7 +20,7 @@ def wish(owner: str, name: str = "x", **changes: Any) -> Ask:
     return Ask(name, f"{owner}/1", ttl=30.0, heartbeat=3.0)._replace(**changes)
 
 
-def life(owner: str, name: str = "x", ttl: float = 30.0, heartbeat: float = 3.0, claim: bool = True) -> Renewal:
+def life(owner: str, name: str = "x", ttl: float = 30.0, heartbeat: float = 3.0, *, claim: bool = True) -> Renewal:
     return Renewal(name, f"{owner}/1", ttl, heartbeat, claim)
 
 
@@ -153,9 +153,7 @@ def test_one_batch_renews_what_is_there_and_tells_what_is_not(rig: Rig) -> None:
         await join(store, wish("alice", "x"))
         await join(store, wish("bob", "x"))
         await join(store, wish("carol", "y"))
-        standings = await store.renew(
-            [life("carol", "y"), life("bob"), life("nobody"), life("alice")], TIMEOUT
-        )
+        standings = await store.renew([life("carol", "y"), life("bob"), life("nobody"), life("alice")], TIMEOUT)
         assert [standing and standing.held for standing in standings] == [True, False, None, True]
         assert await store.renew([], TIMEOUT) == []
 

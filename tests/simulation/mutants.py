@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -150,7 +151,7 @@ def the_dead_hold_for_ever(patch: Patch) -> None:
 
 @mutant
 def tickets_start_over(patch: Patch) -> None:
-    def next_ticket(self) -> int:
+    def next_ticket(self):
         self._ticket = self._ticket % 3 + 1
         return self._ticket
 
@@ -239,7 +240,7 @@ def the_keeper_waits_for_answers(patch: Patch) -> None:
     """A slow answer then holds up the clock, and with it the signal of a loss."""
 
     async def turn(self):
-        spawned = []
+        spawned: list[Any] = []
         self.runtime = _Collects(self.runtime, spawned)
         try:
             goes_on = await original(self)

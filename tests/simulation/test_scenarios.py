@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
+from itertools import pairwise
 from math import inf
 from typing import Any
 
 import pytest
 
+from leasehold import Capabilities
 from leasehold._engine import Engine
 from leasehold._lease import Claim, Lease, State
 from leasehold._model import Ask
@@ -90,6 +93,10 @@ def waiting(stage: Stage) -> int:
     return sum(place.acquired_at is None for _, places in stage.server.peek() for place in places)
 
 
+def waits_behind(stage: Stage, number: int) -> bool:
+    return waiting(stage) == number
+
+
 def test_a_release_wakes_the_next_at_once(stage: Stage) -> None:
     alice, bob = stage.client("alice"), stage.client("bob")
 
@@ -112,13 +119,20 @@ def test_only_the_next_is_woken(stage: Stage) -> None:
         waits = []
         for number, client in enumerate((bob, carol)):
             waits.append(client.starts(client.acquire()))
-            await until(stage, lambda number=number: waiting(stage) == number + 1)
+            await until(stage, partial(waits_behind, stage, number + 1))
         rung: list[str] = []
-        for name, receive in list(stage.server.clients.items()):
-            stage.server.clients[name] = lambda owner, receive=receive: (rung.append(owner), receive(owner))[1]
+
+        def listen(receive: Callable[[str], None]) -> Callable[[str], None]:
+            def overheard(owner: str) -> None:
+                rung.append(owner)
+                receive(owner)
+
+            return overheard
+
+        stage.server.clients = {name: listen(receive) for name, receive in stage.server.clients.items()}
         await alice.engine.release(first)
         await until(stage, lambda: waits[0].finished)
-        assert rung == [waits[0].result.ask.owner]
+        assert rung == [waits[0].outcome().ask.owner]
         assert not waits[1].finished
 
     stage.run(story())
@@ -260,7 +274,7 @@ def test_whoever_resumes_after_a_long_pause_first_learns_that_it_lost(stage: Sta
         await until(stage, lambda: not alice.process.is_paused())
         with pytest.raises(LockLostError):
             await alice.engine.release(lease)
-        assert waits.result.is_held(bob.process.now())
+        assert waits.outcome().is_held(bob.process.now())
 
     stage.run(story())
 
@@ -278,9 +292,9 @@ def test_a_waiter_that_overslept_its_place_rejoins(stage: Stage) -> None:
         await until(stage, lambda: stage.world.now > 15.0)
         await alice.engine.release(first)
         await until(stage, lambda: on_time.finished)
-        await carol.engine.release(on_time.result)
+        await carol.engine.release(on_time.outcome())
         await until(stage, lambda: oversleeps.finished)
-        assert oversleeps.result.fence > on_time.result.fence
+        assert oversleeps.outcome().fence > on_time.outcome().fence
 
     stage.run(story())
 
@@ -299,10 +313,12 @@ def test_a_lost_reply_does_not_lock_its_client_out(stage: Stage) -> None:
 
         stage.server.faults.lost_reply = 1.0
         acquiring = alice.starts(alice.acquire(ttl=30.0, timeout=20.0))
-        await until(stage, lambda: any(place.owner == "alice/2" for _, places in stage.server.peek() for place in places))
+        await until(
+            stage, lambda: any(place.owner == "alice/2" for _, places in stage.server.peek() for place in places)
+        )
         stage.server.faults.lost_reply = 0.0
         await until(stage, lambda: acquiring.finished)
-        assert acquiring.result.is_held(alice.process.now())
+        assert acquiring.outcome().is_held(alice.process.now())
 
     stage.run(story())
 
@@ -384,7 +400,7 @@ def test_the_retry_policy_bounds_how_often_a_silent_store_is_asked(stage: Stage)
         with pytest.raises(StoreError):
             await alice.acquire()
         assert len(asked) == 1 + RETRY.max_retries
-        pauses = [later - earlier for earlier, later in zip(asked, asked[1:], strict=False)]
+        pauses = [later - earlier for earlier, later in pairwise(asked)]
         for number, pause in enumerate(pauses):
             assert 0.5 * 0.05 * 2**number <= pause <= 0.05 * 2**number + 0.002
         alice.store.join = original  # type: ignore[method-assign]
@@ -427,8 +443,6 @@ def test_another_capacity_is_refused_while_the_line_is_in_use(stage: Stage) -> N
 
 
 def test_a_store_without_semaphores_refuses_capacities(stage: Stage) -> None:
-    from leasehold import Capabilities
-
     alice = stage.client("alice")
     alice.store.capabilities = Capabilities(semaphore=False)
     with pytest.raises(UnsupportedError):

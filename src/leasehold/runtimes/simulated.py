@@ -143,6 +143,13 @@ class Task(Generic[T]):
         self._work.close()
         self.process.tasks.discard(self)
 
+    def outcome(self) -> T:
+        """Return what a finished task returned, or raise what it raised."""
+        assert self.finished
+        if self.error is not None:
+            raise self.error
+        return self.result  # type: ignore[return-value]
+
     def cancel(self) -> None:
         """Throw `Cancelled` into the task where it waits next."""
         if not self.finished:
@@ -241,9 +248,7 @@ class SimulatedRuntime:
     async def shield(self, work: Coroutine[Any, Any, T]) -> T:
         task = self._process.start(work)
         await task.done
-        if task.error is not None:
-            raise task.error
-        return task.result  # type: ignore[return-value]
+        return task.outcome()
 
     async def offload(self, function: Callable[[], T]) -> T:
         return function()

@@ -2,10 +2,11 @@
 -- Times are seconds on the machine's boot clock and mean nothing after a restart, which `boot` tells.
 
 CREATE TABLE state (
-    machine TEXT NOT NULL,
-    boot    TEXT NOT NULL,
-    ticket  INTEGER NOT NULL,  -- the last one drawn
-    time    REAL NOT NULL      -- when the last operation ran
+    machine  TEXT NOT NULL,
+    boot     TEXT NOT NULL,
+    ticket   INTEGER NOT NULL,  -- the last one drawn
+    time     REAL NOT NULL,     -- of some operation within the last second of activity
+    swept_to TEXT NOT NULL      -- the name up to which rows were looked through for leftovers
 );
 
 CREATE TABLE place (

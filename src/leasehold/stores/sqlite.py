@@ -40,6 +40,7 @@ SWEEP_ROWS = 200
 
 _PLACE = "ticket, owner, capacity, weight, expires_at, acquired_at, metadata, address"
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_TRANSIENT = {*_BUSY, sqlite3.SQLITE_IOERR}
 _ADVICE = {
     sqlite3.SQLITE_BUSY: "another program keeps it locked",
     sqlite3.SQLITE_LOCKED: "another program keeps it locked",
@@ -48,7 +49,12 @@ _ADVICE = {
     sqlite3.SQLITE_NOTADB: "it is no leasehold database; move it away, or choose another file",
     sqlite3.SQLITE_CORRUPT: "it is damaged; stop its users and move it away: no lock outlives its users",
     sqlite3.SQLITE_FULL: "the disk is full",
+    sqlite3.SQLITE_IOERR: "the disk failed, or somebody removed its -wal or -shm file",
 }
+
+
+_HAS_ABSTRACT_SOCKETS = sys.platform == "linux"
+"""Sockets with a name but no file: nothing is left behind by a process that is killed."""
 
 
 def default_path() -> Path:
@@ -83,9 +89,7 @@ class _SqliteLine:
         return (_Row(*row) for row in rows)
 
     def find(self, owner: str) -> Place | None:
-        row = self._execute(
-            f"SELECT {_PLACE} FROM place WHERE owner = ? AND name = ?", (owner, self._name)
-        ).fetchone()
+        row = self._execute(f"SELECT {_PLACE} FROM place WHERE owner = ? AND name = ?", (owner, self._name)).fetchone()
         return _Row(*row) if row else None
 
     def append(self, place: Place) -> None:
@@ -138,7 +142,7 @@ class SqliteStore:
         runtime: Runtime,
         path: str | Path | None = None,
         *,
-        push: bool = sys.platform == "linux",
+        push: bool = _HAS_ABSTRACT_SOCKETS,
         clock: Callable[[], float] | None = None,
         floor: Callable[[], int] = microseconds,
     ) -> None:
@@ -150,13 +154,13 @@ class SqliteStore:
         self._floor = floor
         self._mailbox = Mailbox(runtime)
         self._mutex = threading.Lock()
+        self._listening = runtime.mutex()
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
         self._bell: socket.socket | None = None
         self._address = ""
         self._stop_listening: Callable[[], None] | None = None
-        self._joins = 0
-        self._swept_to = ""
+        self._joins = random.randrange(SWEEP_EVERY)  # many short-lived clients together sweep as often as one
         self._closed = False
         _lifecycle.at_fork(before=self._before_fork, in_parent=self._after_fork, in_child=self._forked)
 
@@ -191,8 +195,8 @@ class SqliteStore:
         return was_there
 
     async def wait(self, name: str, owner: str, timeout: float) -> bool:
-        if self._stop_listening is None and self._bell is not None:
-            with self._mutex:
+        if self._stop_listening is None and self._bell is not None and self.capabilities.push:
+            with self._listening:
                 if self._stop_listening is None:
                     self._stop_listening = self.runtime.listen(
                         self._bell, lambda message: self._mailbox.ring(message.decode(errors="replace"))
@@ -233,28 +237,39 @@ class SqliteStore:
         return await self.runtime.offload(lambda: self._transact(step, timeout))
 
     def _transact(self, step: Callable[[sqlite3.Connection, float], tuple[T, list[Place]]], timeout: float) -> T:
-        """Run one atomic step, then wake the places it reports."""
+        """Run one atomic step, as soon as other processes let us, then wake the places it reports."""
         deadline = time.monotonic() + timeout
-        if not self._mutex.acquire(timeout=timeout):
-            msg = f"{self.path}: no answer within {timeout:g} s, other threads of this process keep it busy"
-            raise StoreError(msg, transient=True)
+        while True:
+            try:
+                with self._mutex:  # never held while waiting: other threads and forks need it
+                    result, woken = self._attempt(step)
+            except sqlite3.Error as error:
+                if _code(error) not in _BUSY or time.monotonic() >= deadline:
+                    raise self._explain(error) from error
+            except (TypeError, ValueError) as error:
+                msg = f"{self.path}: {error} ({_ADVICE[sqlite3.SQLITE_CORRUPT]})"
+                raise StoreError(msg) from error
+            except OSError as error:
+                msg = f"{self.path}: {error.strerror} ({_ADVICE[sqlite3.SQLITE_CANTOPEN]})"
+                raise StoreError(msg) from error
+            else:
+                for place in woken:
+                    self._wake(place)
+                return result
+            time.sleep(0.0002 + 0.0008 * random.random())
+
+    def _attempt(self, step: Callable[[sqlite3.Connection, float], tuple[T, list[Place]]]) -> tuple[T, list[Place]]:
         try:
-            connection = self._connected(deadline)
-            _patiently(connection, "BEGIN IMMEDIATE", deadline)
+            connection = self._connected()
+            connection.execute("BEGIN IMMEDIATE")
             now = self._clock()
             self._follow_clock(connection, now)
-            result, woken = step(connection, now)
+            outcome = step(connection, now)
             connection.execute("COMMIT")
         except BaseException as error:
             self._recover(error)
-            if isinstance(error, sqlite3.Error):
-                raise self._explain(error) from error
             raise
-        finally:
-            self._mutex.release()
-        for place in woken:
-            self._wake(place)
-        return result
+        return outcome
 
     def _recover(self, error: BaseException) -> None:
         """Undo a step that failed; a connection that will not is not used again."""
@@ -267,7 +282,7 @@ class SqliteStore:
     def _explain(self, error: sqlite3.Error) -> StoreError:
         code = _code(error)
         advice = _ADVICE.get(code, "")
-        return StoreError(f"{self.path}: {error}{advice and f' ({advice})'}", transient=code in _BUSY)
+        return StoreError(f"{self.path}: {error}{advice and f' ({advice})'}", transient=code in _TRANSIENT)
 
     def _follow_clock(self, connection: sqlite3.Connection, now: float) -> None:
         """Take a backward step of the clock off everything that ends, else the dead would outlive it."""
@@ -279,15 +294,17 @@ class SqliteStore:
             connection.execute("UPDATE state SET time = ?", (now,))
 
     def _sweep(self, connection: sqlite3.Connection, now: float) -> list[Place]:
-        """Now and then, look through a few rows for names nobody asks for any more."""
+        """Now and then, look through a few more rows for names nobody asks for any more."""
         self._joins += 1
         if self._joins % SWEEP_EVERY:
             return []
         connection.execute("DELETE FROM refused WHERE until <= ?", (now,))
         rows = connection.execute(
-            "SELECT name, expires_at FROM place WHERE name > ? ORDER BY name LIMIT ?", (self._swept_to, SWEEP_ROWS)
+            "SELECT name, expires_at FROM place WHERE name > (SELECT swept_to FROM state) ORDER BY name LIMIT ?",
+            (SWEEP_ROWS,),
         ).fetchall()
-        self._swept_to = rows[-1][0] if len(rows) == SWEEP_ROWS else ""
+        swept_to = rows[-1][0] if len(rows) == SWEEP_ROWS else ""
+        connection.execute("UPDATE state SET swept_to = ?", (swept_to,))
         expired = {name for name, expires_at in rows if expires_at <= now}
         return [place for name in expired for place in _rule.settle(self._line(connection, name), now).woken]
 
@@ -297,7 +314,8 @@ class SqliteStore:
         with suppress(OSError):  # it has died, or has more wake-ups than it can take
             self._bell.sendto(place.owner.encode(), socket.MSG_DONTWAIT, f"\0{place.address}")
 
-    def _connected(self, deadline: float) -> sqlite3.Connection:
+    def _connected(self) -> sqlite3.Connection:
+        """Connect, and connect anew where the file was deleted or replaced: others would use the new one."""
         if self._closed:
             msg = f"{self.path}: this store is closed"
             raise StoreError(msg)
@@ -306,48 +324,47 @@ class SqliteStore:
                 if os.stat(self.path).st_ino == self._inode:
                     return self._connection
             self._disconnect()
-        try:
-            self._connection = self._connect(deadline)
-        except OSError as error:
-            msg = f"{self.path}: {error.strerror} ({_ADVICE[sqlite3.SQLITE_CANTOPEN]})"
-            raise StoreError(msg) from error
-        return self._connection
-
-    def _connect(self, deadline: float) -> sqlite3.Connection:
         if self._private:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not self.path.exists():
             _create_private(self.path)
-        if self.capabilities.push and self._bell is None:
-            self._address = f"leasehold/{secrets.token_hex(8)}"
-            self._bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            self._bell.bind(f"\0{self._address}")
+        self._open_bell()
         connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
-            self._prepare(connection, deadline)
+            self._prepare(connection)
+            self._inode = os.stat(self.path).st_ino
         except BaseException:
             connection.close()
             raise
-        self._inode = os.stat(self.path).st_ino
+        self._connection = connection
         return connection
 
-    def _prepare(self, connection: sqlite3.Connection, deadline: float) -> None:
+    def _open_bell(self) -> None:
+        if self._bell is None and _HAS_ABSTRACT_SOCKETS:
+            self._bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            if self.capabilities.push:
+                self._address = f"leasehold/{secrets.token_hex(8)}"
+                self._bell.bind(f"\0{self._address}")
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
         """Make or check the schema, and forget what another boot left behind."""
-        (application_id,) = _patiently(connection, "PRAGMA application_id", deadline).fetchone()
-        (tables,) = _patiently(connection, "SELECT count(*) FROM sqlite_master", deadline).fetchone()
-        if application_id != APPLICATION_ID and tables:
+        identity = connection.execute(
+            "SELECT (SELECT application_id FROM pragma_application_id),"
+            " (SELECT user_version FROM pragma_user_version), (SELECT count(*) FROM sqlite_master)"
+        ).fetchone()
+        if identity[0] != APPLICATION_ID and any(identity):
             msg = f"{self.path}: this database belongs to another program; choose a file of leasehold's own"
             raise StoreError(msg)
-        _patiently(connection, "PRAGMA journal_mode = WAL", deadline)
+        connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
-        _patiently(connection, "BEGIN IMMEDIATE", deadline)
+        connection.execute("BEGIN IMMEDIATE")
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version == 0:
             for statement in files("leasehold.stores").joinpath("schema.sql").read_text("utf-8").split(";"):
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            connection.execute("INSERT INTO state VALUES (?, ?, 0, 0)", (_machine.machine_id(), _machine.boot_id()))
+            connection.execute("INSERT INTO state VALUES (?, ?, 0, 0, '')", (_machine.machine_id(), _machine.boot_id()))
         elif version != SCHEMA_VERSION:
             msg = f"{self.path}: made by a newer leasehold (schema {version}); upgrade this one"
             raise StoreError(msg)
@@ -356,7 +373,7 @@ class SqliteStore:
 
     def _check_machine(self, connection: sqlite3.Connection) -> None:
         machine, boot = connection.execute("SELECT machine, boot FROM state").fetchone()
-        if boot == _machine.boot_id():
+        if boot and boot == _machine.boot_id():
             return
         if machine != _machine.machine_id():
             msg = (
@@ -364,9 +381,10 @@ class SqliteStore:
                 "across machines; use a server for that, or delete the file if that machine is gone"
             )
             raise StoreError(msg)
-        connection.execute("DELETE FROM place")
-        connection.execute("DELETE FROM refused")
-        connection.execute("UPDATE state SET boot = ?, time = 0", (_machine.boot_id(),))
+        if boot != _machine.boot_id():
+            connection.execute("DELETE FROM place")
+            connection.execute("DELETE FROM refused")
+            connection.execute("UPDATE state SET boot = ?, time = 0", (_machine.boot_id(),))
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -383,22 +401,12 @@ class SqliteStore:
 
     def _forked(self) -> None:
         self._mutex = threading.Lock()
+        self._listening = self.runtime.mutex()
         self._mailbox = Mailbox(self.runtime)
         self._stop_listening = None
         if self._bell is not None:
             self._bell.close()
             self._bell = None
-
-
-def _patiently(connection: sqlite3.Connection, statement: str, deadline: float) -> sqlite3.Cursor:
-    """Execute a statement that other processes may hold up for a moment."""
-    while True:
-        try:
-            return connection.execute(statement)
-        except sqlite3.OperationalError as error:
-            if _code(error) not in _BUSY or time.monotonic() >= deadline:
-                raise
-        time.sleep(0.0002 + 0.0008 * random.random())
 
 
 def _code(error: sqlite3.Error) -> int:

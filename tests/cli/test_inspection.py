@@ -1,0 +1,177 @@
+"""`leasehold ls`, `show`, `release`, and what all subcommands share."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from leasehold import DistributedLock, __version__
+from leasehold.cli import main
+from leasehold.cli.parser import EXIT_CODES
+from leasehold.cli.text import humane, pairs, table
+from tests.cli.conftest import Leasehold, eventually
+
+
+def test_ls_of_nothing(leasehold: Leasehold) -> None:
+    assert leasehold("ls").stdout == "nothing is locked\n"
+    assert leasehold("ls", "cron:").stdout == "nothing is locked under 'cron:'\n"
+    assert leasehold.json("ls") == []
+
+
+def test_ls_shows_who_holds_what(leasehold: Leasehold) -> None:
+    locks = DistributedLock(leasehold.url)
+    with locks, locks.lock("cron:a", metadata={"host": "web-1"}) as first, locks.lock("job:b"):
+        header, one, two = leasehold("ls").stdout.splitlines()
+        assert header.split() == ["NAME", "HOLDER", "FENCE", "SINCE", "EXPIRES", "IN", "WAITING", "METADATA"]
+        assert one.split()[:3] == ["cron:a", locks.holder_id, str(first.fence)]
+        assert one.endswith("host=web-1")
+        assert two.startswith("job:b ")
+        (only,) = leasehold("ls", "cron:").stdout.splitlines()[1:]
+        assert only.startswith("cron:a ")
+        (told,) = leasehold.json("ls", "cron:")
+        assert (told["name"], told["fence"], told["waiting"]) == ("cron:a", first.fence, 0)
+
+
+def test_ls_counts_those_who_wait(leasehold: Leasehold) -> None:
+    leasehold.hold("job")
+    leasehold.start("run", "job", "--", "true")
+    eventually(lambda: leasehold.json("ls")[0]["waiting"] == 1, "one waits")
+
+
+def test_show(leasehold: Leasehold) -> None:
+    with DistributedLock(leasehold.url) as locks, locks.lock("job", metadata={"by": "me"}, ttl=60) as handle:
+        shown = dict(line.split(maxsplit=1) for line in leasehold("show", "job").stdout.splitlines())
+        assert (shown["name"], shown["holder"], shown["fence"]) == ("job", locks.holder_id, str(handle.fence))
+        assert (shown["waiting"], shown["metadata"]) == ("0", "by=me")
+        assert "unless renewed" in shown["expires"]
+        told = leasehold.json("show", "job")
+        assert (told["holder_id"], told["metadata"]) == (locks.holder_id, {"by": "me"})
+
+
+def test_show_of_a_free_lock(leasehold: Leasehold) -> None:
+    finished = leasehold("show", "job")
+    assert (finished.returncode, finished.stdout, finished.stderr) == (1, "", "leasehold: 'job' is free\n")
+    told = json.loads(leasehold("show", "job", "--json").stderr)
+    assert told == {"error": "free", "exit_code": 1, "message": "'job' is free", "name": "job"}
+
+
+def test_release_without_force_only_explains(leasehold: Leasehold) -> None:
+    leasehold.hold("job")
+    finished = leasehold("release", "job")
+    assert finished.returncode == 2
+    assert "--force" in finished.stderr
+    assert leasehold.info("job") is not None
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_release_says_who_held(leasehold: Leasehold, form: list[str]) -> None:
+    leasehold.hold("job")
+    holder = leasehold.info("job")
+    assert holder is not None
+    finished = leasehold("release", "job", "--force", *form)
+    assert finished.returncode == 0
+    assert holder.holder_id in finished.stdout
+    if form:
+        assert json.loads(finished.stdout)["fence"] == holder.fence
+    assert leasehold("release", "job", "--force", *form).returncode == 1
+
+
+def test_an_unreachable_store_gives_69(leasehold: Leasehold) -> None:
+    leasehold.database.write_text("this is no database, and long enough to be looked at as one" * 20)
+    for arguments in (["ls"], ["show", "job"], ["release", "job", "--force"], ["demo"]):
+        finished = leasehold(*arguments)
+        assert (finished.returncode, finished.stdout) == (69, "")
+        assert str(leasehold.database) in finished.stderr
+        assert "Traceback" not in finished.stderr
+
+
+def test_url_wins_over_the_environment(leasehold: Leasehold) -> None:
+    with DistributedLock(leasehold.url) as locks, locks.lock("job"):
+        assert leasehold("show", "job").returncode == 0
+        assert leasehold("show", "job", "--url", leasehold.url + ".other").returncode == 1
+
+
+def test_what_others_chose_cannot_command_the_terminal(leasehold: Leasehold) -> None:
+    with DistributedLock(leasehold.url) as locks, locks.lock("job", metadata={"a": "\x1b[2J\x9b31m", "b\n": "\r"}):
+        for arguments in (["ls"], ["show", "job"]):
+            shown = leasehold(*arguments).stdout
+            assert all(character.isprintable() for line in shown.split("\n") for character in line)
+
+
+def test_a_reader_that_leaves_early_causes_no_traceback(leasehold: Leasehold) -> None:
+    for arguments in (["ls"], ["show", "--help"]):
+        reader, writer = os.pipe()
+        os.close(reader)
+        process = leasehold.start(*arguments, stdout=writer)
+        os.close(writer)
+        assert process.wait(10) == 141
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+def test_a_terminal_without_unicode_is_enough(leasehold: Leasehold) -> None:
+    leasehold.environment["PYTHONIOENCODING"] = "ascii"
+    with DistributedLock(leasehold.url) as locks, locks.lock("żółw"):
+        assert "\\u017c" in leasehold("ls").stdout
+
+
+def test_version_and_help(leasehold: Leasehold) -> None:
+    assert leasehold("--version").stdout == f"leasehold {__version__}\n"
+    assert "demo" in leasehold("--help").stdout
+    for subcommand in ("run", "ls", "show", "release", "demo"):
+        finished = leasehold(subcommand, "--help")
+        assert finished.returncode == 0
+        assert f"example:\n  leasehold {subcommand}" in finished.stdout
+    assert EXIT_CODES in leasehold("run", "--help").stdout
+    assert leasehold().returncode == 2
+
+
+def test_the_installed_command_is_the_same() -> None:
+    command = os.path.join(os.path.dirname(sys.executable), "leasehold")
+    assert subprocess.check_output([command, "--version"], text=True) == f"leasehold {__version__}\n"
+
+
+def test_main_can_be_called(leasehold: Leasehold, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls", "--url", leasehold.url, "--json"]) == 0
+    assert main(["run", "job", "--url", leasehold.url, "--", "echo", "ran"]) == 0
+    assert capfd.readouterr().out == "[]\nran\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1, "0.0s"),
+        (0.04, "0.0s"),
+        (9.94, "9.9s"),
+        (9.96, "10s"),
+        (59.6, "1m"),
+        (61, "1m 1s"),
+        (3599.9, "1h"),
+        (7260, "2h 1m"),
+        (86400 * 3 + 3600 * 4, "3d 4h"),
+    ],
+)
+def test_durations_are_humane(seconds: float, text: str) -> None:
+    assert humane(seconds) == text
+
+
+def test_metadata_is_written_as_pairs() -> None:
+    assert pairs({"a": "x", "b": 1, "c": "two words", "d": [1, {}]}) == 'a=x b=1 c="two words" d=[1,{}]'
+
+
+def test_a_table_is_aligned_and_cut_to_the_terminal() -> None:
+    rows = [("NAME", "N", "DATA"), ("n" * 30, "1", "d" * 50), ("日本語" * 5, "2", "")]
+    assert table(rows, width=None, shrinkable=(0, 2)) == [
+        "NAME" + " " * 26 + "  N  DATA",
+        "n" * 30 + "  1  " + "d" * 50,
+        "日本語" * 5 + "  2",
+    ]
+    assert table(rows, width=25, shrinkable=(0, 2)) == [
+        "NAME        N  DATA",
+        "nnnnnnnnn…  1  ddddddddd…",
+        "日本語日…   2",
+    ]

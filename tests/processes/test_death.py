@@ -1,0 +1,143 @@
+"""What becomes of a lock whose holder, or whose waiter, is killed or paused."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from leasehold import DistributedLock
+from leasehold._lease import margin
+from leasehold._primitives import HEARTBEAT
+from tests.processes.helpers import Worker, boottime, eventually, rows, stop_outside_a_transaction
+
+Peer = Callable[..., Worker]
+
+SLACK = 1.0
+"""What a loaded machine may add to a delay."""
+
+
+def waits_behind(locks: DistributedLock, name: str, places: int) -> None:
+    eventually(lambda: (info := locks.info(name)) and info.waiting == places, f"{places} wait for {name!r}")
+
+
+def rest_of(path: Path, name: str) -> float:
+    """Read when the head of the line expires."""
+    ((expires_at,),) = rows(path, f"SELECT expires_at FROM place WHERE name = '{name}' ORDER BY ticket LIMIT 1")
+    return float(expires_at)
+
+
+def test_a_killed_holder_is_followed_when_its_ttl_ends_and_not_before(
+    peer: Peer, locks: DistributedLock, path: Path
+) -> None:
+    ttl = 1.5
+    holder, waiter = peer(), peer()
+    first = holder.ask("acquire", "job", ttl=ttl)
+    waiter.send("acquire", "job", ttl=ttl)
+    waits_behind(locks, "job", 1)
+    killed = holder.kill()
+    holder.wait()
+    expires = rest_of(path, "job")
+    second = waiter.answer()
+    assert second["fence"] > first["fence"]
+    assert second["at"] >= expires
+    assert second["at"] <= min(expires, killed + ttl) + SLACK
+
+
+def test_a_holder_that_lives_keeps_its_lock_many_times_its_ttl(peer: Peer, locks: DistributedLock) -> None:
+    holder, waiter = peer(), peer()
+    granted = holder.ask("acquire", "job", ttl=0.4)
+    waiter.send("acquire", "job", ttl=0.4)
+    waits_behind(locks, "job", 1)
+    eventually(lambda: boottime() > granted["at"] + 2.0, "five lives pass")
+    assert not waiter.has_answered()
+    assert holder.ask("state")["held"]
+    holder.ask("release")
+    assert waiter.answer()["fence"] > granted["fence"]
+
+
+def test_a_killed_waiter_holds_the_line_up_for_one_heartbeat_not_for_its_ttl(
+    peer: Peer, locks: DistributedLock
+) -> None:
+    holder, doomed, survivor = peer(), peer(), peer()
+    holder.ask("acquire", "job", ttl=60)
+    for place, waiter in enumerate((doomed, survivor), start=1):
+        waiter.send("acquire", "job", ttl=60)
+        waits_behind(locks, "job", place)
+    killed = doomed.kill()
+    doomed.wait()
+    holder.ask("release")
+    assert survivor.answer()["at"] <= killed + HEARTBEAT + SLACK
+
+
+def test_a_waiter_killed_long_ago_does_not_hold_the_line_up_at_all(peer: Peer, locks: DistributedLock) -> None:
+    holder, doomed, survivor = peer(), peer(), peer()
+    holder.ask("acquire", "job", ttl=0.5)
+    for place, waiter in enumerate((doomed, survivor), start=1):
+        waiter.send("acquire", "job", ttl=0.5)
+        waits_behind(locks, "job", place)
+    doomed.kill()
+    waits_behind(locks, "job", 1)
+    released = holder.ask("release")["at"]
+    assert survivor.answer()["at"] <= released + 0.25
+
+
+def test_a_holder_paused_beyond_its_ttl_learns_that_it_lost_and_harms_nobody(
+    peer: Peer, locks: DistributedLock, path: Path
+) -> None:
+    ttl = 0.8
+    paused, next_one = peer(), peer()
+    first = paused.ask("with", "job", ttl=ttl)
+    stop_outside_a_transaction(paused, path)
+    second = next_one.ask("acquire", "job", ttl=30)
+    assert second["fence"] > first["fence"]
+    paused.send("state")
+    resumed = paused.signal(signal.SIGCONT)
+    state = paused.answer()
+    assert not state["held"]
+    assert state["check"] == "LockLostError"
+    assert state["at"] - resumed < SLACK
+    eventually(lambda: paused.ask("state")["lost"], "the paused holder's `lost` is set", within=SLACK)
+    paused.send("end")
+    assert paused.answer()["error"] == "LockLostError"
+    info = locks.info("job")
+    assert info is not None
+    assert info.fence == second["fence"]
+    assert next_one.ask("state")["held"]
+    assert next_one.ask("release")["error"] is None
+
+
+def test_a_release_after_a_long_pause_raises_and_leaves_the_new_holder_its_place(
+    peer: Peer, locks: DistributedLock, path: Path
+) -> None:
+    paused, next_one = peer(), peer()
+    paused.ask("acquire", "job", ttl=0.5)
+    stop_outside_a_transaction(paused, path)
+    second = next_one.ask("acquire", "job", ttl=30)
+    paused.send("release")
+    paused.signal(signal.SIGCONT)
+    assert paused.answer()["error"] == "LockLostError"
+    info = locks.info("job")
+    assert info is not None
+    assert info.fence == second["fence"]
+
+
+def test_a_holder_paused_for_less_than_its_ttl_keeps_its_lock_and_renews_on(
+    peer: Peer, locks: DistributedLock, path: Path
+) -> None:
+    ttl = 3.0
+    holder = peer()
+    granted = holder.ask("acquire", "job", ttl=ttl)
+    stopped = stop_outside_a_transaction(holder, path)
+    eventually(lambda: boottime() > stopped + ttl / 4, "a while passes")
+    holder.signal(signal.SIGCONT)
+    state = holder.ask("state")
+    assert (state["held"], state["lost"], state["check"]) == (True, False, None)
+    expires = rest_of(path, "job")
+    eventually(lambda: rest_of(path, "job") > expires, "the lease is renewed")
+    eventually(lambda: boottime() > granted["at"] + ttl + margin(ttl), "the first lease would have ended")
+    assert holder.ask("state")["held"]
+    info = locks.info("job")
+    assert info is not None
+    assert info.fence == granted["fence"]
+    assert holder.ask("release")["error"] is None

@@ -1,0 +1,34 @@
+"""What a fork does to the client and the locks of the process that forks. Scenarios: workers/forking.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from leasehold import DistributedLock
+from tests.processes.helpers import rows, run
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param("inert", id="the_childs_copy_of_a_handle_is_inert"),
+        pytest.param("inherited_with", id="a_child_that_leaves_the_with_block_releases_nothing"),
+        pytest.param("identity", id="the_child_is_a_client_of_its_own"),
+        pytest.param("waits_for_its_parent", id="a_child_waits_for_its_parent_and_is_woken"),
+        pytest.param("child_exits_hard", id="a_child_that_ends_by_os_exit_releases_nothing"),
+        pytest.param("child_exits", id="a_child_that_ends_by_sys_exit_releases_nothing"),
+        pytest.param("child_leaves_its_own_behind", id="a_child_gives_up_at_its_exit_only_what_it_took_itself"),
+        pytest.param("grandchildren", id="forks_of_forks_work"),
+        pytest.param("multiprocessing_fork", id="a_forked_pool_uses_the_client_it_inherited"),
+        pytest.param("hammered", id="threads_at_the_store_do_not_trouble_a_fork"),
+        pytest.param("hammered_with_new_clients", id="clients_made_during_a_fork_do_not_trouble_it"),
+    ],
+)
+def test_forking(scenario: str, path: Path, locks: DistributedLock) -> None:
+    worker = run("forking.py", scenario, path, within=18)
+    assert worker.errors == ""
+    assert worker.process.returncode == 0
+    assert rows(path, "PRAGMA integrity_check") == [("ok",)]
+    assert locks.inspect() == []

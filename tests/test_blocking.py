@@ -1,0 +1,253 @@
+"""The client for threads: blocks, decorators, events, interrupts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import leasehold
+from leasehold import (
+    DistributedLock,
+    InvalidInputError,
+    LockAcquisitionError,
+    LockHandle,
+    LockLostError,
+    StoreError,
+    get_distributed_lock,
+)
+from leasehold.runtimes.aio import AsyncRuntime
+from leasehold.runtimes.threads import ThreadRuntime
+from leasehold.stores.memory import MemoryServer, MemoryStore
+
+
+@pytest.fixture
+def server() -> MemoryServer:
+    return MemoryServer()
+
+
+@pytest.fixture
+def locks(server: MemoryServer):
+    with DistributedLock(MemoryStore(ThreadRuntime(), server)) as locks:
+        yield locks
+
+
+def test_a_block_holds_the_lock_and_releases_it(locks: DistributedLock) -> None:
+    with locks.lock("x", metadata={"a": 1}) as handle:
+        assert isinstance(handle, LockHandle)
+        assert locks.is_locked("x")
+    assert not locks.is_locked("x")
+
+
+def test_an_acquired_handle_is_a_block_too(locks: DistributedLock) -> None:
+    with locks.acquire("x"):
+        assert locks.is_locked("x")
+    assert not locks.is_locked("x")
+
+
+def test_a_block_is_not_entered_without_the_lock(locks: DistributedLock) -> None:
+    """Peers' bug 12."""
+    with locks.lock("x"), pytest.raises(LockAcquisitionError), locks.lock("x", timeout=0.01):
+        pytest.fail("entered")
+
+
+def test_a_block_that_fails_releases_and_lets_its_exception_through(locks: DistributedLock) -> None:
+    with pytest.raises(ZeroDivisionError), locks.lock("x"):
+        raise ZeroDivisionError
+    assert not locks.is_locked("x")
+
+
+def test_a_block_that_outlived_its_lease_ends_with_an_error(locks: DistributedLock) -> None:
+    with pytest.raises(LockLostError), locks.lock("x", ttl=0.2, renew=False) as handle:
+        assert handle.lost.wait(5)
+
+
+def test_a_loss_does_not_mask_the_blocks_own_exception(locks: DistributedLock) -> None:
+    """Peers' bug 13."""
+    with pytest.raises(ZeroDivisionError) as caught, locks.lock("x", ttl=0.2, renew=False) as handle:
+        assert handle.lost.wait(5)
+        raise ZeroDivisionError
+    assert "was lost" in caught.value.__notes__[0]
+
+
+def test_releasing_inside_the_block_is_fine(locks: DistributedLock) -> None:
+    with locks.lock("x") as handle:
+        handle.release()
+        with locks.lock("x", timeout=0):
+            pass
+
+
+def test_a_decorated_function_holds_a_lock_named_after_its_arguments(locks: DistributedLock) -> None:
+    seen: list[str] = []
+
+    @locks.locked("account:{account_id}:{kind}")
+    def transfer(account_id: int, *, kind: str = "in") -> str:
+        """Move money."""
+        seen.extend(info.name for info in locks.inspect())
+        return "done"
+
+    assert transfer(42) == "done"
+    assert transfer(account_id=43, kind="out") == "done"
+    assert seen == ["account:42:in", "account:43:out"]
+    assert transfer.__doc__ == "Move money."
+    assert locks.inspect() == []
+
+
+def test_a_decorated_method_can_use_its_object(locks: DistributedLock) -> None:
+    class Account:
+        number = 7
+
+        @locks.locked("account:{self.number}")
+        def touch(self) -> str:
+            return locks.inspect()[0].name
+
+    assert Account().touch() == "account:7"
+
+
+def test_a_decorator_can_name_the_call_itself(locks: DistributedLock) -> None:
+    @locks.locked(lambda *parts: "-".join(parts), timeout=0)
+    def job(*parts: str) -> str:
+        return locks.inspect()[0].name
+
+    assert job("a", "b") == "a-b"
+
+
+@pytest.mark.parametrize("template", ["x:{missing}", "x:{}", "x:{0}"])
+def test_a_name_the_arguments_cannot_fill_is_refused_when_decorating(locks: DistributedLock, template: str) -> None:
+    with pytest.raises(InvalidInputError, match="does not take"):
+
+        @locks.locked(template)
+        def function(present: int) -> None: ...
+
+
+def test_a_coroutine_function_is_refused(locks: DistributedLock) -> None:
+    with pytest.raises(InvalidInputError, match="AsyncDistributedLock"):
+
+        @locks.locked("x")
+        async def function() -> None: ...
+
+
+def test_with_lock_returns_what_the_function_returns(locks: DistributedLock) -> None:
+    assert locks.with_lock("x", lambda: locks.is_locked("x")) is True
+    assert not locks.is_locked("x")
+
+
+def test_two_of_eight_threads_are_never_inside_together(locks: DistributedLock) -> None:
+    inside = 0
+    total = 0
+
+    def work() -> None:
+        nonlocal inside, total
+        for _ in range(50):
+            with locks.lock("x"):
+                inside += 1
+                assert inside == 1
+                total += 1
+                inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert total == 400
+
+
+def test_memory_is_one_space_for_the_whole_process() -> None:
+    with DistributedLock("memory://") as first, DistributedLock("memory://") as second:
+        with first.lock("x"):
+            assert second.try_acquire("x") is None
+        with DistributedLock("memory://elsewhere") as third, first.lock("x"):
+            assert third.try_acquire("x") is not None
+
+
+def test_the_default_client_is_one_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEASEHOLD_URL", "memory://default")
+    monkeypatch.setattr(leasehold.blocking, "_default", None)
+    assert get_distributed_lock() is get_distributed_lock()
+    with get_distributed_lock().lock("x"), DistributedLock("memory://default") as other:
+        assert other.is_locked("x")
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("redi://localhost", "memory://, sqlite://"),
+        ("nonsense", "memory://, sqlite://"),
+        ("sqlite://relative/path.db", "three slashes"),
+        ("memory://x?ttl=3", "no options"),
+    ],
+)
+def test_a_url_nobody_knows_is_refused_with_those_that_are_known(url: str, says: str) -> None:
+    with pytest.raises(InvalidInputError, match=says):
+        DistributedLock(url)
+
+
+def test_a_store_of_the_other_driver_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="driver"):
+        DistributedLock(MemoryStore(AsyncRuntime()))
+
+
+def test_a_store_that_was_handed_in_is_not_closed(server: MemoryServer) -> None:
+    store = MemoryStore(ThreadRuntime(), server)
+    DistributedLock(store).close()
+    with DistributedLock(store) as locks, locks.lock("x"):
+        pass
+
+
+def test_one_keeper_thread_keeps_everything_and_ends_with_the_client(server: MemoryServer) -> None:
+    before = set(threading.enumerate())
+    with DistributedLock(MemoryStore(ThreadRuntime(), server), ttl=1) as locks:
+        handles = [locks.acquire(f"name-{number}") for number in range(1000)]
+        time.sleep(1.5)  # longer than the ttl: each must have been renewed
+        assert all(handle.is_held for handle in handles)
+        keepers = [thread for thread in set(threading.enumerate()) - before if thread.name == "leasehold-keeper"]
+        assert len(keepers) == 1
+    keepers[0].join(5)
+    assert not keepers[0].is_alive()
+
+
+def test_an_interrupt_while_waiting_leaves_no_place(tmp_path) -> None:
+    program = """
+import _thread, sys, threading, time
+from leasehold import DistributedLock
+holder, waiter = DistributedLock("memory://"), DistributedLock("memory://")
+handle = holder.acquire("x")
+def interrupt():
+    while holder.info("x").waiting == 0:
+        time.sleep(0.01)
+    _thread.interrupt_main()
+threading.Thread(target=interrupt).start()
+try:
+    waiter.acquire("x")
+except KeyboardInterrupt:
+    print("waiting:", holder.info("x").waiting)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    assert done.stdout == "waiting: 0\n", done.stderr
+
+
+def test_a_release_the_store_does_not_answer_says_so_and_goes_on(locks: DistributedLock) -> None:
+    handle = locks.acquire("x")
+    store = locks._engine.store
+    calls = []
+    original = store.leave
+
+    async def leave(name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+        calls.append(name)
+        if len(calls) < 3:
+            raise StoreError("silent", transient=True)
+        return await original(name, owner, timeout, unsure)
+
+    store.leave = leave  # type: ignore[method-assign]
+    with pytest.raises(StoreError):
+        handle.release()
+    assert not handle.is_held
+    deadline = time.monotonic() + 10
+    while locks.is_locked("x"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert len(calls) == 3

@@ -1,0 +1,85 @@
+"""What is public, and that its two halves say the same."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import leasehold
+from leasehold import AsyncDistributedLock, AsyncLockHandle, DistributedLock, LockHandle, errors
+
+SRC = Path(leasehold.__file__).parent
+DIFFERENT = {"__enter__", "__exit__", "__aenter__", "__aexit__"}
+
+
+def public(kind: type) -> dict[str, object]:
+    return {name: member for name, member in inspect.getmembers(kind) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(
+    ("blocking", "asynchronous"), [(DistributedLock, AsyncDistributedLock), (LockHandle, AsyncLockHandle)]
+)
+def test_both_facades_offer_the_same(blocking: type, asynchronous: type) -> None:
+    ours, theirs = public(blocking), public(asynchronous)
+    assert ours.keys() == theirs.keys()
+    for name, member in ours.items():
+        if inspect.isfunction(member):
+            other = theirs[name]
+            assert callable(other)
+            parameters, others = inspect.signature(member).parameters, inspect.signature(other).parameters
+            assert list(parameters) == list(others), name
+            assert [p.default for p in parameters.values()] == [p.default for p in others.values()], name
+            plain = re.sub(r"Async|async", "", other.__doc__ or "")
+            assert (member.__doc__ or "").split("\n")[0][:20] == plain.split("\n")[0][:20], name
+
+
+def test_all_is_sorted_and_true() -> None:
+    assert leasehold.__all__ == sorted(leasehold.__all__)
+    assert errors.__all__ == sorted(errors.__all__)
+    for name in leasehold.__all__:
+        assert hasattr(leasehold, name)
+    assert set(errors.__all__) <= set(leasehold.__all__)
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_errors_pickle_with_what_they_carry(name: str) -> None:
+    kind = getattr(errors, name)
+    details = {
+        parameter: f"some {parameter}" for parameter in inspect.signature(kind).parameters if parameter != "message"
+    }
+    error = kind("message", **details)
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is kind
+    assert str(copy) == "message"
+    assert {key: getattr(copy, key) for key in details} == details
+    assert "name" in details
+
+
+def test_the_core_knows_no_driver() -> None:
+    """The linter bans these imports too; this is what the linter is configured for."""
+    core = [
+        SRC / f"_{name}.py" for name in ("engine", "keeper", "lease", "model", "rule", "runtime", "store", "primitives")
+    ]
+    for path in core:
+        assert not re.search(r"^(import|from) (asyncio|threading|time|random)\b", path.read_text(), re.MULTILINE), path
+
+
+def test_the_package_needs_nothing_but_python() -> None:
+    program = (
+        "import sys; before = set(sys.modules); import leasehold;"
+        "print({name.partition('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": str(SRC.parent)},
+    )
+    assert done.stdout.strip() == "{'leasehold'}", done.stderr
