@@ -44,7 +44,7 @@ class Engine:
         self._identify = identify
         self._sequence = 0
         self._entered: dict[tuple[Hashable, str], Lease] = {}
-        _lifecycle.at_fork(in_child=self._forked)
+        _lifecycle.at_fork(self, in_child="_forked")
 
     async def acquire(
         self, ask: Ask, claim: Claim, *, timeout: float = inf, renew_for: float = inf, retry: RetryPolicy
@@ -156,6 +156,7 @@ class Engine:
             await self.release_all()
         finally:
             self.keeper.stop()
+            await self.keeper.leave_all(PATIENCE)
 
     async def find(self, name: str) -> Line | None:
         """Look at one line; None if nobody is in it."""

@@ -135,18 +135,23 @@ class Keeper:
         if self._running:
             self._bell.ring()
 
-    def exit(self, budget: float) -> None:
-        """Give every place up within `budget` seconds: the interpreter is about to end."""
-        self.closing = True
+    async def leave_all(self, budget: float) -> None:
+        """Give up every place there is, in any state, within `budget` seconds."""
         now = self.runtime.now()
         leases = list(self.leases.values())
         for lease in leases:
             lease.give_up(now, due=inf)
         for lease in leases:
             try:
-                drive(self.leave(lease, max(now + budget - self.runtime.now(), 0.0)))
+                await self.leave(lease, max(now + budget - self.runtime.now(), 0.0))
             except Exception:
-                log.warning("could not release %r at exit: it ends by itself", lease.ask.name)
+                log.warning("could not release %r: it ends by itself", lease.ask.name)
+                self.forget(lease)
+
+    def exit(self, budget: float) -> None:
+        """Give everything up: the interpreter is about to end."""
+        self.closing = True
+        drive(self.leave_all(budget))
 
     def _see_to_it_by(self, moment: float) -> None:
         if moment >= self._wakes_at:

@@ -16,7 +16,7 @@ from typing import Any
 EXIT_BUDGET = 1.0
 """Seconds that all clean-up at exit together may take."""
 
-_Hooks = list[weakref.WeakMethod[Callable[[], Any]]]
+_Hooks = list[tuple[weakref.ref[Any], str]]
 
 _before_fork: _Hooks = []
 _after_fork_in_parent: _Hooks = []
@@ -30,26 +30,24 @@ put in only what has something to lose, for as long as it has."""
 
 
 def at_fork(
-    *,
-    before: Callable[[], Any] | None = None,
-    in_parent: Callable[[], Any] | None = None,
-    in_child: Callable[[], Any] | None = None,
+    instance: object, *, before: str | None = None, in_parent: str | None = None, in_child: str | None = None
 ) -> None:
-    """Call these bound methods around every fork, in the order of registration, while their object lives."""
+    """Call these methods of `instance` around every fork, in the order of registration, while it lives."""
     with _registering:
         for hooks, method in (
             (_before_fork, before),
             (_after_fork_in_parent, in_parent),
             (_after_fork_in_child, in_child),
         ):
+            hooks[:] = [hook for hook in hooks if hook[0]() is not None]
             if method is not None:
-                hooks.append(weakref.WeakMethod(method, hooks.remove))
+                hooks.append((weakref.ref(instance), method))
 
 
 def _call(hooks: _Hooks) -> None:
-    for reference in tuple(hooks):
-        if (method := reference()) is not None:
-            method()
+    for reference, method in hooks:
+        if (instance := reference()) is not None:
+            getattr(instance, method)()
 
 
 def _before() -> None:

@@ -93,7 +93,10 @@ class Leasehold:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(5)
             process.kill()
-            process.communicate()
+            process.wait()
+            for stream in (process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
 
 
 @pytest.fixture

@@ -19,11 +19,12 @@ from tests.cli.conftest import Leasehold, eventually, is_alive
 
 BEATING = """
 import os, signal, sys, time
-if "stubborn" in sys.argv:
+is_command = os.fork() > 0
+if "stubborn" in sys.argv or ("stubborn-descendant" in sys.argv and not is_command):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-with open("descendant" if os.fork() == 0 else "command", "w", buffering=1) as journal:
+with open("command" if is_command else "descendant", "w", buffering=1) as journal:
     journal.write(f"{os.getpid()}\\n")
-    while True:
+    for _ in range(3000):
         journal.write(f"{time.clock_gettime(time.CLOCK_BOOTTIME)}\\n")
         time.sleep(0.005)
 """
@@ -33,10 +34,10 @@ class Victim:
     """A `leasehold run` whose command and its descendant write down when they were last alive."""
 
     def __init__(
-        self, leasehold: Leasehold, directory: Path, *options: str, stubborn: bool = False, **streams: Any
+        self, leasehold: Leasehold, directory: Path, *options: str, manner: str = "stubborn", **streams: Any
     ) -> None:
         self._journals = (directory / "command", directory / "descendant")
-        command = (sys.executable, "-c", BEATING, "stubborn" if stubborn else "obedient")
+        command = (sys.executable, "-c", BEATING, manner)
         self.process = leasehold.start("run", "job", *options, "--", *command, cwd=directory, **streams)
         eventually(lambda: all(len(self._lines(path)) > 1 for path in self._journals), "both run")
 
@@ -65,7 +66,7 @@ def unusable(database: Path) -> Iterator[float]:
 
 
 def test_without_renewals_all_are_killed_before_the_lease_ends(leasehold: Leasehold, tmp_path: Path) -> None:
-    victim = Victim(leasehold, tmp_path, "--ttl", "1.5", stubborn=True)
+    victim = Victim(leasehold, tmp_path, "--ttl", "1.5")
     with unusable(leasehold.database) as expires_at:
         last = victim.last_alive()
         assert last < expires_at
@@ -77,10 +78,16 @@ def test_without_renewals_all_are_killed_before_the_lease_ends(leasehold: Leaseh
 
 
 def test_without_renewals_an_obedient_command_has_its_grace(leasehold: Leasehold, tmp_path: Path) -> None:
-    victim = Victim(leasehold, tmp_path, "--ttl", "2", "--grace", "1")
+    victim = Victim(leasehold, tmp_path, "--ttl", "2", "--grace", "1", manner="obedient")
     with unusable(leasehold.database) as expires_at:
         assert expires_at - victim.last_alive() > 0.8
     assert victim.process.wait(10) == 74
+
+
+def test_a_descendant_that_outlives_an_obedient_command_is_killed(leasehold: Leasehold, tmp_path: Path) -> None:
+    victim = Victim(leasehold, tmp_path, "--max-hold", "2", manner="stubborn-descendant")
+    assert victim.process.wait(10) == 74
+    victim.last_alive()
 
 
 def test_a_full_pipe_does_not_keep_the_command_alive(leasehold: Leasehold, tmp_path: Path) -> None:
@@ -97,7 +104,7 @@ def test_a_full_pipe_does_not_keep_the_command_alive(leasehold: Leasehold, tmp_p
 
 
 def test_a_recovered_store_does_not_save_a_command_told_to_stop(leasehold: Leasehold, tmp_path: Path) -> None:
-    victim = Victim(leasehold, tmp_path, "--ttl", "3", "--grace", "1.5", stubborn=True)
+    victim = Victim(leasehold, tmp_path, "--ttl", "3", "--grace", "1.5")
     with unusable(leasehold.database) as expires_at:
         clock = time.CLOCK_BOOTTIME
         eventually(lambda: time.clock_gettime(clock) > expires_at - 1.4, "SIGTERM must have been sent")
@@ -112,7 +119,7 @@ def test_renewals_keep_a_command_far_beyond_its_ttl(leasehold: Leasehold) -> Non
 
 
 def test_a_lock_taken_away_stops_the_command(leasehold: Leasehold, tmp_path: Path) -> None:
-    victim = Victim(leasehold, tmp_path, "--ttl", "1.5", "--grace", "0.7", stubborn=True)
+    victim = Victim(leasehold, tmp_path, "--ttl", "1.5", "--grace", "0.7")
     released = time.clock_gettime(time.CLOCK_BOOTTIME)
     assert leasehold("release", "job", "--force").returncode == 0
     assert victim.last_alive() - released < 1.5 + 0.5
@@ -130,7 +137,7 @@ def test_a_loss_that_shows_only_at_the_release_counts(leasehold: Leasehold) -> N
 
 def test_max_hold_ends_the_command_in_time(leasehold: Leasehold, tmp_path: Path) -> None:
     began = time.clock_gettime(time.CLOCK_BOOTTIME)
-    victim = Victim(leasehold, tmp_path, "--ttl", "1", "--max-hold", "2", stubborn=True)
+    victim = Victim(leasehold, tmp_path, "--ttl", "1", "--max-hold", "2")
     granted_by = float(Victim._lines(tmp_path / "command")[1])
     last = victim.last_alive()
     assert last < granted_by + 2
@@ -140,7 +147,7 @@ def test_max_hold_ends_the_command_in_time(leasehold: Leasehold, tmp_path: Path)
 
 
 def test_a_stopped_wrapper_checks_its_lease_before_anything_else(leasehold: Leasehold, tmp_path: Path) -> None:
-    victim = Victim(leasehold, tmp_path, "--ttl", "1", stubborn=True)
+    victim = Victim(leasehold, tmp_path, "--ttl", "1")
     victim.process.send_signal(signal.SIGSTOP)
     eventually(lambda: leasehold.info("job") is None, "the lease has ended")
     resumed = time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -155,7 +155,8 @@ class Guard:
     def explain(self) -> str:
         """Tell why the command was stopped."""
         name = self._handle.name
-        if self._max_hold is not None and self._lease_length >= self._max_hold - self._slack:
+        # a quarter, because the grant may have reached us late, and renewals near the end gain little
+        if self._max_hold is not None and self._lease_length >= self._max_hold - self._life / 4:
             return f"{name!r} may not be held for more than --max-hold ({humane(self._max_hold)})"
         try:
             self._handle.check()

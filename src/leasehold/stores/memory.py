@@ -32,7 +32,7 @@ class MemoryServer:
         self._ticket = 0
         self._sweep_above = 64
         self.mailboxes: WeakSet[Mailbox] = WeakSet()
-        _lifecycle.at_fork(in_child=self._forked)
+        _lifecycle.at_fork(self, in_child="_forked")
 
     def join(self, ask: Ask) -> tuple[Standing | Refusal, list[str]]:
         with self._mutex:

@@ -162,7 +162,7 @@ class SqliteStore:
         self._stop_listening: Callable[[], None] | None = None
         self._joins = random.randrange(SWEEP_EVERY)  # many short-lived clients together sweep as often as one
         self._closed = False
-        _lifecycle.at_fork(before=self._before_fork, in_parent=self._after_fork, in_child=self._forked)
+        _lifecycle.at_fork(self, before="_before_fork", in_parent="_after_fork", in_child="_forked")
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
         def step(connection: sqlite3.Connection, now: float) -> tuple[Standing | Refusal, list[Place]]:

@@ -1,0 +1,36 @@
+"""An asyncio job whose lock is taken away is cancelled before it can do harm.
+
+Run it: python examples/cancelled_when_lost.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from leasehold import AsyncDistributedLock, LockLostError
+
+
+async def main() -> None:
+    async with AsyncDistributedLock("memory://") as locks, AsyncDistributedLock("memory://") as operator:
+        started = asyncio.Event()
+
+        async def job() -> None:
+            async with locks.lock("index:rebuild", ttl=1) as handle:
+                started.set()
+                print("rebuilding under fence", handle.fence)
+                await asyncio.sleep(60)
+                print("never printed")
+
+        running = asyncio.create_task(job())
+        await started.wait()
+        taken = await operator.force_release("index:rebuild")
+        print("taken away from", taken.holder_id if taken else "nobody")
+        try:
+            await running
+        except LockLostError as error:
+            print("the job was stopped:", error)
+        else:
+            raise SystemExit("the job went on without its lock")
+
+
+asyncio.run(main())
