@@ -91,8 +91,6 @@ class LineMachine(RuleBasedStateMachine):
         if own is not None:
             self.refresh(line, own, ttl, heartbeat, claim=True)
             self.compare(line, own, outcome)
-        elif line.refused.get(owner, 0.0) > self.now:
-            assert outcome == Refusal()
         elif line.places and line.places[0].capacity != capacity:
             assert isinstance(outcome, Refusal)
             assert outcome.capacity == line.places[0].capacity
@@ -101,6 +99,9 @@ class LineMachine(RuleBasedStateMachine):
             if not fits and not queue:
                 assert isinstance(outcome, Refusal)
                 assert outcome.holder == line.places[0].owner
+                return
+            if line.refused.get(owner, 0.0) > self.now:
+                assert outcome == Refusal()
                 return
             assert isinstance(outcome, Standing)
             assert outcome.ticket > self.last_ticket

@@ -130,7 +130,7 @@ class Engine:
         except BaseException as interruption:
             await self._abandon(lease, interruption)
             raise
-        if not was_there:
+        if not was_there and self.runtime.now() < lease.trusted_until:  # else it ended while being released
             lease.state, lease.reason = State.LOST, "the store no longer knew it when it was released"
             raise lease.error()
 

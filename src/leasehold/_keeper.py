@@ -26,6 +26,10 @@ BATCH = 500
 """How many renewals go into one request."""
 IDLE = 10.0
 """How long the keeper stays about with nothing to keep."""
+LONGEST_NAP = 1.0
+SHORTEST_NAP = 0.02
+"""With nothing to keep it sleeps this long at a time, or half of what the shortest lease allows: so that short
+holds, one after another, need not wake it each."""
 CLOCK_STEP = 0.25
 """How far the store's clock may get ahead of ours, or behind, between two renewals."""
 
@@ -45,6 +49,9 @@ class Keeper:
         self.leases: dict[str, Lease] = {}
         self._running = False
         self._wakes_at = inf
+        self._nap = LONGEST_NAP
+        self._pace = self.runtime.random()
+        self._idle_since = -inf
 
     def register(self, lease: Lease) -> None:
         """Look after a lease from before its first request is sent."""
@@ -75,10 +82,10 @@ class Keeper:
             elif standing.held:
                 if lease.state is State.WAITING:
                     lease.grant(sent, standing.ticket)
-                lease.trust(sent, renewal.ttl, self.runtime.random())
+                lease.trust(sent, renewal.ttl, self._pace)
             else:
                 recheck_at = self.runtime.now() + standing.recheck
-                lease.wait(sent, standing.holder, recheck_at, self.runtime.random())
+                lease.wait(sent, standing.holder, recheck_at, self._pace)
         if lost:
             self.lose(lease, "the store no longer knows it")
         else:
@@ -156,10 +163,13 @@ class Keeper:
     def _see_to_it_by(self, moment: float) -> None:
         if moment >= self._wakes_at:
             return
+        now = self.runtime.now()
         with self.mutex:
             starting, self._running = not self._running, True
+            self._nap = max(min(self._nap, (moment - now) / 2), SHORTEST_NAP)
             if starting:
                 self._bell = self.runtime.bell()
+                self._idle_since = now
         if starting:
             self.runtime.spawn(self._keep(), "leasehold-keeper")
         else:
@@ -184,18 +194,21 @@ class Keeper:
                 lease.let_end()
         now = self.runtime.now()
         leases = list(self.leases.values())
-        due = [lease for lease in leases if lease.due <= now + lease.ask.heartbeat / 12]
+        due = [lease for lease in leases if lease.due <= now + lease.life() / 12]
         if due:
             for lease in due:
                 lease.due = inf
             self.runtime.spawn(self._serve(due), "leasehold-renewal")
-        elif leases:
-            self._wakes_at = min(lease.wakes_keeper_at() for lease in leases)
-            await self._bell.wait(self._wakes_at - now)
-        elif self.closing or not await self._bell.wait(IDLE):
+            return True
+        if leases:
+            self._idle_since = now
+        elif self.closing or now > self._idle_since + IDLE:
             with self.mutex:
                 self._running = bool(self.leases)
                 return self._running
+        earliest = min((lease.wakes_keeper_at() for lease in leases), default=inf)
+        self._wakes_at = earliest if earliest < inf else now + self._nap
+        await self._bell.wait(self._wakes_at - now)
         return True
 
     async def _serve(self, due: Sequence[Lease]) -> None:

@@ -86,10 +86,13 @@ class Lease:
         self.fence = fence
         self.renew_until = sent + self.renew_for
 
-    def trust(self, sent: float, life: float, chance: float) -> None:
-        """Move the window by a life that began, at the earliest, when its request was sent."""
+    def trust(self, sent: float, life: float, pace: float) -> None:
+        """Move the window by a life that began, at the earliest, when its request was sent.
+
+        `pace`, from 0 to 1, is each client's own, so that clients do not renew in step.
+        """
         self.trusted_until = max(self.trusted_until, sent + life - margin(life))
-        self.due = inf if self.is_exhausted() else self.trusted_until - self.ask.ttl * (0.6 + 0.1 * chance)
+        self.due = inf if self.is_exhausted() else self.trusted_until - self.ask.ttl * (0.6 + 0.1 * pace)
 
     def is_dropped(self) -> bool:
         """Tell whether nobody could release it any more, though it would be renewed."""
@@ -104,11 +107,11 @@ class Lease:
         """Tell whether no renewal could move the window any further."""
         return self.renew_until - self.trusted_until <= margin(self.ask.ttl)
 
-    def wait(self, sent: float, holder: str, recheck_at: float, chance: float) -> None:
+    def wait(self, sent: float, holder: str, recheck_at: float, pace: float) -> None:
         """Stay in line behind `holder`."""
         self.holder = holder
         self.recheck_at = recheck_at
-        self.due = sent + self.ask.heartbeat * (0.27 + 0.06 * chance)
+        self.due = sent + self.ask.heartbeat * (0.27 + 0.06 * pace)
 
     def give_up(self, now: float, due: float) -> None:
         """Stop holding. The keeper tries to leave when `due`, for as long as the place may still be there."""

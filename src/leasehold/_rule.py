@@ -24,28 +24,29 @@ class Ledger(Protocol):
         ...
 
     def find(self, owner: str) -> Place | None: ...
-    def append(self, place: Place) -> None: ...
+
+    def append(self, place: Place) -> bool:
+        """Draw the next ticket for a place and add it to the end; False if its owner is refused."""
+        ...
+
     def update(self, place: Place) -> None: ...
-    def remove(self, place: Place) -> None: ...
-    def next_ticket(self) -> int: ...
+
+    def remove(self, owner: str) -> float:
+        """Remove a place and return when it would have expired; minus infinity if there is none."""
+        ...
 
     def refuse(self, owner: str, until: float) -> None:
         """Refuse `owner` a place until then, however late its request arrives."""
         ...
 
-    def refuses(self, owner: str, now: float) -> bool: ...
-
 
 class Head(NamedTuple):
-    """The front of a settled line: its holders, the first that waits, and who holds only now."""
+    """The front of a settled line: its holders, what they weigh, the first that waits, and who holds only now."""
 
     holders: list[Place]
+    spent: int
     waiting: Place | None
     woken: list[Place]
-
-    @property
-    def spent(self) -> int:
-        return sum(place.weight for place in self.holders)
 
     @property
     def recheck_at(self) -> float:
@@ -62,18 +63,18 @@ def settle(ledger: Ledger, now: float) -> Head:
         if place.expires_at <= now:
             expired.append(place)
             continue
-        spent += place.weight
-        if spent > place.capacity:
+        if spent + place.weight > place.capacity:
             waiting = place
             break
+        spent += place.weight
         holders.append(place)
     for place in expired:
-        ledger.remove(place)
+        ledger.remove(place.owner)
     woken = [place for place in holders if place.acquired_at is None]
     for place in woken:
         place.acquired_at = now
         ledger.update(place)
-    return Head(holders, waiting, woken)
+    return Head(holders, spent, waiting, woken)
 
 
 def join(ledger: Ledger, ask: Ask, now: float) -> tuple[Standing | Refusal, list[Place]]:
@@ -81,15 +82,13 @@ def join(ledger: Ledger, ask: Ask, now: float) -> tuple[Standing | Refusal, list
     head = settle(ledger, now)
     if own := _find(ledger, head, ask.owner, now):
         return _refresh(ledger, head, own, ask, now, claim=True), head.woken
-    if ledger.refuses(ask.owner, now):
-        return Refusal(), head.woken
     if head.holders and head.holders[0].capacity != ask.capacity:
         return _refusal(head, now)._replace(capacity=head.holders[0].capacity), head.woken
     fits = head.waiting is None and head.spent + ask.weight <= ask.capacity
     if not fits and not ask.queue:
         return _refusal(head, now), head.woken
     place = Place(
-        ticket=ledger.next_ticket(),
+        ticket=0,
         owner=ask.owner,
         capacity=ask.capacity,
         weight=ask.weight,
@@ -97,7 +96,8 @@ def join(ledger: Ledger, ask: Ask, now: float) -> tuple[Standing | Refusal, list
         acquired_at=now if fits else None,
         metadata=ask.metadata,
     )
-    ledger.append(place)
+    if not ledger.append(place):
+        return Refusal(), head.woken
     if not fits and head.waiting is None:
         head = head._replace(waiting=place)
     return _standing(head, place, now), head.woken
@@ -114,12 +114,10 @@ def renew(ledger: Ledger, renewal: Renewal, now: float) -> tuple[Standing | None
 
 def leave(ledger: Ledger, owner: str, now: float, unsure: float) -> tuple[bool, list[Place]]:
     """Remove `owner`'s place; with `unsure`, also refuse for that long a join of its that is still on its way."""
-    own = ledger.find(owner)
-    if own is not None:
-        ledger.remove(own)
+    was_there = now < ledger.remove(owner)
     if unsure:
         ledger.refuse(owner, now + unsure)
-    return own is not None and now < own.expires_at, settle(ledger, now).woken
+    return was_there, settle(ledger, now).woken
 
 
 def live(places: Iterable[Place], now: float) -> tuple[Place, ...]:
@@ -143,7 +141,7 @@ def _find(ledger: Ledger, head: Head, owner: str, now: float) -> Place | None:
         return None
     own = ledger.find(owner)
     if own is not None and own.expires_at <= now:
-        ledger.remove(own)
+        ledger.remove(owner)
         return None
     return own
 

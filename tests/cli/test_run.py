@@ -119,11 +119,12 @@ def test_a_terminated_command_takes_its_descendants_along(leasehold: Leasehold, 
 
 
 def test_user_signals_are_for_the_command_alone(leasehold: Leasehold, tmp_path: Path) -> None:
-    script = "trap 'kill -0 $! && touch survived' USR1; sleep 60 & touch ready; wait; wait"
+    script = "trap 'touch told' USR1; sleep 60 & echo $! > pid; wait; wait"
     process = leasehold.start("run", "job", "--", "sh", "-c", script, cwd=tmp_path)
-    eventually((tmp_path / "ready").exists, "the command runs")
+    descendant = int(eventually(lambda: text_of(tmp_path / "pid"), "the descendant runs"))
     process.send_signal(signal.SIGUSR1)
-    eventually((tmp_path / "survived").exists, "the trap ran and found the descendant alive")
+    eventually((tmp_path / "told").exists, "the command got it")
+    assert is_alive(descendant)
 
 
 def test_what_a_command_leaves_running_is_not_touched(leasehold: Leasehold, tmp_path: Path) -> None:
@@ -220,7 +221,7 @@ def test_an_unreachable_store_as_json(leasehold: Leasehold, tmp_path: Path) -> N
         (["frobnicate"], "frobnicate"),
         (["ls", "--url", "memory://"], "one process"),
         (["show"], "NAME"),
-        (["demo", "--workers", "2"], "3 to 12"),
+        (["demo", "--workers", "3"], "4 to 12"),
     ],
 )
 def test_bad_input_gives_2_and_says_what_is_wrong(leasehold: Leasehold, arguments: list[str], told: str) -> None:

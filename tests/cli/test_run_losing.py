@@ -8,13 +8,17 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from leasehold import DistributedLock
+from leasehold.cli import main
 from tests.cli.conftest import Leasehold, eventually, is_alive
 
 BEATING = """
@@ -125,6 +129,23 @@ def test_a_lock_taken_away_stops_the_command(leasehold: Leasehold, tmp_path: Pat
     assert victim.last_alive() - released < 1.5 + 0.5
     assert victim.process.wait(10) == 74
     assert "lost" in victim.process.communicate()[1]
+
+
+def test_a_loss_is_acted_on_as_soon_as_a_renewal_tells(leasehold: Leasehold, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leasehold.cli.run.LONGEST_NAP", 60.0)
+    taken = []
+
+    def take_away() -> None:
+        eventually(lambda: leasehold.info("job"), "it is held")
+        with DistributedLock(leasehold.url) as locks:
+            locks.force_release("job")
+        taken.append(time.monotonic())
+
+    thread = threading.Thread(target=take_away)
+    thread.start()
+    assert main(["run", "job", "--url", leasehold.url, "--ttl", "3", "--grace", "0", "--", "sleep", "60"]) == 74
+    assert time.monotonic() - taken[0] < 2.0, "the next renewal is due after 1.2 s at most"
+    thread.join()
 
 
 def test_a_loss_that_shows_only_at_the_release_counts(leasehold: Leasehold) -> None:

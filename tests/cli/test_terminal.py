@@ -116,7 +116,10 @@ def test_control_z_stops_the_job_and_fg_resumes_it(shell: Shell) -> None:
 def test_a_job_stopped_for_too_long_is_killed_before_it_runs_on(
     shell: Shell, leasehold: Leasehold, tmp_path: Path
 ) -> None:
-    shell.type("leasehold run job --ttl 1 -- sh -c 'echo be''gun; while :; do echo >> beats; sleep 0.01; done'\n")
+    (tmp_path / "beat").write_text(
+        "import time\nprint('begun')\nwhile True:\n  open('beats', 'a').write('.')\n  time.sleep(0.01)\n"
+    )
+    shell.type("leasehold run job --ttl 1 -- python -u beat\n")
     shell.expect("begun")
     eventually((tmp_path / "beats").exists, "the command works")
     shell.type(CTRL_Z)

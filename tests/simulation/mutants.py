@@ -79,7 +79,7 @@ def renewals_resurrect(patch: Patch) -> None:
     def renew(ledger, renewal, now):
         standing, woken = original(ledger, renewal, now)
         if standing is None:
-            place = Place(ledger.next_ticket(), renewal.owner, 1, 1, now + renewal.ttl, now, "{}")
+            place = Place(0, renewal.owner, 1, 1, now + renewal.ttl, now, "{}")
             ledger.append(place)
             standing = Standing(place.ticket, True, now)
         return standing, woken
@@ -131,7 +131,7 @@ def waiting_places_never_buy_their_ttl(patch: Patch) -> None:
 @mutant
 def ghosts_are_let_in(patch: Patch) -> None:
     """Rule 10."""
-    patch.setattr(_MemoryLine, "refuses", lambda self, owner, now: False)
+    patch.setattr(_MemoryLine, "refuse", lambda self, owner, until: None)
 
 
 @mutant

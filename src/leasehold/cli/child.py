@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from signal import Signals
@@ -20,6 +21,8 @@ FOR_COMMAND_ALONE = (Signals.SIGUSR1, Signals.SIGUSR2)
 """Signals that mean something to programs that expect them, and kill all others."""
 WANTS_TERMINAL = (Signals.SIGTTIN, Signals.SIGTTOU)
 """Signals that stop a group when it uses the terminal from the background."""
+SETTLING = 0.01
+"""How long another thread may take to finish what it is at, or the kernel to stop this one."""
 
 
 class Child:
@@ -30,13 +33,13 @@ class Child:
     command (on Linux) but not its descendants.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], may_resume: Callable[[], bool]) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], renew: Callable[[], bool]) -> None:
         """Start it. Raises OSError if it cannot be started.
 
-        `may_resume` is asked before a command that the terminal has stopped (Ctrl-Z) is let run again; if it may not,
-        it is killed.
+        `renew` is called around a stop by the terminal (Ctrl-Z); if it returns False afterwards, the command does not
+        run on but is killed.
         """
-        self._may_resume = may_resume
+        self._renew = renew
         self._ending: int | None = None
         self._forwarded: set[Signals] = set()
         self._terminal = Terminal()
@@ -106,23 +109,30 @@ class Child:
             os.killpg(self._process.pid, number)
 
     def _stop_along(self, number: Signals) -> None:
-        """Share a stop with our whole job, so that the shell gets its terminal back, until the shell resumes us.
-
-        No renewal happens meanwhile. A command that only wants the terminal, which our job has, is not stopped at all.
-        """
+        """Stop as the command was stopped by the terminal, so that the shell gets it back, until the shell resumes us."""
         if number is Signals.SIGSTOP:  # not the terminal's doing: whoever sent it will resume the command himself
             return
-        if not (number in WANTS_TERMINAL and self._terminal.is_ours()):
-            self._reclaim_terminal()
-            # The kernel drops this one where there is no shell that could resume us.
-            os.killpg(os.getpgrp(), Signals.SIGTSTP)
-        if not self._may_resume():
+        only_wants_terminal = number in WANTS_TERMINAL and self._terminal.is_ours()
+        if not only_wants_terminal and not self._stop_our_job():
             self.signal_group(Signals.SIGKILL)
             return
         if self._terminal.is_ours():
             self._terminal.listen_to(self._process.pid)
             self._has_terminal = True
         self.signal_group(Signals.SIGCONT)
+
+    def _stop_our_job(self) -> bool:
+        """Stop until the shell resumes us, and say whether the lease has outlived that: nobody renews meanwhile.
+
+        The kernel does not stop a job that no shell could resume. A renewal just before makes sure that none is under
+        way: a process that is stopped in the middle of a transaction locks everybody else out of SQLite.
+        """
+        self._reclaim_terminal()
+        self._renew()
+        time.sleep(SETTLING)
+        os.killpg(os.getpgrp(), Signals.SIGTSTP)
+        time.sleep(SETTLING)
+        return self._renew()
 
     def _reclaim_terminal(self) -> None:
         if self._has_terminal:

@@ -27,7 +27,7 @@ from leasehold.cli.demo_worker import Ledger
 from leasehold.cli.outcome import Exit, Failure
 from leasehold.cli.text import BOLD, CYAN, DIM, GREEN, RED, YELLOW, painted, takes_colour
 
-FEWEST, MOST = 3, 12
+FEWEST, MOST = 4, 12
 TTL = 2.0
 LATENESS = 0.5
 """What a busy machine may add to a takeover."""
@@ -37,6 +37,8 @@ INCREMENTS = 2
 """How often each worker increments, if it lives."""
 KILLED_GRANT, PAUSED_GRANT = 2, 4
 """Which of the grants ends in a crash, and which in a pause."""
+WRITES_MISSED = 2
+"""How often others write during the pause: a late write of what was read before would undo the second."""
 DEADLINE = 18.0
 SHOWN_DIGITS = 8
 
@@ -49,7 +51,7 @@ class Check(NamedTuple):
 def demo(arguments: Namespace) -> int:
     """Act it out, narrate it, and exit with 0 only if every check holds."""
     if not FEWEST <= arguments.workers <= MOST:
-        msg = f"--workers must be from {FEWEST} to {MOST} (one is killed, one is paused, one must be left)"
+        msg = f"--workers must be from {FEWEST} to {MOST} (one is killed, one is paused, and two must be left)"
         raise Failure(Exit.BAD_INPUT, msg)
     with tempfile.TemporaryDirectory(prefix="leasehold-demo-") as directory:
         url = arguments.url or os.environ.get("LEASEHOLD_URL") or f"sqlite:///{directory}/locks.db"
@@ -118,6 +120,7 @@ class Stage:
         self._writes = 0
         self._refused = 0
         self._paused = ""
+        self._missed = 0
         self._trouble: tuple[str, float] | None = None
         self._takeovers: dict[str, float] = {}
         # One pipe for all: what a holder says before it releases comes before what the next one says.
@@ -159,12 +162,13 @@ class Stage:
                 case "wrote":
                     self._writes += 1
                     self._narrator.tell(worker, f"counts to {event['counter']}, and releases", moment=moment)
-                    if self._paused:
+                    self._missed += bool(self._paused)
+                    if self._missed == WRITES_MISSED:
                         self._resume()
                 case "refused":
                     self._refused += 1
                     late, newest = _short(event["fence"]), _short(event["newest"])
-                    what = f"REFUSED: writes with fence {late}, but the file has seen {newest}"
+                    what = f"counts to {event['counter']} with fence {late}: REFUSED, the file has seen {newest}"
                     self._narrator.tell(worker, what, GREEN, moment)
                 case "lost":
                     self._narrator.tell(worker, "sees that it lost the lock, and asks for it again", moment=moment)
@@ -210,7 +214,7 @@ class Stage:
 
     def _resume(self) -> None:
         """Wake the paused worker, which has no idea how much time went by, with its write yet to come."""
-        worker, self._paused = self._paused, ""
+        worker, self._paused, self._missed = self._paused, "", 0
         self._narrator.tell(worker, "RESUMED (SIGCONT): goes on where it was, as if it held the lock", YELLOW)
         self._cue(worker)
         self._processes[worker].send_signal(signal.SIGCONT)

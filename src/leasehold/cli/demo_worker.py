@@ -65,7 +65,7 @@ def work(worker: str, locks: DistributedLock, name: str, ledger: Ledger, increme
             await_cue()
             newest = ledger.write(counter + 1, handle.fence)
             if newest > handle.fence:
-                tell("refused", fence=handle.fence, newest=newest)
+                tell("refused", counter=counter + 1, fence=handle.fence, newest=newest)
             else:
                 increments -= 1
                 tell("wrote", counter=counter + 1)

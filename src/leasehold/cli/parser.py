@@ -121,5 +121,5 @@ def build_parser() -> ArgumentParser:
         ),
         example="leasehold demo --workers 6",
     )
-    demo.add_argument("--workers", type=int, default=4, metavar="N", help="how many processes, 3 to 12 (default: 4)")
+    demo.add_argument("--workers", type=int, default=4, metavar="N", help="how many processes, 4 to 12 (default: 4)")
     return parser

@@ -60,7 +60,7 @@ def run(arguments: Namespace) -> int:
         except LockAcquisitionError as error:
             raise _busy(locks, error) from error
         guard = Guard(handle, signals, grace, life, arguments.max_hold)
-        with _start(arguments.command_line, handle, guard.may_resume) as child:
+        with _start(arguments.command_line, handle, guard.renew) as child:
             was_stopped = guard.watch(child)
             was_interrupted = child.was_interrupted_from_terminal
         why_stopped = guard.explain() if was_stopped else ""
@@ -145,8 +145,8 @@ class Guard:
             child.signal_group(Signals.SIGKILL)
         return stopping
 
-    def may_resume(self) -> bool:
-        """Renew after a pause, during which nobody did, and say whether the lock is still ours."""
+    def renew(self) -> bool:
+        """Renew out of turn, which --max-hold does not allow for, and say whether the lock is still ours."""
         if self._max_hold is None:
             with suppress(LockLostError, StoreError):
                 self._handle.extend(self._life)
@@ -165,11 +165,11 @@ class Guard:
         return f"{name!r} could not be renewed in time"
 
 
-def _start(command: Sequence[str], handle: LockHandle, may_resume: Callable[[], bool]) -> Child:
+def _start(command: Sequence[str], handle: LockHandle, renew: Callable[[], bool]) -> Child:
     handle.check()
     environment = os.environ | {"LEASEHOLD_NAME": handle.name, "LEASEHOLD_FENCE": str(handle.fence)}
     try:
-        return Child(command, environment, may_resume)
+        return Child(command, environment, renew)
     except FileNotFoundError as error:
         raise Failure(Exit.NOT_FOUND, f"{command[0]}: command not found", name=handle.name) from error
     except OSError as error:

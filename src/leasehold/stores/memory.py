@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
+from math import inf
 from weakref import WeakSet
 
 from leasehold import _lifecycle, _rule
@@ -96,7 +97,7 @@ class MemoryServer:
             line = self._line(name, now)
             if all(place.expires_at <= now for place in line.places()):
                 for place in list(line.places()):
-                    line.remove(place)
+                    line.remove(place.owner)
                 self._tidy(name, now)
         self._sweep_above = 2 * len(self._lines) + 64
 
@@ -112,13 +113,13 @@ class MemoryServer:
 class _MemoryLine:
     """One name's ledger. Tickets only grow, so the order of insertion is the order of the line."""
 
-    __slots__ = ("_places", "_refused", "_time", "next_ticket")
+    __slots__ = ("_next_ticket", "_places", "_refused", "_time")
 
     def __init__(self, next_ticket: Callable[[], int]) -> None:
-        self.next_ticket = next_ticket
+        self._next_ticket = next_ticket
         self._places: OrderedDict[str, Place] = OrderedDict()
         self._refused: dict[str, float] = {}
-        self._time = float("-inf")
+        self._time = -inf
 
     def places(self) -> Iterator[Place]:
         return iter(self._places.values())
@@ -126,20 +127,22 @@ class _MemoryLine:
     def find(self, owner: str) -> Place | None:
         return self._places.get(owner)
 
-    def append(self, place: Place) -> None:
+    def append(self, place: Place) -> bool:
+        if self._refused.get(place.owner, self._time) > self._time:
+            return False
+        place.ticket = self._next_ticket()
         self._places[place.owner] = place
+        return True
 
     def update(self, place: Place) -> None:
         """Places are kept by reference: they are up to date."""
 
-    def remove(self, place: Place) -> None:
-        del self._places[place.owner]
+    def remove(self, owner: str) -> float:
+        place = self._places.pop(owner, None)
+        return -inf if place is None else place.expires_at
 
     def refuse(self, owner: str, until: float) -> None:
         self._refused[owner] = until
-
-    def refuses(self, owner: str, now: float) -> bool:
-        return self._refused.get(owner, now) > now
 
     def behind(self, now: float) -> float:
         """Tell how far the clock reads less than at the line's last step."""

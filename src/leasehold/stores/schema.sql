@@ -22,6 +22,9 @@ CREATE TABLE place (
     PRIMARY KEY (name, ticket)
 ) WITHOUT ROWID;
 
+CREATE TRIGGER place_draws_ticket AFTER INSERT ON place
+    BEGIN UPDATE state SET ticket = NEW.ticket; END;
+
 CREATE UNIQUE INDEX place_by_owner ON place (owner);
 
 CREATE TABLE refused (

@@ -20,8 +20,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import groupby
+from math import inf
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from leasehold import _lifecycle, _rule
 from leasehold._model import Ask, Capabilities, Line, Place, Refusal, Renewal, Standing
@@ -73,16 +74,24 @@ class _Row(Place):
     address: str
 
 
+class _Transaction(NamedTuple):
+    connection: sqlite3.Connection
+    now: float
+    address: str
+    floor: Callable[[], int]
+
+
 class _SqliteLine:
     """One name's ledger inside an open transaction."""
 
-    __slots__ = ("_address", "_execute", "_floor", "_name")
+    __slots__ = ("_address", "_execute", "_floor", "_name", "_now")
 
-    def __init__(self, connection: sqlite3.Connection, name: str, address: str, floor: Callable[[], int]) -> None:
-        self._execute = connection.execute
+    def __init__(self, transaction: _Transaction, name: str) -> None:
+        self._execute = transaction.connection.execute
+        self._now = transaction.now
+        self._address = transaction.address
+        self._floor = transaction.floor
         self._name = name
-        self._address = address
-        self._floor = floor
 
     def places(self) -> Iterator[Place]:
         rows = self._execute(f"SELECT {_PLACE} FROM place WHERE name = ? ORDER BY ticket", (self._name,))
@@ -92,12 +101,13 @@ class _SqliteLine:
         row = self._execute(f"SELECT {_PLACE} FROM place WHERE owner = ? AND name = ?", (owner, self._name)).fetchone()
         return _Row(*row) if row else None
 
-    def append(self, place: Place) -> None:
-        self._execute(
-            "INSERT INTO place VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    def append(self, place: Place) -> bool:
+        row = self._execute(
+            "INSERT INTO place SELECT ?, max(ticket + 1, ?), ?3, ?, ?, ?, ?, ?, ? FROM state"
+            " WHERE NOT EXISTS (SELECT 1 FROM refused WHERE owner = ?3 AND until > ?) RETURNING ticket",
             (
                 self._name,
-                place.ticket,
+                self._floor(),
                 place.owner,
                 place.capacity,
                 place.weight,
@@ -105,8 +115,13 @@ class _SqliteLine:
                 place.acquired_at,
                 place.metadata,
                 self._address,
+                self._now,
             ),
-        )
+        ).fetchone()
+        if row is None:
+            return False
+        (place.ticket,) = row
+        return True
 
     def update(self, place: Place) -> None:
         self._execute(
@@ -114,20 +129,14 @@ class _SqliteLine:
             (place.expires_at, place.acquired_at, self._name, place.ticket),
         )
 
-    def remove(self, place: Place) -> None:
-        self._execute("DELETE FROM place WHERE name = ? AND ticket = ?", (self._name, place.ticket))
-
-    def next_ticket(self) -> int:
-        (ticket,) = self._execute(
-            "UPDATE state SET ticket = max(ticket + 1, ?) RETURNING ticket", (self._floor(),)
+    def remove(self, owner: str) -> float:
+        row = self._execute(
+            "DELETE FROM place WHERE owner = ? AND name = ? RETURNING expires_at", (owner, self._name)
         ).fetchone()
-        return int(ticket)
+        return row[0] if row else -inf
 
     def refuse(self, owner: str, until: float) -> None:
         self._execute("INSERT OR REPLACE INTO refused VALUES (?, ?)", (owner, until))
-
-    def refuses(self, owner: str, now: float) -> bool:
-        return bool(self._execute("SELECT 1 FROM refused WHERE owner = ? AND until > ?", (owner, now)).fetchone())
 
 
 class SqliteStore:
@@ -148,9 +157,11 @@ class SqliteStore:
     ) -> None:
         self.runtime = runtime
         self.path = Path(path or default_path()).absolute()
+        self._path = str(self.path)  # which is quicker to look at
         self.capabilities = Capabilities(push=push)
         self._private = path is None
         self._clock = clock or _machine.shared_clock()
+        self._clock_may_step = clock is not None or not _machine.boot_id()
         self._floor = floor
         self._mailbox = Mailbox(runtime)
         self._mutex = threading.Lock()
@@ -165,9 +176,9 @@ class SqliteStore:
         _lifecycle.at_fork(self, before="_before_fork", in_parent="_after_fork", in_child="_forked")
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
-        def step(connection: sqlite3.Connection, now: float) -> tuple[Standing | Refusal, list[Place]]:
-            swept = self._sweep(connection, now)
-            outcome, woken = _rule.join(self._line(connection, ask.name), ask, now)
+        def step(transaction: _Transaction) -> tuple[Standing | Refusal, list[Place]]:
+            swept = self._sweep(transaction)
+            outcome, woken = _rule.join(_SqliteLine(transaction, ask.name), ask, transaction.now)
             return outcome, swept + woken
 
         if ask.queue:
@@ -175,11 +186,12 @@ class SqliteStore:
         return await self._do(step, timeout)
 
     async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
-        def step(connection: sqlite3.Connection, now: float) -> tuple[list[Standing | None], list[Place]]:
+        def step(transaction: _Transaction) -> tuple[list[Standing | None], list[Place]]:
             standings = []
             to_wake = []
             for renewal in renewals:
-                standing, woken = _rule.renew(self._line(connection, renewal.name), renewal, now)
+                line = _SqliteLine(transaction, renewal.name)
+                standing, woken = _rule.renew(line, renewal, transaction.now)
                 standings.append(standing)
                 to_wake += woken
             return standings, to_wake
@@ -187,8 +199,8 @@ class SqliteStore:
         return await self._do(step, timeout)
 
     async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
-        def step(connection: sqlite3.Connection, now: float) -> tuple[bool, list[Place]]:
-            return _rule.leave(self._line(connection, name), owner, now, unsure)
+        def step(transaction: _Transaction) -> tuple[bool, list[Place]]:
+            return _rule.leave(_SqliteLine(transaction, name), owner, transaction.now, unsure)
 
         was_there = await self._do(step, timeout)
         self._mailbox.close(owner)
@@ -204,9 +216,10 @@ class SqliteStore:
         return await self._mailbox.wait(owner, timeout)
 
     async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
-        def step(connection: sqlite3.Connection, now: float) -> tuple[list[Line], list[Place]]:
+        def step(transaction: _Transaction) -> tuple[list[Line], list[Place]]:
+            now = transaction.now
             where = "name = ?1" if exact else "name BETWEEN ?1 AND ?1 || char(1114111)"
-            rows = connection.execute(
+            rows = transaction.connection.execute(
                 f"SELECT name, {_PLACE} FROM place WHERE {where} ORDER BY name, ticket", (prefix,)
             )
             lines = [
@@ -230,13 +243,10 @@ class SqliteStore:
             self._bell.close()
         self._bell = None
 
-    def _line(self, connection: sqlite3.Connection, name: str) -> _SqliteLine:
-        return _SqliteLine(connection, name, self._address, self._floor)
-
-    async def _do(self, step: Callable[[sqlite3.Connection, float], tuple[T, list[Place]]], timeout: float) -> T:
+    async def _do(self, step: Callable[[_Transaction], tuple[T, list[Place]]], timeout: float) -> T:
         return await self.runtime.offload(lambda: self._transact(step, timeout))
 
-    def _transact(self, step: Callable[[sqlite3.Connection, float], tuple[T, list[Place]]], timeout: float) -> T:
+    def _transact(self, step: Callable[[_Transaction], tuple[T, list[Place]]], timeout: float) -> T:
         """Run one atomic step, as soon as other processes let us, then wake the places it reports."""
         deadline = time.monotonic() + timeout
         while True:
@@ -258,13 +268,14 @@ class SqliteStore:
                 return result
             time.sleep(0.0002 + 0.0008 * random.random())
 
-    def _attempt(self, step: Callable[[sqlite3.Connection, float], tuple[T, list[Place]]]) -> tuple[T, list[Place]]:
+    def _attempt(self, step: Callable[[_Transaction], tuple[T, list[Place]]]) -> tuple[T, list[Place]]:
         try:
             connection = self._connected()
             connection.execute("BEGIN IMMEDIATE")
             now = self._clock()
-            self._follow_clock(connection, now)
-            outcome = step(connection, now)
+            if self._clock_may_step:
+                self._follow_clock(connection, now)
+            outcome = step(_Transaction(connection, now, self._address, self._floor))
             connection.execute("COMMIT")
         except BaseException as error:
             self._recover(error)
@@ -293,20 +304,20 @@ class SqliteStore:
         if now < last or now > last + 1:
             connection.execute("UPDATE state SET time = ?", (now,))
 
-    def _sweep(self, connection: sqlite3.Connection, now: float) -> list[Place]:
+    def _sweep(self, transaction: _Transaction) -> list[Place]:
         """Now and then, look through a few more rows for names nobody asks for any more."""
         self._joins += 1
         if self._joins % SWEEP_EVERY:
             return []
-        connection.execute("DELETE FROM refused WHERE until <= ?", (now,))
-        rows = connection.execute(
+        execute, now = transaction.connection.execute, transaction.now
+        execute("DELETE FROM refused WHERE until <= ?", (now,))
+        rows = execute(
             "SELECT name, expires_at FROM place WHERE name > (SELECT swept_to FROM state) ORDER BY name LIMIT ?",
             (SWEEP_ROWS,),
         ).fetchall()
-        swept_to = rows[-1][0] if len(rows) == SWEEP_ROWS else ""
-        connection.execute("UPDATE state SET swept_to = ?", (swept_to,))
+        execute("UPDATE state SET swept_to = ?", (rows[-1][0] if len(rows) == SWEEP_ROWS else "",))
         expired = {name for name, expires_at in rows if expires_at <= now}
-        return [place for name in expired for place in _rule.settle(self._line(connection, name), now).woken]
+        return [place for name in expired for place in _rule.settle(_SqliteLine(transaction, name), now).woken]
 
     def _wake(self, place: Place) -> None:
         if self._mailbox.ring(place.owner) or self._bell is None or not isinstance(place, _Row) or not place.address:
@@ -320,9 +331,8 @@ class SqliteStore:
             msg = f"{self.path}: this store is closed"
             raise StoreError(msg)
         if self._connection is not None:
-            with suppress(OSError):
-                if os.stat(self.path).st_ino == self._inode:
-                    return self._connection
+            if self._is_current():
+                return self._connection
             self._disconnect()
         if self._private:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -338,6 +348,13 @@ class SqliteStore:
             raise
         self._connection = connection
         return connection
+
+    def _is_current(self) -> bool:
+        """Tell whether the path still leads to the file we have."""
+        try:
+            return os.stat(self._path).st_ino == self._inode
+        except OSError:
+            return False
 
     def _open_bell(self) -> None:
         if self._bell is None and _HAS_ABSTRACT_SOCKETS:
@@ -355,12 +372,13 @@ class SqliteStore:
         if identity[0] != APPLICATION_ID and any(identity):
             msg = f"{self.path}: this database belongs to another program; choose a file of leasehold's own"
             raise StoreError(msg)
+        connection.execute("PRAGMA page_size = 1024")  # a commit writes, and sums up, whole pages
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("BEGIN IMMEDIATE")
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version == 0:
-            for statement in files("leasehold.stores").joinpath("schema.sql").read_text("utf-8").split(";"):
+            for statement in files("leasehold.stores").joinpath("schema.sql").read_text("utf-8").split(";\n\n"):
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
