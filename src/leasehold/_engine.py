@@ -13,7 +13,7 @@ from typing import TypeVar
 from leasehold import _lifecycle
 from leasehold._keeper import Keeper, log
 from leasehold._lease import PATIENCE, Claim, Lease, State
-from leasehold._model import Ask, Line, Refusal, Renewal, Standing
+from leasehold._model import Ask, Line, Refusal, Standing
 from leasehold._retry import RetryPolicy
 from leasehold._store import Store
 from leasehold.errors import (
@@ -102,9 +102,8 @@ class Engine:
         """Let the lease live at least `seconds` from now; it never shortens it."""
         self.check(lease)
         sent = self.runtime.now()
-        renewal = lease.renewal(sent)._replace(ttl=seconds)
-        (standing,) = await self.store.renew([renewal], PATIENCE)
-        self.keeper.note(lease, renewal, sent, standing)
+        (standing,) = await self.store.renew([lease.renewal(seconds)], PATIENCE)
+        self.keeper.note(lease, sent, seconds, standing)
         self.check(lease)
 
     async def release(self, lease: Lease) -> None:
@@ -195,21 +194,10 @@ class Engine:
     async def _stand_in_line(self, lease: Lease, deadline: float, retry: RetryPolicy) -> Refusal | None:
         """Join and wait until the lease holds or its place is gone (None), or is refused."""
         ask = lease.ask
-        renewal = Renewal(ask.name, ask.owner, ask.ttl, ask.heartbeat)
-
-        async def join(timeout: float) -> Standing | Refusal:
-            lease.unanswered += 1
-            answer = await self.store.join(ask, timeout)
-            lease.unanswered -= 1
-            return answer
-
-        async def look(timeout: float) -> list[Standing | None]:
-            return await self.store.renew([renewal], timeout)
-
-        outcome, sent = await self._insist(join, deadline, retry)
+        outcome, sent = await self._insist(self._join, lease, deadline, retry)
         if isinstance(outcome, Refusal):
             return outcome
-        self.keeper.note(lease, renewal, sent, outcome)
+        self.keeper.note(lease, sent, ask.ttl, outcome)
         polls = 0
         while lease.state is State.WAITING:
             self._check_open(ask.name)
@@ -223,19 +211,29 @@ class Engine:
             woken = await self.store.wait(ask.name, ask.owner, until - now)
             has_reason = woken or polls or self.runtime.now() >= min(deadline, lease.recheck_at)
             if has_reason and lease.state is State.WAITING:
-                (standing,), sent = await self._insist(look, deadline, retry)
-                self.keeper.note(lease, renewal, sent, standing)
+                standing, sent = await self._insist(self._look, lease, deadline, retry)
+                self.keeper.note(lease, sent, ask.ttl, standing)
         return None
 
+    async def _join(self, lease: Lease, timeout: float) -> Standing | Refusal:
+        lease.unanswered += 1
+        answer = await self.store.join(lease.ask, timeout)
+        lease.unanswered -= 1
+        return answer
+
+    async def _look(self, lease: Lease, timeout: float) -> Standing | None:
+        (standing,) = await self.store.renew([lease.renewal(lease.ask.ttl)], timeout)
+        return standing
+
     async def _insist(
-        self, send: Callable[[float], Awaitable[T]], deadline: float, retry: RetryPolicy
+        self, send: Callable[[Lease, float], Awaitable[T]], lease: Lease, deadline: float, retry: RetryPolicy
     ) -> tuple[T, float]:
         """Repeat a request until it is answered, and say when the answered one was sent."""
         retries = 0
         while True:
             sent = self.runtime.now()
             try:
-                return await send(max(min(PATIENCE, deadline - sent), LEAST_PATIENCE)), sent
+                return await send(lease, max(min(PATIENCE, deadline - sent), LEAST_PATIENCE)), sent
             except StoreError as error:
                 pause = retry.pause(retries, self.runtime.random())
                 if not error.transient or retries >= retry.max_retries or self.runtime.now() + pause >= deadline:

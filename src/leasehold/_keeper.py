@@ -15,7 +15,7 @@ from math import inf
 
 from leasehold import _lifecycle
 from leasehold._lease import PATIENCE, Lease, State
-from leasehold._model import Renewal, Standing
+from leasehold._model import Standing
 from leasehold._runtime import drive
 from leasehold._store import Store
 from leasehold.errors import StoreError
@@ -27,9 +27,9 @@ BATCH = 500
 IDLE = 10.0
 """How long the keeper stays about with nothing to keep."""
 LONGEST_NAP = 1.0
-SHORTEST_NAP = 0.02
-"""With nothing to keep it sleeps this long at a time, or half of what the shortest lease allows: so that short
-holds, one after another, need not wake it each."""
+SHORTEST_NAP = 0.1
+"""With nothing to keep it sleeps for so long at a time as leases of late would have let it: so that short holds,
+one after another, need not wake it each."""
 CLOCK_STEP = 0.25
 """How far the store's clock may get ahead of ours, or behind, between two renewals."""
 
@@ -52,6 +52,7 @@ class Keeper:
         self._nap = LONGEST_NAP
         self._pace = self.runtime.random()
         self._idle_since = -inf
+        self._complained = False
 
     def register(self, lease: Lease) -> None:
         """Look after a lease from before its first request is sent."""
@@ -69,8 +70,8 @@ class Keeper:
             if not self.leases:
                 _lifecycle.at_exit.discard(self.exit)
 
-    def note(self, lease: Lease, renewal: Renewal, sent: float, standing: Standing | None) -> None:
-        """Take in the store's answer to a request that was sent then; too late for a lease being given up."""
+    def note(self, lease: Lease, sent: float, life: float, standing: Standing | None) -> None:
+        """Take in the answer to a request for so long a life, sent then; too late for a lease being given up."""
         lost = False
         with self.mutex:
             if lease.leaving or lease.state not in (State.WAITING, State.HELD):
@@ -82,7 +83,7 @@ class Keeper:
             elif standing.held:
                 if lease.state is State.WAITING:
                     lease.grant(sent, standing.ticket)
-                lease.trust(sent, renewal.ttl, self._pace)
+                lease.trust(sent, life, self._pace)
             else:
                 recheck_at = self.runtime.now() + standing.recheck
                 lease.wait(sent, standing.holder, recheck_at, self._pace)
@@ -166,7 +167,8 @@ class Keeper:
         now = self.runtime.now()
         with self.mutex:
             starting, self._running = not self._running, True
-            self._nap = max(min(self._nap, (moment - now) / 2), SHORTEST_NAP)
+            if moment > now + SHORTEST_NAP:
+                self._nap = min(self._nap, moment - now)
             if starting:
                 self._bell = self.runtime.bell()
                 self._idle_since = now
@@ -193,12 +195,15 @@ class Keeper:
                 log.warning("%r was dropped without a release: it ends after its ttl", lease.ask.name)
                 lease.let_end()
         now = self.runtime.now()
-        leases = list(self.leases.values())
-        due = [lease for lease in leases if lease.due <= now + lease.life() / 12]
-        if due:
+        with self.mutex:
+            leases = list(self.leases.values())
+            due = [lease for lease in leases if lease.due <= now + lease.life() / 12]
+            renewing = [lease for lease in due if not lease.leaving]
+            leaving = [lease for lease in due if lease.leaving]
             for lease in due:
                 lease.due = inf
-            self.runtime.spawn(self._serve(due), "leasehold-renewal")
+        if due:
+            self.runtime.spawn(self._serve(renewing, leaving), "leasehold-renewal")
             return True
         if leases:
             self._idle_since = now
@@ -211,38 +216,45 @@ class Keeper:
         await self._bell.wait(self._wakes_at - now)
         return True
 
-    async def _serve(self, due: Sequence[Lease]) -> None:
+    async def _serve(self, renewing: Sequence[Lease], leaving: Sequence[Lease]) -> None:
         """Ask the store for what is due, apart from the loop: no slow answer may hold up the clock."""
-        renewing = [lease for lease in due if not lease.leaving]
         for start in range(0, len(renewing), BATCH):
             batch = renewing[start : start + BATCH]
             await self._attempt(self._renew(batch), batch)
-        for lease in due:
-            if lease.leaving:
-                await self._attempt(self.leave(lease, PATIENCE), [lease])
+        for lease in leaving:
+            await self._attempt(self.leave(lease, PATIENCE), [lease])
 
     async def _attempt(self, request: Awaitable[object], leases: Sequence[Lease]) -> None:
         """Await a request; where it fails, see to it that it is repeated while that can matter."""
+        were_leaving = leases[0].leaving
         try:
             await request
         except Exception as error:
-            log.warning("%s and %d more: trying again: %s", leases[0].ask.name, len(leases) - 1, error)
+            self._complain(error)
             now = self.runtime.now()
             is_hopeless = self.closing and isinstance(error, StoreError) and not error.transient
             for lease in leases:
-                if now < lease.dead_by and not is_hopeless:
+                if now >= lease.dead_by or is_hopeless:
+                    self.forget(lease)
+                elif lease.leaving is were_leaving:  # else whoever releases it sees to it
                     lease.due = now + lease.ask.heartbeat / 10
                     self._see_to_it_by(lease.due)
-                else:
-                    self.forget(lease)
+        else:
+            self._complained = False
+
+    def _complain(self, error: Exception) -> None:
+        """Log an outage once, not at every attempt."""
+        log.log(logging.DEBUG if self._complained else logging.WARNING, "no answer, trying again: %s", error)
+        self._complained = True
 
     async def _renew(self, leases: Sequence[Lease]) -> None:
         sent = self.runtime.now()
-        renewals = [lease.renewal(sent) for lease in leases]
+        lives = [min(lease.ask.ttl, lease.renew_until - sent) for lease in leases]
+        renewals = [lease.renewal(life) for lease, life in zip(leases, lives, strict=True)]
         patience = min(PATIENCE, min(lease.life() for lease in leases) / 6)
         standings = await self.store.renew(renewals, patience)
-        for lease, renewal, standing in zip(leases, renewals, standings, strict=True):
-            self.note(lease, renewal, sent, standing)
+        for lease, life, standing in zip(leases, lives, standings, strict=True):
+            self.note(lease, sent, life, standing)
         if answered := next((standing for standing in standings if standing), None):
             self._compare_clocks(sent, answered.now)
 

@@ -126,10 +126,8 @@ class Lease:
     def wakes_keeper_at(self) -> float:
         return min(self.due, self.trusted_until) if self.state is State.HELD and not self.leaving else self.due
 
-    def renewal(self, now: float) -> Renewal:
-        """Ask to live on, as long as it may."""
-        ask = self.ask
-        return Renewal(ask.name, ask.owner, min(ask.ttl, self.renew_until - now), ask.heartbeat)
+    def renewal(self, life: float) -> Renewal:
+        return Renewal(self.ask.name, self.ask.owner, life, self.ask.heartbeat)
 
     def error(self) -> InvalidLockError:
         """Say why this lease is not held, to whoever acts as if it were."""

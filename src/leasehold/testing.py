@@ -29,7 +29,7 @@ class Faults:
     lost_reply: float = 0.0
     lost_wake_up: float = 0.0
     repeated: float = 0.0
-    """Renewals and leaves only: a store must not let its driver repeat a join behind the engine's back."""
+    """Renewals only: a store must not let its driver repeat anything else behind the engine's back."""
     slow: float = 0.0
     slowest: float = 2.0
 
@@ -104,7 +104,7 @@ class SimulatedStore:
         return await self._request(lambda: self._server.renew(renewals), timeout)
 
     async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
-        was_there = await self._request(lambda: self._server.leave(name, owner, unsure), timeout)
+        was_there = await self._request(lambda: self._server.leave(name, owner, unsure), timeout, repeatable=False)
         self._mailbox.close(owner)
         return was_there
 

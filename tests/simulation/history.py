@@ -10,7 +10,7 @@ from leasehold._engine import Engine
 from leasehold._lease import Claim
 from leasehold._model import Ask
 from leasehold._retry import RetryPolicy
-from leasehold.errors import LockError
+from leasehold.errors import LockError, LockLostError
 from leasehold.runtimes.simulated import Cancelled, Process, Task, World
 from leasehold.testing import Faults, Monitor, SimulatedServer, SimulatedStore, ViolationError
 
@@ -152,6 +152,9 @@ class History:
                 finally:
                     if not process.crashed and chance() < 0.9:  # else the claim is dropped, as a forgotten handle is
                         await engine.release(lease)
+            except LockLostError as loss:
+                if "no longer knew" in loss.reason:  # nobody here takes a lock away
+                    raise ViolationError("a lock that was held was found gone when it was released") from loss
             except LockError:
                 continue
             finally:

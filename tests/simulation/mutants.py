@@ -160,8 +160,8 @@ def tickets_start_over(patch: Patch) -> None:
 
 @mutant
 def the_window_starts_at_the_reply(patch: Patch) -> None:
-    def note(self, lease, renewal, sent, standing):
-        original(self, lease, renewal, self.runtime.now(), standing)
+    def note(self, lease, sent, life, standing):
+        original(self, lease, self.runtime.now(), life, standing)
 
     original = Keeper.note
     patch.setattr(Keeper, "note", note)
