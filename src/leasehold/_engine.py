@@ -65,8 +65,11 @@ class Engine:
             lease = self._begin(ask, claim, renew_for)
             try:
                 refusal = await self._stand_in_line(lease, deadline, retry)
-            except StoreError:
-                self.keeper.take_over(lease)
+            except StoreError as error:
+                if error.transient or lease.unanswered > 1:
+                    self.keeper.take_over(lease)
+                else:
+                    self.keeper.forget(lease)
                 raise
             except BaseException as interruption:
                 await self._abandon(lease, interruption)

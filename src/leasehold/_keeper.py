@@ -24,7 +24,7 @@ log = logging.getLogger("leasehold")
 
 BATCH = 500
 """How many renewals go into one request."""
-IDLE = 10.0
+IDLE = 2.0
 """How long the keeper stays about with nothing to keep."""
 LONGEST_NAP = 1.0
 SHORTEST_NAP = 0.1

@@ -13,7 +13,7 @@ class Store(Protocol):
     """Lines of places on one server, seen through one runtime.
 
     `join`, `renew` and `leave` are one atomic round trip each. They answer within `timeout` seconds or raise
-    `StoreError`, after which their outcome is unknown: they may still be carried out, even later.
+    a transient `StoreError`, after which their outcome is unknown: they may still be carried out, even later.
     Expiry is judged by the server's clock alone.
     """
 

@@ -60,8 +60,8 @@ class LockLostError(InvalidLockError):
 class StoreError(LockError):
     """The store did not do what it was asked; the driver's exception is the ``__cause__``.
 
-    ``transient`` says whether the same request may succeed later without anybody mending anything.
-    The outcome of the request is unknown: it may have been carried out.
+    ``transient``: there was no answer. The request may have been carried out, even later, and may succeed if
+    repeated. Otherwise the store refused it: nothing was done, and somebody has to mend something.
     """
 
     def __init__(self, message: str, *, name: str = "", transient: bool = False) -> None:

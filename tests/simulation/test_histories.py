@@ -21,12 +21,13 @@ CHUNK = 500
 @pytest.mark.parametrize("first", range(FIRST_SEED, FIRST_SEED + HISTORIES, CHUNK))
 def test_nothing_forbidden_happens_whatever_goes_wrong(first: int) -> None:
     sections = 0
-    for seed in range(first, first + CHUNK):
+    seeds = range(first, min(first + CHUNK, FIRST_SEED + HISTORIES))
+    for seed in seeds:
         try:
             sections += History(seed, capacity=3 if seed % 4 == 0 else 1).run().sections
         except Exception as error:
             raise AssertionError(f"seed {seed}: {error}") from error
-    assert sections > CHUNK, "hardly anybody got anything: these histories prove nothing"
+    assert sections > len(seeds) or len(seeds) < CHUNK, "hardly anybody got anything: these histories prove nothing"
 
 
 @pytest.mark.parametrize("first", range(0, 400, 100))

@@ -425,6 +425,7 @@ def test_what_mending_alone_can_help_is_not_retried(stage: Stage) -> None:
 
     stage.run(story())
     assert len(asked) == 1
+    assert not alice.engine.keeper.leases, "nothing was done, so there is nothing to undo"
 
 
 def test_another_capacity_is_refused_while_the_line_is_in_use(stage: Stage) -> None:
