@@ -1,0 +1,78 @@
+PYTHON ?= python3
+UV ?= uv
+WORKERS ?= auto
+ARGS ?=
+MINUTES ?= 10
+HISTORIES ?= 10000
+
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip -qq
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
+COMPILE := $(UV) pip compile --quiet --upgrade --universal --generate-hashes --python-version 3.11 --no-header --no-annotate
+
+# Two installations into one .venv would tread on each other.
+.NOTPARALLEL:
+.PHONY: help demo test check bench soak docs format pins clean
+
+help: ## show this
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: .venv/installed ## watch processes share a lock while one crashes and one stalls
+	$(BIN)/leasehold demo $(ARGS)
+
+test: .venv/installed .venv/test ## run all tests (ARGS="-k name" for some)
+	$(PYTEST) $(ARGS)
+
+check: .venv/installed .venv/test .venv/bench ## lint, formatting, types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: .venv/installed .venv/bench ## compare with peers and floors (ARGS=--json)
+	@$(BIN)/python -m bench.pair $(ARGS)
+	@$(BIN)/python -m bench.handover $(ARGS)
+	@$(BIN)/python -m bench.held $(ARGS)
+
+soak: .venv/installed .venv/test ## simulate fresh histories for MINUTES=10
+	@end=$$(($$(date +%s) + 60 * $(MINUTES))); \
+	while [ $$(date +%s) -lt $$end ]; do \
+		export LEASEHOLD_SEED=$$($(BIN)/python -c 'import secrets; print(secrets.randbelow(10**12))'); \
+		export LEASEHOLD_HISTORIES=$(HISTORIES); \
+		echo "LEASEHOLD_SEED=$$LEASEHOLD_SEED LEASEHOLD_HISTORIES=$(HISTORIES)"; \
+		$(PYTEST) tests/simulation $(ARGS) || exit 1; \
+	done
+
+docs: .venv/docs ## build the site into site/
+	$(BIN)/zensical build --clean
+
+format: .venv/installed .venv/test ## put the code into shape
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+pins: ## choose the newest versions of what requirements/ pins (needs uv)
+	$(COMPILE) --extra dev pyproject.toml -o requirements/test.txt
+	for extra in build bench docs; do \
+		$(COMPILE) --extra $$extra --constraints requirements/test.txt pyproject.toml -o requirements/$$extra.txt || exit 1; \
+	done
+
+clean: ## remove everything made here
+	rm -rf .venv site dist bench/results .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# Stamps live in .venv, so that they go with it.
+
+.venv/created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "leasehold needs Python 3.11 or newer: make PYTHON=python3.12 …")'
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/installed: .venv/created requirements/build.txt pyproject.toml
+	$(PIP) install --require-hashes -r requirements/build.txt
+	$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+.venv/%: requirements/%.txt .venv/created
+	$(PIP) install --require-hashes -r $<
+	@touch $@

@@ -1,0 +1,134 @@
+"""What does it cost one process to keep 10,000 locks, and is any of them lost?
+
+The floor is the store's own step: the same renewals in the same batches, without a client that decides on them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from statistics import median
+from typing import NamedTuple
+
+from bench._measure import interleave, options, report
+from leasehold import AsyncDistributedLock, AsyncLockHandle, DistributedLock, LockHandle, LockInfo
+from leasehold._keeper import BATCH
+from leasehold._model import Ask, Renewal, Standing
+from leasehold._runtime import Runtime
+from leasehold.runtimes.aio import AsyncRuntime
+from leasehold.runtimes.threads import ThreadRuntime
+from leasehold.stores.memory import MemoryServer, MemoryStore
+
+TTL = 6.0
+FLOOR = "floor: the store's step"
+
+
+class Kept(NamedTuple):
+    """What came of keeping for a while."""
+
+    cpu: float
+    renewals: int
+    requests: int = 0
+    helpers: int = 0
+    lost: int = 0
+
+    def cpu_per_renewal(self) -> float:
+        return self.cpu / self.renewals
+
+
+class MeteredStore(MemoryStore):
+    """Counts what it is asked, and the threads or tasks that are about at the time."""
+
+    def __init__(self, runtime: Runtime, count_helpers: Callable[[], int]) -> None:
+        super().__init__(runtime)
+        self._count_helpers = count_helpers
+        self.start()
+
+    def start(self) -> None:
+        self._started = time.process_time()
+        self._renewals = self._requests = self._helpers = 0
+
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+        self._renewals += len(renewals)
+        self._requests += 1
+        self._helpers = max(self._helpers, self._count_helpers())
+        return await super().renew(renewals, timeout)
+
+    def stop(self) -> Kept:
+        return Kept(time.process_time() - self._started, self._renewals, self._requests, self._helpers)
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--locks", type=int, default=10_000)
+    parser.add_argument("--seconds", type=float, default=7.0, help="how long they are kept per round")
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    names = [f"bench:{number}" for number in range(arguments.locks)]
+    cases: dict[str, Callable[[], list[Kept]]] = {
+        FLOOR: partial(renew_by_hand, names),
+        "threads": partial(keep, names, arguments.seconds),
+        "asyncio": lambda: asyncio.run(keep_async(names, arguments.seconds)),
+    }
+    kept = interleave(cases, arguments.rounds, warm_up=0)
+    cpu = {case: median(map(Kept.cpu_per_renewal, rounds)) for case, rounds in kept.items()}
+    rows = [
+        {
+            "case": case,
+            "CPU ms / 1,000 renewals": 1e6 * cpu[case],
+            "x floor": cpu[case] / cpu[FLOOR],
+            "renewals": sum(result.renewals for result in rounds),
+            "requests": sum(result.requests for result in rounds),
+            "threads or tasks": max(result.helpers for result in rounds),
+            "lost": sum(result.lost for result in rounds),
+        }
+        for case, rounds in kept.items()
+    ]
+    report(f"{arguments.locks:,} held memory locks, ttl {TTL:g} s, one keeper", rows, as_json=arguments.json)
+
+
+def renew_by_hand(names: Sequence[str]) -> list[Kept]:
+    server = MemoryServer()
+    for name in names:
+        server.join(Ask(name, f"me/{name}", TTL, TTL))
+    renewals = [Renewal(name, f"me/{name}", TTL, TTL) for name in names]
+    started = time.process_time()
+    standings = [
+        standing
+        for start in range(0, len(renewals), BATCH)
+        for standing in server.renew(renewals[start : start + BATCH])[0]
+    ]
+    return [Kept(time.process_time() - started, len(renewals), lost=standings.count(None))]
+
+
+def keep(names: Sequence[str], seconds: float) -> list[Kept]:
+    store = MeteredStore(ThreadRuntime(), lambda: threading.active_count() - 1)
+    with DistributedLock(store, ttl=TTL) as locks:
+        handles = [locks.acquire(name) for name in names]
+        store.start()
+        time.sleep(seconds)
+        kept = store.stop()
+        return [kept._replace(lost=count_lost(handles, locks.inspect()))]
+
+
+async def keep_async(names: Sequence[str], seconds: float) -> list[Kept]:
+    store = MeteredStore(AsyncRuntime(), lambda: len(asyncio.all_tasks()) - 1)
+    async with AsyncDistributedLock(store, ttl=TTL) as locks:
+        handles = [await locks.acquire(name) for name in names]
+        store.start()
+        await asyncio.sleep(seconds)
+        kept = store.stop()
+        return [kept._replace(lost=count_lost(handles, await locks.inspect()))]
+
+
+def count_lost(handles: Sequence[LockHandle | AsyncLockHandle], seen: Iterable[LockInfo]) -> int:
+    """Count those that either side does not take for held: the client by its window, the store by its lines."""
+    living = {(info.name, info.fence) for info in seen}
+    return sum(not handle.is_held or (handle.name, handle.fence) not in living for handle in handles)
+
+
+if __name__ == "__main__":
+    main()
