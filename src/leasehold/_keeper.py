@@ -26,6 +26,8 @@ BATCH = 500
 """How many renewals go into one request."""
 IDLE = 2.0
 """How long the keeper stays about with nothing to keep."""
+GHOST = 30.0
+"""How long a request that nobody answered may still be under way, say in the buffers of a server that was stopped."""
 LONGEST_NAP = 1.0
 SHORTEST_NAP = 0.1
 """With nothing to keep it sleeps for so long at a time as leases of late would have let it: so that short holds,
@@ -126,7 +128,7 @@ class Keeper:
     async def leave(self, lease: Lease, timeout: float) -> bool:
         """Give the place up, for good once the store has answered; say whether it was still there."""
         ask = lease.ask
-        unsure = max(ask.ttl, PATIENCE) if lease.unanswered else 0.0
+        unsure = max(ask.ttl, GHOST) if lease.unanswered else 0.0
         was_there = await self.store.leave(ask.name, ask.owner, timeout, unsure)
         self.forget(lease)
         return was_there
@@ -220,13 +222,12 @@ class Keeper:
         """Ask the store for what is due, apart from the loop: no slow answer may hold up the clock."""
         for start in range(0, len(renewing), BATCH):
             batch = renewing[start : start + BATCH]
-            await self._attempt(self._renew(batch), batch)
+            await self._attempt(self._renew(batch), batch, leaving=False)
         for lease in leaving:
-            await self._attempt(self.leave(lease, PATIENCE), [lease])
+            await self._attempt(self.leave(lease, PATIENCE), [lease], leaving=True)
 
-    async def _attempt(self, request: Awaitable[object], leases: Sequence[Lease]) -> None:
+    async def _attempt(self, request: Awaitable[object], leases: Sequence[Lease], *, leaving: bool) -> None:
         """Await a request; where it fails, see to it that it is repeated while that can matter."""
-        were_leaving = leases[0].leaving
         try:
             await request
         except Exception as error:
@@ -236,7 +237,7 @@ class Keeper:
             for lease in leases:
                 if now >= lease.dead_by or is_hopeless:
                     self.forget(lease)
-                elif lease.leaving is were_leaving:  # else whoever releases it sees to it
+                elif lease.leaving is leaving:  # else whoever releases it sees to it
                     lease.due = now + lease.ask.heartbeat / 10
                     self._see_to_it_by(lease.due)
         else:

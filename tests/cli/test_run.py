@@ -101,12 +101,16 @@ def test_metadata_from_pairs_and_json(leasehold: Leasehold) -> None:
 
 @pytest.mark.parametrize("name", FORWARDED)
 def test_signals_are_forwarded(leasehold: Leasehold, name: str, tmp_path: Path) -> None:
-    script = f"trap 'echo {name}; exit 5' {name}; touch ready; while :; do sleep 0.02; done"
-    process = leasehold.start("run", "job", "--", "sh", "-c", script, cwd=tmp_path)
+    script = (
+        "import pathlib, signal, sys\n"
+        f"signal.signal(signal.SIG{name}, lambda *_: sys.exit(5))\n"
+        "pathlib.Path('ready').touch()\n"
+        "while True: signal.pause()"
+    )
+    process = leasehold.start("run", "job", "--", sys.executable, "-c", script, cwd=tmp_path)
     eventually((tmp_path / "ready").exists, "the command runs")
     process.send_signal(getattr(signal, f"SIG{name}"))
-    assert process.communicate(timeout=10)[0] == f"{name}\n"
-    assert process.returncode == 5
+    assert process.wait(10) == 5
     assert leasehold.info("job") is None
 
 

@@ -98,7 +98,7 @@ class History:
         for process, _, engine in self.processes:
             if not process.crashed and engine.keeper.leases:
                 raise ViolationError(f"seed {self.seed}: {process.name} still keeps {list(engine.keeper.leases)}")
-        for _ in range(2):  # the first visit lets each line notice a clock that was set back
+        for _ in range(3):  # the first visit lets each line notice a clock that was set back
             self._run_for(30.0)
             for name in self.names:
                 self.server.leave(name, "nobody/0", 0.0)

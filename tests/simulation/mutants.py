@@ -226,7 +226,7 @@ def a_failed_release_is_forgotten(patch: Patch) -> None:
 def the_keeper_gives_up_after_one_error(patch: Patch) -> None:
     """Peers' bug 9."""
 
-    async def attempt(self, request, leases):
+    async def attempt(self, request, leases, *, leaving):
         try:
             await request
         except Exception:

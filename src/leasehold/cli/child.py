@@ -45,7 +45,7 @@ class Child:
         self._terminal = Terminal()
         self._has_terminal = self._terminal.is_spare()
         # Whoever lends the terminal is in the background, and this would stop him when he writes or takes it back.
-        self._on_background_write = signal.signal(Signals.SIGTTOU, signal.SIG_IGN)
+        self._on_background_write = signal.signal(Signals.SIGTTOU, signal.SIG_IGN) or signal.SIG_DFL
         try:
             # There are other threads, so between fork and exec nothing may be done that needs a lock of theirs: only a
             # few system calls, looked up before. The store lets go of its file around the fork by itself.
@@ -56,7 +56,7 @@ class Child:
                 preexec_fn=self._preparation(),  # noqa: PLW1509
             )
         except BaseException:
-            self._reclaim_terminal()
+            self._put_back()
             raise
 
     def __enter__(self) -> Self:
@@ -66,7 +66,7 @@ class Child:
         if self._ending is None:
             self.signal_group(Signals.SIGKILL)
             self._process.wait()
-        self._reclaim_terminal()
+        self._put_back()
 
     @property
     def ending(self) -> int:
@@ -109,7 +109,7 @@ class Child:
             os.killpg(self._process.pid, number)
 
     def _stop_along(self, number: Signals) -> None:
-        """Stop as the command was stopped by the terminal, so that the shell gets it back, until the shell resumes us."""
+        """Stop too when the terminal has stopped the command, so that the shell gets its prompt back; then go on."""
         if number is Signals.SIGSTOP:  # not the terminal's doing: whoever sent it will resume the command himself
             return
         only_wants_terminal = number in WANTS_TERMINAL and self._terminal.is_ours()
@@ -134,6 +134,10 @@ class Child:
         time.sleep(SETTLING)
         return self._renew()
 
+    def _put_back(self) -> None:
+        self._reclaim_terminal()
+        signal.signal(Signals.SIGTTOU, self._on_background_write)
+
     def _reclaim_terminal(self) -> None:
         if self._has_terminal:
             self._terminal.listen_to(os.getpgrp())
@@ -143,7 +147,7 @@ class Child:
         """Make what runs in the new process just before it becomes the command."""
         parent = os.getpid()
         die_with_parent = _death_signal()
-        signal_handler = self._on_background_write or signal.SIG_DFL
+        on_background_write = self._on_background_write
         terminal = self._terminal if self._has_terminal else None
 
         def prepare() -> None:
@@ -152,7 +156,7 @@ class Child:
                 os.kill(os.getpid(), Signals.SIGKILL)
             if terminal is not None:
                 terminal.listen_to(os.getpid())
-            signal.signal(Signals.SIGTTOU, signal_handler)
+            signal.signal(Signals.SIGTTOU, on_background_write)
 
         return prepare
 

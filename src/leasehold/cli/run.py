@@ -15,7 +15,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
-from signal import Signals
+from signal import Signals, strsignal
 from typing import Any
 
 from leasehold.blocking import DistributedLock, LockHandle
@@ -94,7 +94,7 @@ def parse_metadata(texts: Sequence[str]) -> dict[str, Any]:
         if text.lstrip().startswith("{"):
             try:
                 metadata |= json.loads(text)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise Failure(Exit.BAD_INPUT, f"--metadata {text!r} is no JSON object: {error}") from error
         elif equals and key:
             metadata[key] = value
@@ -186,7 +186,7 @@ def _release(handle: LockHandle, ending: int, why_stopped: str) -> None:
         if not why_stopped:
             log.warning("%r could not be released, it ends by itself: %s", handle.name, error)
     if why_stopped:
-        ended = f"exited with {ending}" if ending >= 0 else f"was ended by {Signals(-ending).name}"
+        ended = f"exited with {ending}" if ending >= 0 else f"was ended by signal {-ending} ({strsignal(-ending)})"
         msg = f"{why_stopped}; the command {ended}"
         raise Failure(Exit.LEASE_LOST, msg, name=handle.name, fence=handle.fence, ending=ending)
 

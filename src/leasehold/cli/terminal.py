@@ -12,11 +12,11 @@ STDIN, STDOUT = 0, 1
 
 
 class Terminal:
-    """The controlling terminal, if stdin is it; if not, only whether it is there may be asked."""
+    """The controlling terminal, if stdin is it. Where there is none, or it was hung up, nothing happens to it."""
 
     def __init__(self) -> None:
         self._modes: list[Any] | None = None
-        with suppress(OSError, termios.error):
+        with _hung_up_or_none():
             os.tcgetpgrp(STDIN)
             self._modes = termios.tcgetattr(STDIN)
 
@@ -26,7 +26,9 @@ class Terminal:
 
     def is_ours(self) -> bool:
         """Tell whether it listens to the job this process is part of."""
-        return self.is_there and os.tcgetpgrp(STDIN) == os.getpgrp()
+        with _hung_up_or_none():
+            return self.is_there and os.tcgetpgrp(STDIN) == os.getpgrp()
+        return False
 
     def is_spare(self) -> bool:
         """Guess whether nobody else in our job needs it: the reader of our output, such as a pager, might."""
@@ -34,9 +36,15 @@ class Terminal:
 
     def listen_to(self, group: int) -> None:
         """Make a process group the one in the foreground. SIGTTOU must be ignored, lest it stop the caller."""
-        os.tcsetpgrp(STDIN, group)
+        with _hung_up_or_none():
+            os.tcsetpgrp(STDIN, group)
 
     def restore_modes(self) -> None:
         """Undo what a command that was killed may have done to echo and line editing."""
-        assert self._modes is not None
-        termios.tcsetattr(STDIN, termios.TCSADRAIN, self._modes)
+        if self._modes is not None:
+            with _hung_up_or_none():
+                termios.tcsetattr(STDIN, termios.TCSADRAIN, self._modes)
+
+
+def _hung_up_or_none() -> suppress:
+    return suppress(OSError, termios.error)
