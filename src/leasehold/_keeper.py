@@ -50,7 +50,8 @@ class Keeper:
         self.mutex = self.runtime.mutex()
         self.leases: dict[str, Lease] = {}
         self._running = False
-        self._wakes_at = inf
+        self._wakes_at = inf  # which also says: awake, or not there
+        self._announced = inf
         self._nap = LONGEST_NAP
         self._pace = self.runtime.random()
         self._idle_since = -inf
@@ -169,6 +170,8 @@ class Keeper:
         now = self.runtime.now()
         with self.mutex:
             starting, self._running = not self._running, True
+            asleep = self._wakes_at < inf
+            self._announced = min(self._announced, moment)
             if moment > now + SHORTEST_NAP:
                 self._nap = min(self._nap, moment - now)
             if starting:
@@ -176,7 +179,7 @@ class Keeper:
                 self._idle_since = now
         if starting:
             self.runtime.spawn(self._keep(), "leasehold-keeper")
-        else:
+        elif asleep:
             self._bell.ring()
 
     async def _keep(self) -> None:
@@ -190,33 +193,46 @@ class Keeper:
 
     async def _turn(self) -> bool:
         """Do what is due, or sleep until something is; False ends the loop."""
-        self._wakes_at = inf  # so that whatever comes up from here on rings
-        for lease in list(self.leases.values()):
-            self.check_window(lease)
-            if lease.is_dropped():
-                log.warning("%r was dropped without a release: it ends after its ttl", lease.ask.name)
-                lease.let_end()
-        now = self.runtime.now()
         with self.mutex:
-            leases = list(self.leases.values())
-            due = [lease for lease in leases if lease.due <= now + lease.life() / 12]
-            renewing = [lease for lease in due if not lease.leaving]
-            leaving = [lease for lease in due if lease.leaving]
-            for lease in due:
-                lease.due = inf
+            self._wakes_at = self._announced = inf
+        now = self.runtime.now()
+        due, next_at = self._survey(now)
         if due:
+            with self.mutex:  # a lease that is just being released is neither renewed nor left
+                renewing = [lease for lease in due if lease.due < inf and not lease.leaving]
+                leaving = [lease for lease in due if lease.due < inf and lease.leaving]
+                for lease in due:
+                    lease.due = inf
             self.runtime.spawn(self._serve(renewing, leaving), "leasehold-renewal")
             return True
-        if leases:
+        if self.leases:
             self._idle_since = now
         elif self.closing or now > self._idle_since + IDLE:
             with self.mutex:
                 self._running = bool(self.leases)
                 return self._running
-        earliest = min((lease.wakes_keeper_at() for lease in leases), default=inf)
-        self._wakes_at = earliest if earliest < inf else now + self._nap
+        with self.mutex:
+            next_at = min(next_at, self._announced)
+            self._wakes_at = next_at if next_at < inf else now + self._nap
         await self._bell.wait(self._wakes_at - now)
         return True
+
+    def _survey(self, now: float) -> tuple[list[Lease], float]:
+        """Look once at every lease: signal what is lost, find what is due, and when something will be."""
+        due: list[Lease] = []
+        next_at = inf
+        for lease in list(self.leases.values()):
+            if lease.state is State.HELD and not lease.leaving:
+                if now >= lease.trusted_until:
+                    self.check_window(lease)
+                elif lease.claim() is None and not lease.is_exhausted():
+                    log.warning("%r was dropped without a release: it ends after its ttl", lease.ask.name)
+                    lease.let_end()
+                next_at = min(next_at, lease.trusted_until)
+            if lease.due <= now + lease.slack:
+                due.append(lease)
+            next_at = min(next_at, lease.due)
+        return due, next_at
 
     async def _serve(self, renewing: Sequence[Lease], leaving: Sequence[Lease]) -> None:
         """Ask the store for what is due, apart from the loop: no slow answer may hold up the clock."""

@@ -53,6 +53,7 @@ class Lease:
         "recheck_at",
         "renew_for",
         "renew_until",
+        "slack",
         "state",
         "trusted_until",
         "unanswered",
@@ -75,6 +76,7 @@ class Lease:
         self.renew_until = inf
         self.recheck_at = inf
         self.due = inf
+        self.slack = 0.0
         self.watchers: list[Callable[[], None]] = []
 
     def is_held(self, now: float) -> bool:
@@ -92,11 +94,8 @@ class Lease:
         `pace`, from 0 to 1, is each client's own, so that clients do not renew in step.
         """
         self.trusted_until = max(self.trusted_until, sent + life - margin(life))
+        self.slack = self.ask.ttl / 12
         self.due = inf if self.is_exhausted() else self.trusted_until - self.ask.ttl * (0.6 + 0.1 * pace)
-
-    def is_dropped(self) -> bool:
-        """Tell whether nobody could release it any more, though it would be renewed."""
-        return self.state is State.HELD and not self.leaving and self.claim() is None and self.renew_until != -inf
 
     def let_end(self) -> None:
         """Renew no more. Whoever dropped it may still be at work, so the lease runs its course."""
@@ -111,6 +110,7 @@ class Lease:
         """Stay in line behind `holder`."""
         self.holder = holder
         self.recheck_at = recheck_at
+        self.slack = self.ask.heartbeat / 12
         self.due = sent + self.ask.heartbeat * (0.27 + 0.06 * pace)
 
     def give_up(self, now: float, due: float) -> None:
