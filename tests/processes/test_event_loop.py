@@ -108,9 +108,9 @@ def test_the_loop_turns_on_when_it_first_waits_in_line_while_the_file_is_locked(
                 await may_wait.wait()
                 return answer
 
-            def transact_and_tell(*args: Any) -> Any:
+            def transact_and_tell(*args: Any, **kwargs: Any) -> Any:
                 asking.set()
-                return transact(*args)
+                return transact(*args, **kwargs)
 
             store.join = join_and_linger  # type: ignore[method-assign, assignment]
             async with ticking() as gaps:

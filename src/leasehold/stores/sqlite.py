@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
-from itertools import groupby
+from itertools import groupby, starmap
 from math import inf
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from leasehold import _lifecycle, _rule
 from leasehold._model import Ask, Capabilities, Line, Place, Refusal, Renewal, Standing
@@ -33,6 +33,7 @@ from leasehold.stores._mailbox import Mailbox
 from leasehold.stores.memory import microseconds
 
 T = TypeVar("T")
+_Step = Callable[[sqlite3.Cursor, float], tuple[T, list[Place]]]
 
 APPLICATION_ID = 0x4C454153  # "LEAS"
 SCHEMA_VERSION = 1
@@ -40,6 +41,13 @@ SWEEP_EVERY = 64
 SWEEP_ROWS = 200
 
 _PLACE = "ticket, owner, capacity, weight, expires_at, acquired_at, metadata, address"
+_WALK = f"SELECT {_PLACE} FROM place WHERE name = ? ORDER BY ticket"
+_FIND = f"SELECT {_PLACE} FROM place WHERE owner = ? AND name = ?"
+_APPEND = """
+    INSERT INTO place SELECT ?, max(ticket + 1, ?), ?3, ?, ?, ?, ?, ?, ? FROM state
+    WHERE NOT EXISTS (SELECT 1 FROM refused WHERE owner = ?3 AND until > ?)
+    RETURNING ticket
+"""
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _TRANSIENT = {*_BUSY, sqlite3.SQLITE_IOERR}
 _ADVICE = {
@@ -74,37 +82,28 @@ class _Row(Place):
     address: str
 
 
-class _Transaction(NamedTuple):
-    connection: sqlite3.Connection
-    now: float
-    address: str
-    floor: Callable[[], int]
-
-
 class _SqliteLine:
     """One name's ledger inside an open transaction."""
 
     __slots__ = ("_address", "_execute", "_floor", "_name", "_now")
 
-    def __init__(self, transaction: _Transaction, name: str) -> None:
-        self._execute = transaction.connection.execute
-        self._now = transaction.now
-        self._address = transaction.address
-        self._floor = transaction.floor
+    def __init__(self, cursor: sqlite3.Cursor, name: str, now: float, address: str, floor: Callable[[], int]) -> None:
+        self._execute = cursor.execute
         self._name = name
+        self._now = now
+        self._address = address
+        self._floor = floor
 
     def places(self) -> Iterator[Place]:
-        rows = self._execute(f"SELECT {_PLACE} FROM place WHERE name = ? ORDER BY ticket", (self._name,))
-        return (_Row(*row) for row in rows)
+        return starmap(_Row, self._execute(_WALK, (self._name,)))
 
     def find(self, owner: str) -> Place | None:
-        row = self._execute(f"SELECT {_PLACE} FROM place WHERE owner = ? AND name = ?", (owner, self._name)).fetchone()
+        row = self._execute(_FIND, (owner, self._name)).fetchone()
         return _Row(*row) if row else None
 
     def append(self, place: Place) -> bool:
         row = self._execute(
-            "INSERT INTO place SELECT ?, max(ticket + 1, ?), ?3, ?, ?, ?, ?, ?, ? FROM state"
-            " WHERE NOT EXISTS (SELECT 1 FROM refused WHERE owner = ?3 AND until > ?) RETURNING ticket",
+            _APPEND,
             (
                 self._name,
                 self._floor(),
@@ -167,6 +166,7 @@ class SqliteStore:
         self._mutex = threading.Lock()
         self._listening = runtime.mutex()
         self._connection: sqlite3.Connection | None = None
+        self._cursor: sqlite3.Cursor | None = None
         self._inode = 0
         self._bell: socket.socket | None = None
         self._address = ""
@@ -176,9 +176,9 @@ class SqliteStore:
         _lifecycle.at_fork(self, before="_before_fork", in_parent="_after_fork", in_child="_forked")
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
-        def step(transaction: _Transaction) -> tuple[Standing | Refusal, list[Place]]:
-            swept = self._sweep(transaction)
-            outcome, woken = _rule.join(_SqliteLine(transaction, ask.name), ask, transaction.now)
+        def step(cursor: sqlite3.Cursor, now: float) -> tuple[Standing | Refusal, list[Place]]:
+            swept = self._sweep(cursor, now)
+            outcome, woken = _rule.join(self._line(cursor, ask.name, now), ask, now)
             return outcome, swept + woken
 
         if ask.queue:
@@ -186,12 +186,11 @@ class SqliteStore:
         return await self._do(step, timeout)
 
     async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
-        def step(transaction: _Transaction) -> tuple[list[Standing | None], list[Place]]:
+        def step(cursor: sqlite3.Cursor, now: float) -> tuple[list[Standing | None], list[Place]]:
             standings = []
             to_wake = []
             for renewal in renewals:
-                line = _SqliteLine(transaction, renewal.name)
-                standing, woken = _rule.renew(line, renewal, transaction.now)
+                standing, woken = _rule.renew(self._line(cursor, renewal.name, now), renewal, now)
                 standings.append(standing)
                 to_wake += woken
             return standings, to_wake
@@ -199,10 +198,10 @@ class SqliteStore:
         return await self._do(step, timeout)
 
     async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
-        def step(transaction: _Transaction) -> tuple[bool, list[Place]]:
-            return _rule.leave(_SqliteLine(transaction, name), owner, transaction.now, unsure)
+        def step(cursor: sqlite3.Cursor, now: float) -> tuple[bool, list[Place]]:
+            return _rule.leave(self._line(cursor, name, now), owner, now, unsure)
 
-        was_there = await self._do(step, timeout)
+        was_there = await self._do(step, timeout, look=False)
         self._mailbox.close(owner)
         return was_there
 
@@ -216,12 +215,9 @@ class SqliteStore:
         return await self._mailbox.wait(owner, timeout)
 
     async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
-        def step(transaction: _Transaction) -> tuple[list[Line], list[Place]]:
-            now = transaction.now
+        def step(cursor: sqlite3.Cursor, now: float) -> tuple[list[Line], list[Place]]:
             where = "name = ?1" if exact else "name BETWEEN ?1 AND ?1 || char(1114111)"
-            rows = transaction.connection.execute(
-                f"SELECT name, {_PLACE} FROM place WHERE {where} ORDER BY name, ticket", (prefix,)
-            )
+            rows = cursor.execute(f"SELECT name, {_PLACE} FROM place WHERE {where} ORDER BY name, ticket", (prefix,))
             lines = [
                 Line(name, now, _rule.live((_Row(*row[1:]) for row in of_name), now))
                 for name, of_name in groupby(rows, key=lambda row: row[0])
@@ -243,16 +239,22 @@ class SqliteStore:
             self._bell.close()
         self._bell = None
 
-    async def _do(self, step: Callable[[_Transaction], tuple[T, list[Place]]], timeout: float) -> T:
-        return await self.runtime.offload(lambda: self._transact(step, timeout))
+    def _line(self, cursor: sqlite3.Cursor, name: str, now: float) -> _SqliteLine:
+        return _SqliteLine(cursor, name, now, self._address, self._floor)
 
-    def _transact(self, step: Callable[[_Transaction], tuple[T, list[Place]]], timeout: float) -> T:
-        """Run one atomic step, as soon as other processes let us, then wake the places it reports."""
+    async def _do(self, step: _Step[T], timeout: float, *, look: bool = True) -> T:
+        return await self.runtime.offload(lambda: self._transact(step, timeout, look=look))
+
+    def _transact(self, step: _Step[T], timeout: float, *, look: bool) -> T:
+        """Run one atomic step, as soon as other processes let us, then wake the places it reports.
+
+        Without `look`, whether the file was replaced is not looked at: giving up a place in the old one is enough.
+        """
         deadline = time.monotonic() + timeout
         while True:
             try:
                 with self._mutex:  # never held while waiting: other threads and forks need it
-                    result, woken = self._attempt(step)
+                    result, woken = self._attempt(step, look=look)
             except sqlite3.Error as error:
                 if _code(error) not in _BUSY or time.monotonic() >= deadline:
                     raise self._explain(error) from error
@@ -268,15 +270,15 @@ class SqliteStore:
                 return result
             time.sleep(0.0002 + 0.0008 * random.random())
 
-    def _attempt(self, step: Callable[[_Transaction], tuple[T, list[Place]]]) -> tuple[T, list[Place]]:
+    def _attempt(self, step: _Step[T], *, look: bool) -> tuple[T, list[Place]]:
         try:
-            connection = self._connected()
-            connection.execute("BEGIN IMMEDIATE")
+            cursor = self._connected(look=look)
+            cursor.execute("BEGIN IMMEDIATE")
             now = self._clock()
             if self._clock_may_step:
-                self._follow_clock(connection, now)
-            outcome = step(_Transaction(connection, now, self._address, self._floor))
-            connection.execute("COMMIT")
+                self._follow_clock(cursor, now)
+            outcome = step(cursor, now)
+            cursor.execute("COMMIT")
         except BaseException as error:
             self._recover(error)
             raise
@@ -295,21 +297,21 @@ class SqliteStore:
         advice = _ADVICE.get(code, "")
         return StoreError(f"{self.path}: {error}{advice and f' ({advice})'}", transient=code in _TRANSIENT)
 
-    def _follow_clock(self, connection: sqlite3.Connection, now: float) -> None:
+    def _follow_clock(self, cursor: sqlite3.Cursor, now: float) -> None:
         """Take a backward step of the clock off everything that ends, else the dead would outlive it."""
-        (last,) = connection.execute("SELECT time FROM state").fetchone()
+        (last,) = cursor.execute("SELECT time FROM state").fetchone()
         if now < last:
-            connection.execute("UPDATE place SET expires_at = expires_at - ?", (last - now,))
-            connection.execute("UPDATE refused SET until = until - ?", (last - now,))
+            cursor.execute("UPDATE place SET expires_at = expires_at - ?", (last - now,))
+            cursor.execute("UPDATE refused SET until = until - ?", (last - now,))
         if now < last or now > last + 1:
-            connection.execute("UPDATE state SET time = ?", (now,))
+            cursor.execute("UPDATE state SET time = ?", (now,))
 
-    def _sweep(self, transaction: _Transaction) -> list[Place]:
+    def _sweep(self, cursor: sqlite3.Cursor, now: float) -> list[Place]:
         """Now and then, look through a few more rows for names nobody asks for any more."""
         self._joins += 1
         if self._joins % SWEEP_EVERY:
             return []
-        execute, now = transaction.connection.execute, transaction.now
+        execute = cursor.execute
         execute("DELETE FROM refused WHERE until <= ?", (now,))
         rows = execute(
             "SELECT name, expires_at FROM place WHERE name > (SELECT swept_to FROM state) ORDER BY name LIMIT ?",
@@ -317,7 +319,7 @@ class SqliteStore:
         ).fetchall()
         execute("UPDATE state SET swept_to = ?", (rows[-1][0] if len(rows) == SWEEP_ROWS else "",))
         expired = {name for name, expires_at in rows if expires_at <= now}
-        return [place for name in expired for place in _rule.settle(_SqliteLine(transaction, name), now).woken]
+        return [place for name in expired for place in _rule.settle(self._line(cursor, name, now), now).woken]
 
     def _wake(self, place: Place) -> None:
         if self._mailbox.ring(place.owner) or self._bell is None or not isinstance(place, _Row) or not place.address:
@@ -325,14 +327,14 @@ class SqliteStore:
         with suppress(OSError):  # it has died, or has more wake-ups than it can take
             self._bell.sendto(place.owner.encode(), socket.MSG_DONTWAIT, f"\0{place.address}")
 
-    def _connected(self) -> sqlite3.Connection:
+    def _connected(self, *, look: bool) -> sqlite3.Cursor:
         """Connect, and connect anew where the file was deleted or replaced: others would use the new one."""
         if self._closed:
             msg = f"{self.path}: this store is closed"
             raise StoreError(msg)
-        if self._connection is not None:
-            if self._is_current():
-                return self._connection
+        if self._cursor is not None:
+            if not look or self._is_current():
+                return self._cursor
             self._disconnect()
         if self._private:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -347,7 +349,8 @@ class SqliteStore:
             connection.close()
             raise
         self._connection = connection
-        return connection
+        self._cursor = connection.cursor()  # one for all: to make one costs as much as a small statement
+        return self._cursor
 
     def _is_current(self) -> bool:
         """Tell whether the path still leads to the file we have."""
@@ -407,7 +410,7 @@ class SqliteStore:
     def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
-            self._connection = None
+            self._connection = self._cursor = None
 
     def _before_fork(self) -> None:
         """Let go of the file: what SQLite knows of its locks must not be copied into a child that has none."""
