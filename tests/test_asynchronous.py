@@ -221,7 +221,6 @@ async def test_an_asynchronous_on_lost_is_awaited(locks: AsyncDistributedLock) -
 
 @on_a_loop
 async def test_a_blocked_loop_is_noticed_before_anybody_acts_on_the_lock(locks: AsyncDistributedLock) -> None:
-    """Peers' bug 10."""
     handle = await locks.acquire("x", ttl=0.2)
     time.sleep(0.3)  # noqa: ASYNC251 - the loop is blocked on purpose
     assert not handle.is_held
@@ -230,7 +229,6 @@ async def test_a_blocked_loop_is_noticed_before_anybody_acts_on_the_lock(locks: 
 
 
 def test_threads_and_tasks_share_the_memory_of_a_process() -> None:
-    """Rule 21."""
     server = MemoryServer()
     blocking = DistributedLock(MemoryStore(ThreadRuntime(), server))
 

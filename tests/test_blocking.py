@@ -49,7 +49,6 @@ def test_an_acquired_handle_is_a_block_too(locks: DistributedLock) -> None:
 
 
 def test_a_block_is_not_entered_without_the_lock(locks: DistributedLock) -> None:
-    """Peers' bug 12."""
     with locks.lock("x"), pytest.raises(LockAcquisitionError), locks.lock("x", timeout=0.01):
         pytest.fail("entered")
 
@@ -66,7 +65,6 @@ def test_a_block_that_outlived_its_lease_ends_with_an_error(locks: DistributedLo
 
 
 def test_a_loss_does_not_mask_the_blocks_own_exception(locks: DistributedLock) -> None:
-    """Peers' bug 13."""
     with pytest.raises(ZeroDivisionError) as caught, locks.lock("x", ttl=0.2, renew=False) as handle:
         assert handle.lost.wait(5)
         raise ZeroDivisionError

@@ -52,7 +52,6 @@ def join(store: Store, owner: str, ttl: float = 10.0) -> Any:
 
 
 def test_a_clock_set_back_does_not_let_the_dead_hold_for_longer(open_store, clock: Clock) -> None:
-    """Rule 11."""
     store = open_store()
     join(store, "dead/1")
     clock.now -= 600.0
@@ -83,7 +82,7 @@ def test_tickets_grow_even_if_the_floor_goes_back(open_store, clock: Clock) -> N
 
 
 def test_tickets_grow_past_the_floor_if_the_counter_is_lost(clock: Clock, tmp_path: Path) -> None:
-    """Rule 9: a new file, or a new process's memory, starts where the wall clock is."""
+    """A new file, or a new process's memory, starts where the wall clock is."""
     clock.microseconds = 5_000
     for opener in (memory, sqlite):
         store = opener(clock, tmp_path)()

@@ -198,8 +198,6 @@ def test_a_released_handle_is_good_for_nothing_but_being_released_again(rig: Rig
 
 
 def test_a_handle_releases_its_own_acquisition_only(rig: Rig) -> None:
-    """Peers' bug 5."""
-
     async def test() -> None:
         client = rig.client()
         first = await ask(client.acquire("x"))
@@ -499,7 +497,7 @@ def test_every_error_is_a_lock_error() -> None:
 
 
 def test_a_lock_is_released_from_whichever_thread_has_the_handle(rig: Rig) -> None:
-    """Peers' bug 4: ownership lives in the handle, not in the thread."""
+    """Ownership lives in the handle, not in the thread."""
     if rig.driver == "asyncio":
         return
 

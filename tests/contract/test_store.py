@@ -311,8 +311,6 @@ def test_another_capacity_is_refused_until_the_line_is_empty(rig: Rig) -> None:
 
 
 def test_a_join_that_comes_after_an_unsure_leave_is_refused(rig: Rig) -> None:
-    """Rule 10."""
-
     async def test() -> None:
         store = rig.store()
         assert not await leave(store, "alice", unsure=30.0)

@@ -119,7 +119,7 @@ def test_the_loop_turns_on_when_it_first_waits_in_line_while_the_file_is_locked(
                 busy = threading.Event()
                 stranger = asyncio.create_task(asyncio.to_thread(keep_busy, path, busy))
                 await soon(busy.is_set, "the stranger has the file")
-                store._transact = transact_and_tell  # type: ignore[method-assign, assignment]
+                store._transact = transact_and_tell  # type: ignore[method-assign]
                 looker = asyncio.create_task(locks.inspect())
                 await soon(asking.is_set, "another task asks for it too")
                 may_wait.set()

@@ -90,7 +90,7 @@ def renewals_resurrect(patch: Patch) -> None:
 
 @mutant
 def a_repeated_join_does_not_refresh(patch: Patch) -> None:
-    """Rule 1."""
+    """A repeated join must refresh."""
 
     def join(ledger, ask, now):
         own = ledger.find(ask.owner)
@@ -106,7 +106,7 @@ def a_repeated_join_does_not_refresh(patch: Patch) -> None:
 
 @mutant
 def renewals_shorten(patch: Patch) -> None:
-    """Rule 2."""
+    """Only `leave` may shorten."""
 
     def refresh(ledger, head, own, lives, now, *, claim):
         own.expires_at = now
@@ -118,7 +118,7 @@ def renewals_shorten(patch: Patch) -> None:
 
 @mutant
 def waiting_places_never_buy_their_ttl(patch: Patch) -> None:
-    """Rule 2: a place that holds must live for the ttl its client trusts in."""
+    """A place that holds must live for the ttl its client trusts in."""
 
     def refresh(ledger, head, own, lives, now, *, claim):
         return original(ledger, head, own, lives, now, claim=False)
@@ -130,13 +130,13 @@ def waiting_places_never_buy_their_ttl(patch: Patch) -> None:
 
 @mutant
 def ghosts_are_let_in(patch: Patch) -> None:
-    """Rule 10."""
+    """A join may arrive after its owner left."""
     patch.setattr(_MemoryLine, "refuse", lambda self, owner, until: None)
 
 
 @mutant
 def a_clock_set_back_is_ignored(patch: Patch) -> None:
-    """Rule 11."""
+    """The dead would outlive it."""
     patch.setattr(_MemoryLine, "behind", lambda self, now: 0.0)
 
 
@@ -196,7 +196,7 @@ def nobody_watches_the_window(patch: Patch) -> None:
 
 @mutant
 def answers_for_released_leases_count(patch: Patch) -> None:
-    """Rule 13."""
+    """A late answer must not bring a lease back."""
 
     def give_up(self, now, due) -> None:
         original(self, now, due)
@@ -208,7 +208,7 @@ def answers_for_released_leases_count(patch: Patch) -> None:
 
 @mutant
 def a_cancelled_acquire_is_forgotten(patch: Patch) -> None:
-    """Peers' bug 1."""
+    """As other libraries did; see docs/protocol.md."""
 
     async def abandon(self, lease, interruption=None):
         self.keeper.forget(lease)
@@ -218,13 +218,13 @@ def a_cancelled_acquire_is_forgotten(patch: Patch) -> None:
 
 @mutant
 def a_failed_release_is_forgotten(patch: Patch) -> None:
-    """Peers' bug 2."""
+    """As other libraries did; see docs/protocol.md."""
     patch.setattr(Keeper, "take_over", lambda self, lease: self.forget(lease))
 
 
 @mutant
 def the_keeper_gives_up_after_one_error(patch: Patch) -> None:
-    """Peers' bug 9."""
+    """As other libraries did; see docs/protocol.md."""
 
     async def attempt(self, request, leases, *, leaving):
         try:
@@ -267,7 +267,7 @@ def the_keeper_waits_for_answers(patch: Patch) -> None:
 
 @mutant
 def forgotten_handles_are_renewed_for_ever(patch: Patch) -> None:
-    """Rule 22."""
+    """Nobody could ever release them."""
     original = Lease.__init__
 
     def init(self, ask, claim, renew_for) -> None:

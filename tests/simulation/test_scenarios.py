@@ -185,7 +185,7 @@ def test_a_dead_waiter_delays_the_line_by_a_heartbeat_not_by_its_ttl(stage: Stag
 
 
 def test_a_dead_heavy_waiter_does_not_block_a_lighter_one_behind_it(stage: Stage) -> None:
-    """Rule 12: what has expired is dropped anywhere up to the first that waits, not at the head only."""
+    """What has expired is dropped anywhere up to the first that waits, not at the head only."""
     alice, bob, carol = (stage.client(name) for name in ("alice", "bob", "carol"))
 
     async def story() -> None:
@@ -300,7 +300,7 @@ def test_a_waiter_that_overslept_its_place_rejoins(stage: Stage) -> None:
 
 
 def test_a_lost_reply_does_not_lock_its_client_out(stage: Stage) -> None:
-    """Peers' bug 3: the repeated request finds the place the first one got."""
+    """The repeated request finds the place the first one got."""
     alice = stage.client("alice")
 
     async def story() -> None:
@@ -324,7 +324,6 @@ def test_a_lost_reply_does_not_lock_its_client_out(stage: Stage) -> None:
 
 
 def test_a_cancelled_acquire_leaves_nothing_behind_before_it_ends(stage: Stage) -> None:
-    """Peers' bugs 1 and 23."""
     alice, bob = stage.client("alice"), stage.client("bob")
 
     async def story() -> None:
@@ -341,7 +340,6 @@ def test_a_cancelled_acquire_leaves_nothing_behind_before_it_ends(stage: Stage) 
 
 
 def test_a_cancelled_release_is_finished_all_the_same(stage: Stage) -> None:
-    """Peers' bug 2."""
     alice = stage.client("alice")
 
     async def story() -> None:
@@ -371,7 +369,7 @@ def test_a_release_nobody_answers_goes_on_in_the_background(stage: Stage) -> Non
 
 
 def test_a_ghost_join_is_refused(stage: Stage) -> None:
-    """Rule 10: a join that arrives after its client gave up must not take a place for nobody."""
+    """A join that arrives after its client gave up must not take a place for nobody."""
     alice = stage.client("alice")
 
     async def story() -> None:
@@ -429,7 +427,6 @@ def test_what_mending_alone_can_help_is_not_retried(stage: Stage) -> None:
 
 
 def test_another_capacity_is_refused_while_the_line_is_in_use(stage: Stage) -> None:
-    """Rule 6."""
     alice, bob = stage.client("alice"), stage.client("bob")
 
     async def story() -> None:
@@ -451,7 +448,7 @@ def test_a_store_without_semaphores_refuses_capacities(stage: Stage) -> None:
 
 
 def test_an_extension_outlives_the_renewals_that_follow_it(stage: Stage) -> None:
-    """Rule 2: renewals never shorten."""
+    """Renewals never shorten."""
     alice = stage.client("alice")
 
     async def story() -> None:
@@ -482,7 +479,7 @@ def test_an_extension_after_release_or_loss_is_refused(stage: Stage) -> None:
 
 
 def test_a_forward_step_of_the_servers_clock_is_reported(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    """Rule 8: it may let a second holder in, and only the fence protects."""
+    """It may let a second holder in, and only the fence protects."""
     alice = stage.client("alice")
 
     async def story() -> None:
@@ -529,7 +526,7 @@ def test_a_time_out_is_kept_and_names_the_holder(stage: Stage) -> None:
 
 
 def test_a_grant_that_races_with_the_time_out_is_not_thrown_away(stage: Stage) -> None:
-    """Peers' bug 27: look again before reporting failure."""
+    """Look again before reporting failure."""
     alice, bob = stage.client("alice"), stage.client("bob")
     stage.server.faults.lost_wake_up = 1.0
 

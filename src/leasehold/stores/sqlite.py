@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import secrets
-import socket
 import sqlite3
 import sys
 import tempfile
@@ -29,7 +27,7 @@ from leasehold._model import Ask, Capabilities, Line, Place, Refusal, Renewal, S
 from leasehold._runtime import Runtime
 from leasehold.errors import StoreError
 from leasehold.stores import _machine
-from leasehold.stores._mailbox import Mailbox
+from leasehold.stores._doorbell import HAS_ABSTRACT_SOCKETS, Doorbell
 from leasehold.stores.memory import microseconds
 
 T = TypeVar("T")
@@ -60,10 +58,6 @@ _ADVICE = {
     sqlite3.SQLITE_FULL: "the disk is full",
     sqlite3.SQLITE_IOERR: "the disk failed, or somebody removed its -wal or -shm file",
 }
-
-
-_HAS_ABSTRACT_SOCKETS = sys.platform == "linux"
-"""Sockets with a name but no file: nothing is left behind by a process that is killed."""
 
 
 def default_path() -> Path:
@@ -150,7 +144,7 @@ class SqliteStore:
         runtime: Runtime,
         path: str | Path | None = None,
         *,
-        push: bool = _HAS_ABSTRACT_SOCKETS,
+        push: bool = HAS_ABSTRACT_SOCKETS,
         clock: Callable[[], float] | None = None,
         floor: Callable[[], int] = microseconds,
     ) -> None:
@@ -162,15 +156,11 @@ class SqliteStore:
         self._clock = clock or _machine.shared_clock()
         self._clock_may_step = clock is not None or not _machine.boot_id()
         self._floor = floor
-        self._mailbox = Mailbox(runtime)
+        self._doorbell = Doorbell(runtime, listens=push)
         self._mutex = threading.Lock()
-        self._listening = runtime.mutex()
         self._connection: sqlite3.Connection | None = None
         self._cursor: sqlite3.Cursor | None = None
         self._inode = 0
-        self._bell: socket.socket | None = None
-        self._address = ""
-        self._stop_listening: Callable[[], None] | None = None
         self._joins = random.randrange(SWEEP_EVERY)  # many short-lived clients together sweep as often as one
         self._closed = False
         _lifecycle.at_fork(self, before="_before_fork", in_parent="_after_fork", in_child="_forked")
@@ -182,7 +172,7 @@ class SqliteStore:
             return outcome, swept + woken
 
         if ask.queue:
-            self._mailbox.open(ask.owner)
+            self._doorbell.expect(ask.owner)
         return await self._do(step, timeout)
 
     async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
@@ -202,17 +192,11 @@ class SqliteStore:
             return _rule.leave(self._line(cursor, name, now), owner, now, unsure)
 
         was_there = await self._do(step, timeout, look=False)
-        self._mailbox.close(owner)
+        self._doorbell.forget(owner)
         return was_there
 
     async def wait(self, name: str, owner: str, timeout: float) -> bool:
-        if self._stop_listening is None and self._bell is not None and self.capabilities.push:
-            with self._listening:
-                if self._stop_listening is None:
-                    self._stop_listening = self.runtime.listen(
-                        self._bell, lambda message: self._mailbox.ring(message.decode(errors="replace"))
-                    )
-        return await self._mailbox.wait(owner, timeout)
+        return await self._doorbell.wait(owner, timeout)
 
     async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
         def step(cursor: sqlite3.Cursor, now: float) -> tuple[list[Line], list[Place]]:
@@ -233,14 +217,10 @@ class SqliteStore:
                 self._disconnect()
 
         await self.runtime.offload(close)
-        if self._stop_listening is not None:
-            self._stop_listening()
-        elif self._bell is not None:
-            self._bell.close()
-        self._bell = None
+        self._doorbell.close()
 
     def _line(self, cursor: sqlite3.Cursor, name: str, now: float) -> _SqliteLine:
-        return _SqliteLine(cursor, name, now, self._address, self._floor)
+        return _SqliteLine(cursor, name, now, self._doorbell.address, self._floor)
 
     async def _do(self, step: _Step[T], timeout: float, *, look: bool = True) -> T:
         return await self.runtime.offload(lambda: self._transact(step, timeout, look=look))
@@ -266,7 +246,7 @@ class SqliteStore:
                 raise StoreError(msg) from error
             else:
                 for place in woken:
-                    self._wake(place)
+                    self._doorbell.ring(place.owner, place.address if isinstance(place, _Row) else "")
                 return result
             time.sleep(0.0002 + 0.0008 * random.random())
 
@@ -321,12 +301,6 @@ class SqliteStore:
         expired = {name for name, expires_at in rows if expires_at <= now}
         return [place for name in expired for place in _rule.settle(self._line(cursor, name, now), now).woken]
 
-    def _wake(self, place: Place) -> None:
-        if self._mailbox.ring(place.owner) or self._bell is None or not isinstance(place, _Row) or not place.address:
-            return
-        with suppress(OSError):  # it has died, or has more wake-ups than it can take
-            self._bell.sendto(place.owner.encode(), socket.MSG_DONTWAIT, f"\0{place.address}")
-
     def _connected(self, *, look: bool) -> sqlite3.Cursor:
         """Connect, and connect anew where the file was deleted or replaced: others would use the new one."""
         if self._closed:
@@ -340,7 +314,7 @@ class SqliteStore:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not self.path.exists():
             _create_private(self.path)
-        self._open_bell()
+        self._doorbell.hang_up()
         connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
             self._prepare(connection)
@@ -358,13 +332,6 @@ class SqliteStore:
             return os.stat(self._path).st_ino == self._inode
         except OSError:
             return False
-
-    def _open_bell(self) -> None:
-        if self._bell is None and _HAS_ABSTRACT_SOCKETS:
-            self._bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            if self.capabilities.push:
-                self._address = f"leasehold/{secrets.token_hex(8)}"
-                self._bell.bind(f"\0{self._address}")
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Make or check the schema, and forget what another boot left behind."""
@@ -422,12 +389,7 @@ class SqliteStore:
 
     def _forked(self) -> None:
         self._mutex = threading.Lock()
-        self._listening = self.runtime.mutex()
-        self._mailbox = Mailbox(self.runtime)
-        self._stop_listening = None
-        if self._bell is not None:
-            self._bell.close()
-            self._bell = None
+        self._doorbell.start_afresh()
 
 
 def _code(error: sqlite3.Error) -> int:
