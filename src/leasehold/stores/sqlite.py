@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -323,6 +324,7 @@ class SqliteStore:
             connection.close()
             raise
         self._connection = connection
+        self._close_connection = weakref.finalize(self, connection.close)
         self._cursor = connection.cursor()  # one for all: to make one costs as much as a small statement
         return self._cursor
 
@@ -376,7 +378,7 @@ class SqliteStore:
 
     def _disconnect(self) -> None:
         if self._connection is not None:
-            self._connection.close()
+            self._close_connection()
             self._connection = self._cursor = None
 
     def _before_fork(self) -> None:
