@@ -66,7 +66,7 @@ class Engine:
             try:
                 refusal = await self._stand_in_line(lease, deadline, retry)
             except StoreError as error:
-                if error.transient or lease.unanswered > 1:
+                if error.transient or lease.unanswered != 1:
                     self.keeper.take_over(lease)
                 else:
                     self.keeper.forget(lease)
@@ -77,7 +77,7 @@ class Engine:
             now = self.runtime.now()
             if lease.is_held(now):
                 return lease
-            late += lease.state is State.HELD
+            late += lease.fence != 0
             if refusal is not None and not ask.queue and not lease.unanswered:
                 self.keeper.forget(lease)
             else:
@@ -86,25 +86,40 @@ class Engine:
                 raise self._not_acquired(lease, refusal, attempts, now - started)
 
     async def reenter(self, ask: Ask) -> tuple[Lease, Claim] | None:
-        """Extend and count what this thread or task already holds of that name and has entered."""
-        lease = self._entered.get((self.runtime.context(), ask.name))
-        claim = lease.claim() if lease is not None else None
-        if lease is None or claim is None or (lease.leaving and lease.state is not State.LOST):
-            return None
-        await self.extend(lease, ask.ttl)
-        lease.depth += 1
+        """Count and extend what this thread or task already holds of that name and has entered."""
+        with self.keeper.mutex:
+            lease = self._entered.get((self.runtime.context(), ask.name))
+            claim = lease.claim() if lease is not None else None
+            if lease is None or claim is None:
+                return None
+            lease.depth += 1
+        try:
+            await self.extend(lease, ask.ttl)
+        except BaseException:
+            if self._uncount(lease):
+                self.keeper.take_over(lease)
+            raise
         return lease, claim
 
     def enter(self, lease: Lease) -> None:
         """Let this thread or task acquire the lease again without waiting for itself."""
-        self._entered[self.runtime.context(), lease.ask.name] = lease
-        if len(self._entered) > 2 * len(self.keeper.leases):
-            self._entered = {key: entered for key, entered in self._entered.items() if not entered.leaving}
+        with self.keeper.mutex:
+            lease.entered_as = (self.runtime.context(), lease.ask.name)
+            self._entered[lease.entered_as] = lease
+
+    def _uncount(self, lease: Lease) -> bool:
+        """Take one acquisition off, and say whether it was the last."""
+        with self.keeper.mutex:
+            lease.depth -= 1
+            if lease.depth == 0 and lease.entered_as is not None:
+                self._entered.pop(lease.entered_as, None)
+            return lease.depth == 0
 
     async def extend(self, lease: Lease, seconds: float) -> None:
         """Let the lease live at least `seconds` from now; it never shortens it."""
         self.check(lease)
         sent = self.runtime.now()
+        lease.longest = max(lease.longest, sent + seconds)
         (standing,) = await self.store.renew([lease.renewal(seconds)], PATIENCE)
         self.keeper.note(lease, sent, seconds, standing)
         self.check(lease)
@@ -115,13 +130,11 @@ class Engine:
         Raises LockLostError if it was lost before. After StoreError the keeper goes on trying.
         """
         self.keeper.check_window(lease)
+        is_last = self._uncount(lease)
         with self.keeper.mutex:
             if lease.state is State.LOST:
                 raise lease.error()
-            if lease.state is not State.HELD or lease.leaving:
-                return
-            lease.depth -= 1
-            if lease.depth:
+            if lease.state is not State.HELD or lease.leaving or not is_last:
                 return
             lease.give_up(self.runtime.now(), due=inf)
         try:
@@ -134,6 +147,7 @@ class Engine:
             raise
         if not was_there and self.runtime.now() < lease.trusted_until:  # else it ended while being released
             lease.state, lease.reason = State.LOST, "the store no longer knew it when it was released"
+            self.keeper.signal_loss(lease)
             raise lease.error()
 
     async def release_all(self) -> int:
@@ -141,7 +155,8 @@ class Engine:
         held = [lease for lease in list(self.keeper.leases.values()) if lease.is_held(self.runtime.now())]
         failure: StoreError | None = None
         for lease in held:
-            lease.depth = 1
+            with self.keeper.mutex:
+                lease.depth = 1
             try:
                 await self.release(lease)
             except StoreError as error:

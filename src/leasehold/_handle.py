@@ -21,7 +21,8 @@ class Handle:
         self._engine = engine
         self._released = False
         self._lease: Lease
-        self._claim: Claim
+        self._claim: Claim | None = None
+        self._watching: list[Callable[[], None]] = []
 
     async def _acquire(self, plan: Plan) -> Self:
         """Get what was planned. The claim is ours from the start: an interrupt on the way leaves nobody holding it."""
@@ -29,17 +30,33 @@ class Handle:
         if again is not None:
             self._lease, self._claim = again
         else:
-            self._claim = Claim()
+            self._claim = claim = Claim()
             self._lease = await self._engine.acquire(
-                plan.ask, self._claim, timeout=plan.timeout, renew_for=plan.renew_for, retry=plan.retry
+                plan.ask, claim, timeout=plan.timeout, renew_for=plan.renew_for, retry=plan.retry
             )
             if plan.reentrant:
                 self._engine.enter(self._lease)
         if plan.on_lost is not None:
             on_lost, me = plan.on_lost, weakref.ref(self)  # the lease must not keep its handle alive
             spawn = self._engine.runtime.spawn
-            self._engine.keeper.watch(self._lease, lambda: spawn(_tell(on_lost, me()), "leasehold-on-lost"))
+            self._watch(lambda: spawn(_tell(on_lost, me()), "leasehold-on-lost"))
         return self
+
+    def _watch(self, on_lost: Callable[[], None]) -> None:
+        self._watching.append(on_lost)
+        self._engine.keeper.watch(self._lease, on_lost)
+
+    async def _release(self) -> None:
+        """Give up once; from then on nothing here keeps the lease alive or is told of its loss."""
+        if self._released:
+            return
+        self._released = True
+        try:
+            await self._engine.release(self._lease)
+        finally:
+            self._claim = None
+        for on_lost in self._watching:
+            self._engine.keeper.unwatch(self._lease, on_lost)
 
     @property
     def name(self) -> str:

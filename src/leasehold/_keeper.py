@@ -32,6 +32,8 @@ LONGEST_NAP = 1.0
 SHORTEST_NAP = 0.1
 """With nothing to keep it sleeps for so long at a time as leases of late would have let it: so that short holds,
 one after another, need not wake it each."""
+REVIVAL = 0.1
+"""How long the keeper lies low after it stumbled or was cancelled."""
 CLOCK_STEP = 0.25
 """How far the store's clock may get ahead of ours, or behind, between two renewals."""
 
@@ -63,15 +65,16 @@ class Keeper:
         if self._leave_at_exit:
             _lifecycle.at_exit.add(self.exit)
 
-    def forget(self, lease: Lease) -> None:
-        """Stop looking after a lease whose place is surely gone."""
+    def forget(self, lease: Lease) -> bool:
+        """Stop looking after a lease whose place is surely gone; False if somebody has before."""
         with self.mutex:
-            self.leases.pop(lease.ask.owner, None)
+            was_kept = self.leases.pop(lease.ask.owner, None) is not None
             lease.leaving = True
             if lease.state is not State.LOST:
                 lease.state = State.LEFT
             if not self.leases:
                 _lifecycle.at_exit.discard(self.exit)
+            return was_kept
 
     def note(self, lease: Lease, sent: float, life: float, standing: Standing | None) -> None:
         """Take in the answer to a request for so long a life, sent then; too late for a lease being given up."""
@@ -107,11 +110,22 @@ class Keeper:
             if lease.state is not State.HELD or lease.leaving:
                 return
             lease.state, lease.reason = State.LOST, reason
+        self.runtime.at_home(lambda: self._mourn(lease))
+
+    def _mourn(self, lease: Lease) -> None:
+        self.signal_loss(lease)
+        self.take_over(lease)
+
+    def signal_loss(self, lease: Lease) -> None:
+        """Tell everybody who watches, once."""
+        with self.mutex:
             watchers, lease.watchers = lease.watchers, []
         for on_lost in watchers:
-            on_lost()
-        log.warning("lost %r (fence %d): %s", lease.ask.name, lease.fence, reason)
-        self.take_over(lease)
+            try:
+                on_lost()
+            except Exception:
+                log.exception("the loss of %r could not be signalled", lease.ask.name)
+        log.warning("lost %r (fence %d): %s", lease.ask.name, lease.fence, lease.reason)
 
     def watch(self, lease: Lease, on_lost: Callable[[], None]) -> None:
         """Call `on_lost`, which must not block, once the lease is lost; at once if it is."""
@@ -131,8 +145,7 @@ class Keeper:
         ask = lease.ask
         unsure = max(ask.ttl, GHOST) if lease.unanswered else 0.0
         was_there = await self.store.leave(ask.name, ask.owner, timeout, unsure)
-        self.forget(lease)
-        return was_there
+        return not self.forget(lease) or was_there  # else we ourselves gave it up elsewhere
 
     def take_over(self, lease: Lease) -> None:
         """Give the place up in the background, as often as it takes."""
@@ -142,7 +155,8 @@ class Keeper:
 
     def stop(self) -> None:
         """End once nothing is left to keep."""
-        self.closing = True
+        with self.mutex:
+            self.closing = True
         if self._running:
             self._bell.ring()
 
@@ -158,6 +172,10 @@ class Keeper:
             except Exception:
                 log.warning("could not release %r: it ends by itself", lease.ask.name)
                 self.forget(lease)
+            except BaseException:
+                for left in self.leases.values():
+                    self.take_over(left)
+                raise
 
     def exit(self, budget: float) -> None:
         """Give everything up: the interpreter is about to end."""
@@ -178,7 +196,13 @@ class Keeper:
                 self._bell = self.runtime.bell()
                 self._idle_since = now
         if starting:
-            self.runtime.spawn(self._keep(), "leasehold-keeper")
+            work = self._keep()
+            try:
+                self.runtime.spawn(work, "leasehold-keeper", self._was_cancelled)
+            except BaseException:
+                work.close()
+                self._running = False
+                raise
         elif asleep:
             self._bell.ring()
 
@@ -189,7 +213,17 @@ class Keeper:
                     return
             except Exception:
                 log.exception("the keeper stumbled; it goes on")
-                await self.runtime.sleep(0.1)
+                await self.runtime.sleep(REVIVAL)
+
+    def _was_cancelled(self) -> None:
+        """Come back: somebody has cancelled whatever runs in his loop, but goes on using it."""
+        with self.mutex:
+            self._running, self._wakes_at = False, inf
+        self.runtime.later(REVIVAL, self._revive)
+
+    def _revive(self) -> None:
+        if self.leases:
+            self._see_to_it_by(self.runtime.now())
 
     async def _turn(self) -> bool:
         """Do what is due, or sleep until something is; False ends the loop."""
@@ -203,7 +237,11 @@ class Keeper:
                 leaving = [lease for lease in due if lease.due < inf and lease.leaving]
                 for lease in due:
                     lease.due = inf
-            self.runtime.spawn(self._serve(renewing, leaving), "leasehold-renewal")
+            work = self._serve(renewing, leaving)
+            try:
+                self.runtime.spawn(work, "leasehold-renewal", lambda: self._repeat(renewing, leaving))
+            except RuntimeError:  # no more threads to be had
+                await work
             return True
         if self.leases:
             self._idle_since = now
@@ -238,26 +276,36 @@ class Keeper:
         """Ask the store for what is due, apart from the loop: no slow answer may hold up the clock."""
         for start in range(0, len(renewing), BATCH):
             batch = renewing[start : start + BATCH]
-            await self._attempt(self._renew(batch), batch, leaving=False)
+            await self._attempt(self._renew(batch), renewing=batch)
         for lease in leaving:
-            await self._attempt(self.leave(lease, PATIENCE), [lease], leaving=True)
+            await self._attempt(self.leave(lease, PATIENCE), leaving=[lease])
 
-    async def _attempt(self, request: Awaitable[object], leases: Sequence[Lease], *, leaving: bool) -> None:
+    async def _attempt(
+        self, request: Awaitable[object], renewing: Sequence[Lease] = (), leaving: Sequence[Lease] = ()
+    ) -> None:
         """Await a request; where it fails, see to it that it is repeated while that can matter."""
         try:
             await request
         except Exception as error:
             self._complain(error)
-            now = self.runtime.now()
             is_hopeless = self.closing and isinstance(error, StoreError) and not error.transient
-            for lease in leases:
-                if now >= lease.dead_by or is_hopeless:
+            for lease in (*renewing, *leaving):
+                if is_hopeless or self.runtime.now() >= lease.dead_by:
                     self.forget(lease)
-                elif lease.leaving is leaving:  # else whoever releases it sees to it
-                    lease.due = now + lease.ask.heartbeat / 10
-                    self._see_to_it_by(lease.due)
+            self._repeat(renewing, leaving)
         else:
             self._complained = False
+
+    def _repeat(self, renewing: Sequence[Lease], leaving: Sequence[Lease]) -> None:
+        """Have what is not done yet done again soon; but whoever releases a lease himself sees to that one."""
+        now = self.runtime.now()
+        with self.mutex:
+            wanted = [*(lease for lease in renewing if not lease.leaving), *leaving]
+            again = [lease for lease in wanted if lease.due == inf and lease.ask.owner in self.leases]
+            for lease in again:
+                lease.due, lease.slack = now + lease.ask.heartbeat / 10, 0.0
+        if again:
+            self._see_to_it_by(min(lease.due for lease in again))
 
     def _complain(self, error: Exception) -> None:
         """Log an outage once, not at every attempt."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from enum import Enum, auto
 from math import inf
 from weakref import ref
@@ -46,9 +46,11 @@ class Lease:
         "dead_by",
         "depth",
         "due",
+        "entered_as",
         "fence",
         "holder",
         "leaving",
+        "longest",
         "reason",
         "recheck_at",
         "renew_for",
@@ -66,6 +68,8 @@ class Lease:
         self.renew_for = renew_for
         self.state = State.WAITING
         self.depth = 1
+        self.entered_as: tuple[Hashable, str] | None = None
+        self.longest = -inf
         self.fence = 0
         self.holder = ""
         self.reason = ""
@@ -117,7 +121,8 @@ class Lease:
         """Stop holding. The keeper tries to leave when `due`, for as long as the place may still be there."""
         self.leaving = True
         self.due = due
-        self.dead_by = min(self.dead_by, max(self.trusted_until, now + self.ask.ttl) + PATIENCE)
+        self.slack = 0.0
+        self.dead_by = min(self.dead_by, max(self.trusted_until, self.longest, now + self.ask.ttl) + PATIENCE)
 
     def life(self) -> float:
         """Tell how long its place lives from one renewal."""

@@ -56,8 +56,19 @@ class Runtime(Protocol):
         """Name the thread or task that is running."""
         ...
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run in the background, referenced until it ends, never cancelled with its parent."""
+    def spawn(self, work: Coroutine[Any, Any, None], name: str, if_cancelled: Callable[[], None] | None = None) -> None:
+        """Run in the background, referenced until it ends, never cancelled with its parent.
+
+        Where somebody may cancel it all the same, even before it began, `if_cancelled` is called then.
+        """
+        ...
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Call `action` after a while, unless everything has ended by then."""
+        ...
+
+    def at_home(self, action: Callable[[], None]) -> None:
+        """Call `action` where background work may be started: now, or soon if this is another thread."""
         ...
 
     async def sleep(self, seconds: float) -> None: ...

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar, Unpack
-from weakref import WeakKeyDictionary
 
 from leasehold import _info, _primitives
 from leasehold._engine import Engine
@@ -42,7 +41,7 @@ class AsyncLockHandle(Handle):
         """An event that is set once the lock is lost: before anybody else can hold it."""
         if self._lost is None:
             self._lost = asyncio.Event()
-            self._engine.keeper.watch(self._lease, self._lost.set)
+            self._watch(self._lost.set)
         return self._lost
 
     async def release(self) -> None:
@@ -51,9 +50,7 @@ class AsyncLockHandle(Handle):
         Raises LockLostError if it was lost before, StoreError if the store does not answer: it is then given
         up in the background, or expires. Cancelled, it is given up all the same.
         """
-        if not self._released:
-            self._released = True
-            await self._engine.release(self._lease)
+        await self._release()
 
     async def extend(self, seconds: Seconds) -> None:
         """Keep the lock at least that long from now, `max_hold` or not. Never shortens it.
@@ -201,9 +198,11 @@ class AsyncDistributedLock:
 
     async def close(self) -> None:
         """Release everything and let the store go; what is tried afterwards raises ClosedError."""
-        await self._engine.close()
-        if self._owns_store:
-            await self._engine.store.close()
+        try:
+            await self._engine.close()
+        finally:
+            if self._owns_store:
+                await self._engine.store.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -216,12 +215,14 @@ class AsyncDistributedLock:
         return await AsyncLockHandle(self._engine)._acquire(plan)
 
 
-_defaults: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncDistributedLock] = WeakKeyDictionary()
+_defaults: dict[asyncio.AbstractEventLoop, AsyncDistributedLock] = {}
 
 
 def get_async_distributed_lock() -> AsyncDistributedLock:
     """Return the client of the running event loop: on LEASEHOLD_URL, else on the user's own SQLite file."""
-    loop = asyncio.get_running_loop()
-    if loop not in _defaults:
-        _defaults[loop] = AsyncDistributedLock()
-    return _defaults[loop]
+    for loop in [loop for loop, locks in _defaults.items() if loop.is_closed() or locks._engine.keeper.closing]:
+        _defaults.pop(loop, None)
+    running = asyncio.get_running_loop()
+    if running not in _defaults:
+        _defaults[running] = AsyncDistributedLock()
+    return _defaults[running]

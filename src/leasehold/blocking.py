@@ -39,7 +39,7 @@ class LockHandle(Handle):
         """An event that is set once the lock is lost: before anybody else can hold it."""
         if self._lost is None:
             self._lost = threading.Event()
-            self._engine.keeper.watch(self._lease, self._lost.set)
+            self._watch(self._lost.set)
         return self._lost
 
     def release(self) -> None:
@@ -48,9 +48,7 @@ class LockHandle(Handle):
         Raises LockLostError if it was lost before, StoreError if the store does not answer: it is then given
         up in the background, or expires.
         """
-        if not self._released:
-            self._released = True
-            drive(self._engine.release(self._lease))
+        drive(self._release())
 
     def extend(self, seconds: Seconds) -> None:
         """Keep the lock at least that long from now, `max_hold` or not. Never shortens it.
@@ -173,9 +171,11 @@ class DistributedLock:
 
     def close(self) -> None:
         """Release everything and let the store go; what is tried afterwards raises ClosedError."""
-        drive(self._engine.close())
-        if self._owns_store:
-            drive(self._engine.store.close())
+        try:
+            drive(self._engine.close())
+        finally:
+            if self._owns_store:
+                drive(self._engine.store.close())
 
     def __enter__(self) -> Self:
         return self
@@ -184,6 +184,9 @@ class DistributedLock:
         self.close()
 
     def _acquire(self, plan: Plan) -> LockHandle:
+        if inspect.iscoroutinefunction(plan.on_lost):
+            msg = "on_lost is a coroutine function: use AsyncDistributedLock"
+            raise InvalidInputError(msg)
         return drive(LockHandle(self._engine)._acquire(plan))
 
 
@@ -195,6 +198,6 @@ def get_distributed_lock() -> DistributedLock:
     """Return the client of the whole process: on LEASEHOLD_URL, else on the user's own SQLite file."""
     global _default
     with _default_mutex:
-        if _default is None:
+        if _default is None or _default._engine.keeper.closing:
             _default = DistributedLock()
         return _default

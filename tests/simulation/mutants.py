@@ -226,7 +226,7 @@ def a_failed_release_is_forgotten(patch: Patch) -> None:
 def the_keeper_gives_up_after_one_error(patch: Patch) -> None:
     """As other libraries did; see docs/protocol.md."""
 
-    async def attempt(self, request, leases, *, leaving):
+    async def attempt(self, request, renewing=(), leaving=()):
         try:
             await request
         except Exception:
@@ -255,7 +255,7 @@ def the_keeper_waits_for_answers(patch: Patch) -> None:
             self.inner = inner
             self._spawned = spawned
 
-        def spawn(self, work, name) -> None:
+        def spawn(self, work, name, if_cancelled=None) -> None:
             self._spawned.append(work)
 
         def __getattr__(self, attribute):

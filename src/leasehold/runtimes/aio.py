@@ -80,8 +80,21 @@ class AsyncRuntime:
     def context(self) -> Hashable:
         return asyncio.current_task()
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        self._task(work, name)
+    def spawn(self, work: Coroutine[Any, Any, None], name: str, if_cancelled: Callable[[], None] | None = None) -> None:
+        task = self._task(work, name)
+        if if_cancelled is not None:
+            task.add_done_callback(lambda task: if_cancelled() if task.cancelled() else None)
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_later(seconds, action)
+
+    def at_home(self, action: Callable[[], None]) -> None:
+        if self._loop is None or threading.get_ident() == self._thread:
+            action()
+        else:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(action)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

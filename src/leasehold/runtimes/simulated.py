@@ -237,8 +237,14 @@ class SimulatedRuntime:
     def context(self) -> Hashable:
         return self._process.current
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None], name: str, if_cancelled: Callable[[], None] | None = None) -> None:
         self._process.start(work)
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        self._process.after(seconds, action)
+
+    def at_home(self, action: Callable[[], None]) -> None:
+        action()
 
     async def sleep(self, seconds: float) -> None:
         parking: Parking[None] = Parking()

@@ -49,11 +49,26 @@ class ThreadRuntime:
     def mutex(self) -> AbstractContextManager[Any]:
         return threading.Lock()
 
-    def context(self) -> Hashable:
-        return threading.get_ident()
+    def __init__(self) -> None:
+        self._here = threading.local()
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def context(self) -> Hashable:
+        """Name the thread by a token of its own: a thread's number is used again as soon as it ends."""
+        if not hasattr(self._here, "token"):
+            self._here.token = object()
+        token: Hashable = self._here.token
+        return token
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str, if_cancelled: Callable[[], None] | None = None) -> None:
         threading.Thread(target=drive, args=(work,), name=name, daemon=True).start()
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        timer = threading.Timer(seconds, action)
+        timer.daemon = True
+        timer.start()
+
+    def at_home(self, action: Callable[[], None]) -> None:
+        action()
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(max(seconds, 0.0))

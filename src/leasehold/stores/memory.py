@@ -32,7 +32,7 @@ class MemoryServer:
         self._lines: dict[str, _MemoryLine] = {}
         self._ticket = 0
         self._sweep_above = 64
-        self.mailboxes: WeakSet[Mailbox] = WeakSet()
+        self._mailboxes: WeakSet[Mailbox] = WeakSet()
         _lifecycle.at_fork(self, in_child="_forked")
 
     def join(self, ask: Ask) -> tuple[Standing | Refusal, list[str]]:
@@ -74,11 +74,20 @@ class MemoryServer:
         """Count the names anything is remembered of."""
         return len(self._lines)
 
-    def wake(self, owners: Iterable[str]) -> None:
-        for owner in owners:
-            for mailbox in list(self.mailboxes):
-                if mailbox.ring(owner):
-                    break
+    def wake(self, owners: Sequence[str]) -> None:
+        if owners:
+            with self._mutex:
+                mailboxes = list(self._mailboxes)
+            for owner in owners:
+                any(mailbox.ring(owner) for mailbox in mailboxes)
+
+    def connect(self, mailbox: Mailbox) -> None:
+        with self._mutex:
+            self._mailboxes.add(mailbox)
+
+    def disconnect(self, mailbox: Mailbox) -> None:
+        with self._mutex:
+            self._mailboxes.discard(mailbox)
 
     def _line(self, name: str, now: float) -> _MemoryLine:
         line = self._lines.get(name)
@@ -183,7 +192,7 @@ class MemoryStore:
         self.runtime = runtime
         self._server = server or MemoryServer()
         self._mailbox = Mailbox(runtime)
-        self._server.mailboxes.add(self._mailbox)
+        self._server.connect(self._mailbox)
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
         if ask.queue:
@@ -210,4 +219,4 @@ class MemoryStore:
         return self._server.inspect(prefix, exact=exact)
 
     async def close(self) -> None:
-        self._server.mailboxes.discard(self._mailbox)
+        self._server.disconnect(self._mailbox)

@@ -174,7 +174,12 @@ class SqliteStore:
 
         if ask.queue:
             self._doorbell.expect(ask.owner)
-        return await self._do(step, timeout)
+        try:
+            return await self._do(step, timeout)
+        except StoreError as error:
+            if not error.transient:
+                self._doorbell.forget(ask.owner)
+            raise
 
     async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
         def step(cursor: sqlite3.Cursor, now: float) -> tuple[list[Standing | None], list[Place]]:
