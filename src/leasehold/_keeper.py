@@ -199,7 +199,7 @@ class Keeper:
             work = self._keep()
             try:
                 self.runtime.spawn(work, "leasehold-keeper", self._was_cancelled)
-            except BaseException:
+            except RuntimeError:  # no more threads to be had
                 work.close()
                 self._running = False
                 raise

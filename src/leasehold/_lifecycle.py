@@ -72,7 +72,7 @@ def _exiting() -> None:
         method(max(until - time.monotonic(), 0.0))
 
 
-weakref.finalize(_exiting, int)  # hooks run last in, first out: now weakref's own closes what we need after ours
+weakref.finalize(_exiting, int)  # hooks run last in, first out: so weakref's own closes sockets after ours needs them
 atexit.register(_exiting)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -330,6 +330,7 @@ class SqliteStore:
             raise
         self._connection = connection
         self._close_connection = weakref.finalize(self, connection.close)
+        self._close_connection.atexit = False  # daemon threads may still be using it then
         self._cursor = connection.cursor()  # one for all: to make one costs as much as a small statement
         return self._cursor
 
