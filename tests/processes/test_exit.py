@@ -65,7 +65,8 @@ def test_an_interrupt_anywhere_ends_the_process_and_leaves_no_place(
         time.sleep(delay)  # not for luck: the moment of the interrupt is what chance chooses
         worker.signal(signal.SIGINT)
         assert worker.wait(within=5) != 0
-        assert worker.errors.rstrip().endswith("KeyboardInterrupt"), f"after {delay} s: {worker.errors}"
+        # Interrupted between making a coroutine of the core and driving it, Python adds that it was never awaited.
+        assert "\nKeyboardInterrupt\n" in worker.errors, f"after {delay} s: {worker.errors}"
         assert rows(path) == [], f"after {delay} s: {worker.errors}"
 
 
