@@ -173,7 +173,7 @@ class Keeper:
                 log.warning("could not release %r: it ends by itself", lease.ask.name)
                 self.forget(lease)
             except BaseException:
-                for left in self.leases.values():
+                for left in list(self.leases.values()):
                     self.take_over(left)
                 raise
 
