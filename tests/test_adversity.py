@@ -84,9 +84,16 @@ def in_a_thread(function: Callable[[], Any]) -> Any:
 
 
 def test_a_thread_does_not_re_enter_what_an_ended_one_of_the_same_number_holds(locks: DistributedLock) -> None:
-    handles = [in_a_thread(lambda: locks.try_acquire("x", reentrant=True)) for _ in range(3)]
-    assert handles[0].is_held
-    assert handles[1:] == [None, None]
+    locks.acquire("other")  # so that the keeper's thread is there before, and takes no number in between
+
+    def enter() -> tuple[int, Any]:
+        return threading.get_ident(), locks.try_acquire("x", reentrant=True)
+
+    number, handle = in_a_thread(enter)
+    others = [in_a_thread(enter) for _ in range(100)]
+    assert handle.is_held
+    assert number in {other for other, _ in others}, "no number was used again: this proves nothing"
+    assert {entered for _, entered in others} == {None}
 
 
 def test_a_keeper_does_not_spin_while_the_store_is_down() -> None:
