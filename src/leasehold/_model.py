@@ -39,6 +39,9 @@ class Ask(NamedTuple):
     queue: bool = True
     """Wait in line when it does not fit, rather than be refused."""
     metadata: str = "{}"
+    floor: int = 0
+    """The least ticket wished for. Granted unless it is far ahead of the store's clock, so that the members of a
+    quorum mostly draw the same one."""
 
 
 class Renewal(NamedTuple):
@@ -50,6 +53,8 @@ class Renewal(NamedTuple):
     heartbeat: float
     claim: bool = True
     """Buy the full `ttl` if the place holds."""
+    floor: int = 0
+    """Raise the counter, and the place's own ticket, to at least this, if the place holds."""
 
 
 class Standing(NamedTuple):
@@ -71,6 +76,21 @@ class Refusal(NamedTuple):
     recheck: float = inf
     capacity: int = 0
     """The line's capacity where it differs from the one asked for, else 0."""
+    abstains: bool = False
+    """This member of a quorum has come back empty, and does not vote yet."""
+
+
+class Membership(NamedTuple):
+    """What a member of a quorum remembers of the votes it gave."""
+
+    token: str
+    """Made when it was found empty; whoever admits it must name it."""
+    ticket: int
+    """The last ticket it drew or was told of."""
+    longest: float
+    """The longest life it ever gave to a place."""
+    votes_in: float
+    """Seconds until it votes: 0 once it does, infinite before it is admitted."""
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from leasehold._model import Ask, Capabilities, Line, Refusal, Renewal, Standing
+from leasehold._model import Ask, Capabilities, Line, Membership, Refusal, Renewal, Standing
 from leasehold._runtime import Runtime
 
 
@@ -51,4 +51,23 @@ class Store(Protocol):
 
     async def close(self) -> None:
         """Let connections go. Places stay until they expire."""
+        ...
+
+
+class Member(Store, Protocol):
+    """A store that may be one of a quorum's.
+
+    It can tell that it has come back empty, and gives no place (`Refusal.abstains`) until it was admitted: so
+    that neither the votes nor the tickets it forgot are given a second time.
+    """
+
+    async def knock(self, timeout: float) -> Membership:
+        """Tell the membership; where there is none, begin one that waits to be admitted."""
+        ...
+
+    async def admit(self, token: str, ticket: int, longest: float, timeout: float) -> Membership:
+        """Raise the counter to `ticket` and let the member vote `longest` seconds after it first was knocked at.
+
+        Does nothing where the membership has another token, or votes already.
+        """
         ...
