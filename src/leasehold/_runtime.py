@@ -6,7 +6,7 @@ simulation they park on a virtual clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import AbstractContextManager
 from socket import socket
 from typing import Any, Protocol, TypeVar
@@ -75,6 +75,16 @@ class Runtime(Protocol):
 
     async def shield(self, work: Coroutine[Any, Any, T]) -> T:
         """Await work that goes on to its end even if the caller is cancelled meanwhile."""
+        ...
+
+    async def gather(
+        self, works: Sequence[Coroutine[Any, Any, T]], decided: Callable[[Sequence[T | None]], bool], grace: float
+    ) -> list[T | None]:
+        """Run works that never raise side by side; return what they returned, None for what has not ended.
+
+        That is when all have ended, or `grace` seconds after `decided` first was true of the results so far. The
+        rest go on to their end in the background, even if the caller is cancelled.
+        """
         ...
 
     async def offload(self, function: Callable[[], T]) -> T:

@@ -6,7 +6,7 @@ import asyncio
 import random
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from math import inf
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from leasehold._runtime import Bell
 from leasehold.errors import LockError
 from leasehold.runtimes import _clock
+from leasehold.runtimes._gather import gather_tasks
 
 T = TypeVar("T")
 
@@ -60,7 +61,7 @@ class _LoopBell:
 
 
 class AsyncRuntime:
-    """Ports that suspend. Without a running loop, at the interpreter's exit, offloaded work is done inline."""
+    """Ports that suspend. Without a running loop, at the interpreter's exit, all work is done inline."""
 
     now = staticmethod(_clock.now)
     random = staticmethod(random.random)
@@ -101,6 +102,20 @@ class AsyncRuntime:
 
     async def shield(self, work: Coroutine[Any, Any, T]) -> T:
         return await asyncio.shield(self._task(work, "leasehold-shield"))
+
+    async def gather(
+        self, works: Sequence[Coroutine[Any, Any, T]], decided: Callable[[Sequence[T | None]], bool], grace: float
+    ) -> list[T | None]:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return [await work for work in works]
+
+        def start(work: Coroutine[Any, Any, T], ended: Callable[[T | None], None]) -> None:
+            task = self._task(work, "leasehold-gather")
+            task.add_done_callback(lambda task: ended(None if task.cancelled() else task.result()))
+
+        return await gather_tasks(self, start, works, decided, grace)
 
     async def offload(self, function: Callable[[], T]) -> T:
         try:

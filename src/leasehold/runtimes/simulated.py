@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from math import inf
@@ -15,6 +15,7 @@ from socket import socket
 from typing import Any, Generic, TypeVar
 
 from leasehold._runtime import Bell
+from leasehold.runtimes._gather import gather_tasks
 
 T = TypeVar("T")
 
@@ -130,6 +131,7 @@ class Task(Generic[T]):
         self.result: T | None = None
         self.error: BaseException | None = None
         self.finished = False
+        self.on_end: Callable[[], None] | None = None
         self._work = work
         self._parked_on: Parking[Any] | None = None
         self._cancelled = False
@@ -190,6 +192,8 @@ class Task(Generic[T]):
         self.result, self.error, self.finished = result, error, True
         self.process.tasks.discard(self)
         self.done.wake(None)
+        if self.on_end is not None:
+            self.on_end()
 
 
 class _SimulatedBell:
@@ -255,6 +259,15 @@ class SimulatedRuntime:
         task = self._process.start(work)
         await task.done
         return task.outcome()
+
+    async def gather(
+        self, works: Sequence[Coroutine[Any, Any, T]], decided: Callable[[Sequence[T | None]], bool], grace: float
+    ) -> list[T | None]:
+        def start(work: Coroutine[Any, Any, T], ended: Callable[[T | None], None]) -> None:
+            task = self._process.start(work)
+            task.on_end = lambda: ended(task.result)
+
+        return await gather_tasks(self, start, works, decided, grace)
 
     async def offload(self, function: Callable[[], T]) -> T:
         return function()

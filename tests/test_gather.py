@@ -1,0 +1,247 @@
+"""`Runtime.gather` under every driver: works side by side, and what becomes of the slow ones."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Coroutine
+from math import inf
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+
+from leasehold._runtime import drive
+from leasehold.runtimes.aio import AsyncRuntime
+from leasehold.runtimes.simulated import Cancelled, Process, SimulatedRuntime, World
+from leasehold.runtimes.threads import ThreadRuntime
+
+
+def never(results: Any) -> bool:
+    return False
+
+
+def two_ended(results: Any) -> bool:
+    return sum(result is not None for result in results) >= 2
+
+
+def run_simulated(test: Callable[[SimulatedRuntime], Coroutine[Any, Any, None]]) -> None:
+    world = World(0)
+    process = Process(world, "p")
+    task = process.start(test(SimulatedRuntime(process)))
+    while not task.finished and world.step():
+        pass
+    world.end()
+    task.outcome()
+
+
+def run_asyncio(test: Callable[[AsyncRuntime], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        await test(AsyncRuntime())
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("run", [run_simulated, run_asyncio])
+def test_tasks_overlap_and_the_slow_go_on_after_the_decision(run: Any) -> None:
+    async def test(runtime: Any) -> None:
+        ended: list[float] = []
+
+        async def work(seconds: float) -> float:
+            await runtime.sleep(seconds)
+            ended.append(seconds)
+            return seconds
+
+        began = runtime.now()
+        assert await runtime.gather([work(0.03), work(0.01), work(0.02)], never, 0.0) == [0.03, 0.01, 0.02]
+        assert 0.03 <= runtime.now() - began < 0.06
+        ended.clear()
+        began = runtime.now()
+        results = await runtime.gather([work(0.01), work(0.2), work(0.02), work(0.06)], two_ended, 0.01)
+        assert results == [0.01, None, 0.02, None]
+        assert 0.03 <= runtime.now() - began < 0.05
+        await runtime.sleep(0.25)
+        assert ended == [0.01, 0.02, 0.06, 0.2]
+        assert results == [0.01, None, 0.02, None], "what was returned does not change any more"
+
+    run(test)
+
+
+def test_in_a_simulation_a_cancelled_caller_leaves_its_works_running() -> None:
+    async def test(runtime: SimulatedRuntime) -> None:
+        ended: list[int] = []
+
+        async def work() -> int:
+            await runtime.sleep(1.0)
+            ended.append(1)
+            return 1
+
+        async def caller() -> None:
+            await runtime.gather([work(), work()], never, 0.0)
+
+        task = runtime._process.start(caller())
+        await runtime.sleep(0.5)
+        task.cancel()
+        await runtime.sleep(0.1)
+        assert isinstance(task.error, Cancelled)
+        await runtime.sleep(1.0)
+        assert ended == [1, 1]
+
+    run_simulated(test)
+
+
+def test_under_asyncio_a_cancelled_caller_leaves_its_works_running() -> None:
+    async def test(runtime: AsyncRuntime) -> None:
+        ended: list[int] = []
+
+        async def work() -> int:
+            await asyncio.sleep(0.05)
+            ended.append(1)
+            return 1
+
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await runtime.gather([work(), work()], never, 0.0)
+        await asyncio.sleep(0.1)
+        assert ended == [1, 1]
+
+    run_asyncio(test)
+
+
+def test_without_a_loop_works_are_done_inline() -> None:
+    async def work(number: int) -> int:
+        return number
+
+    assert drive(AsyncRuntime().gather([work(1), work(2)], never, 0.0)) == [1, 2]
+
+
+class Peer:
+    """The far ends of socket pairs, which answer in their own time."""
+
+    def __init__(self) -> None:
+        self.runtime = ThreadRuntime()
+        self.ends: list[socket.socket] = []
+        self.ended: list[str] = []
+
+    async def read(self, name: str, answers_after: float, patience: float = 5.0, messages: int = 1) -> str:
+        near, far = socket.socketpair()
+        self.ends += [near, far]
+        for number in range(messages):
+            threading.Timer(answers_after * (number + 1), lambda: far.send(b"x")).start()
+        deadline = self.runtime.now() + patience
+        try:
+            for _ in range(messages):
+                await self.runtime.readable(near, deadline)
+                near.settimeout(max(deadline - self.runtime.now(), 0.0001))
+                near.recv(1)
+        except TimeoutError:
+            name += " timed out"
+        self.ended.append(name)
+        return name
+
+    def close(self) -> None:
+        for end in self.ends:
+            end.close()
+
+
+def test_threads_outside_of_gather_do_not_suspend() -> None:
+    peer = Peer()
+    assert drive(peer.read("a", 0.01)) == "a"
+    peer.close()
+
+
+def test_one_thread_reads_from_many_sockets_side_by_side() -> None:
+    peer = Peer()
+    before = threading.active_count()
+    began = monotonic()
+    works = [peer.read(str(number), 0.05, messages=3) for number in range(5)]
+    assert drive(peer.runtime.gather(works, never, 0.0)) == ["0", "1", "2", "3", "4"]
+    assert monotonic() - began < 0.4, "one after another would take 0.75 s"
+    assert threading.active_count() <= before + 15
+    assert not any("stragglers" in thread.name for thread in threading.enumerate())
+    peer.close()
+
+
+def test_one_thread_finishes_the_stragglers() -> None:
+    peer = Peer()
+    works = [peer.read("slow", 0.3), peer.read("a", 0.01), peer.read("b", 0.02), peer.read("slower", 0.4)]
+    assert drive(peer.runtime.gather(works, two_ended, 0.01)) == [None, "a", "b", None]
+    assert sum("stragglers" in thread.name for thread in threading.enumerate()) == 1
+    until = monotonic() + 5
+    while len(peer.ended) < 4 and monotonic() < until:
+        sleep(0.005)
+    assert peer.ended == ["a", "b", "slow", "slower"]
+    peer.close()
+
+
+def test_a_silent_socket_is_given_up_at_its_deadline() -> None:
+    peer = Peer()
+    began = monotonic()
+    works = [peer.read("silent", 1.0, patience=0.05), peer.read("a", 0.01)]
+    assert drive(peer.runtime.gather(works, never, 0.0)) == ["silent timed out", "a"]
+    assert monotonic() - began < 0.5
+    sleep(1.0)
+    peer.close()
+
+
+def test_a_socket_closed_by_somebody_else_does_not_hang_the_rest() -> None:
+    runtime = ThreadRuntime()
+    near, far = socket.socketpair()
+
+    async def work() -> str:
+        try:
+            await runtime.readable(near, runtime.now() + 0.05)
+            near.recv(1)
+        except OSError:
+            return "closed"
+        return "read"
+
+    near.close()
+    assert drive(runtime.gather([work()], never, 0.0)) == ["closed"]
+    far.close()
+
+
+def test_what_tls_has_read_ahead_counts_as_readable() -> None:
+    class ReadAhead(socket.socket):
+        def pending(self) -> int:
+            return 3
+
+    runtime = ThreadRuntime()
+    with ReadAhead() as sock:
+
+        async def work() -> str:
+            await runtime.readable(sock, inf)
+            return "went on"
+
+        assert drive(runtime.gather([work()], never, 0.0)) == ["went on"]
+
+
+def test_works_that_block_come_one_after_another_and_may_gather_themselves() -> None:
+    peer = Peer()
+    runtime = peer.runtime
+
+    async def inner() -> str:
+        return str(await runtime.gather([peer.read("a", 0.02), peer.read("b", 0.01)], never, 0.0))
+
+    async def blocks() -> str:
+        await runtime.sleep(0.01)
+        return "slept"
+
+    assert drive(runtime.gather([blocks(), inner(), peer.read("c", 0.01)], never, 0.0)) == ["slept", "['a', 'b']", "c"]
+    peer.close()
+
+
+def test_an_interrupted_caller_leaves_its_works_to_the_background() -> None:
+    peer = Peer()
+
+    def interrupted(results: Any) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        drive(peer.runtime.gather([peer.read("a", 0.02), peer.read("b", 0.03)], interrupted, 0.0))
+    until = monotonic() + 5
+    while len(peer.ended) < 2 and monotonic() < until:
+        sleep(0.005)
+    assert peer.ended == ["a", "b"]
+    peer.close()
