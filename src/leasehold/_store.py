@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from leasehold._model import Ask, Capabilities, Line, Membership, Refusal, Renewal, Standing
 from leasehold._runtime import Runtime
 
 
+@runtime_checkable
 class Store(Protocol):
     """Lines of places on one server, seen through one runtime.
 

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import ParamSpec, Self, TypeVar, Unpack
+from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
 from leasehold import _info, _primitives
 from leasehold._engine import Engine
@@ -110,11 +110,11 @@ class AsyncDistributedLock:
     """
 
     def __init__(
-        self, store: str | Store | None = None, *, ttl: Seconds = 30.0, retry: RetryPolicy | None = None
+        self, store: object = None, *, ttl: Seconds = 30.0, retry: RetryPolicy | None = None, **options: Any
     ) -> None:
         self._defaults = Defaults(check_ttl(ttl), retry or RetryPolicy())
-        self._owns_store = store is None or isinstance(store, str)
-        opened = open_store(store, AsyncRuntime()) if store is None or isinstance(store, str) else store
+        self._owns_store = not isinstance(store, Store)
+        opened = store if isinstance(store, Store) else open_store(store, AsyncRuntime(), **options)
         if not isinstance(opened.runtime, AsyncRuntime):
             msg = "this store belongs to another driver: AsyncDistributedLock needs one with an AsyncRuntime"
             raise InvalidInputError(msg)

@@ -1,8 +1,9 @@
-"""Where lines are kept, and which URL means which store."""
+"""Where lines are kept, and which URL or client object means which store."""
 
 from __future__ import annotations
 
 import os
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from leasehold._runtime import Runtime
@@ -11,25 +12,46 @@ from leasehold.errors import InvalidInputError
 from leasehold.stores.memory import MemoryStore, shared_server
 from leasehold.stores.sqlite import SqliteStore
 
-SCHEMES = ("memory", "sqlite")
+REDIS_SCHEMES = (
+    *("redis", "rediss", "valkey", "valkeys", "unix"),
+    *("redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"),
+    *("redlock", "redlocks"),
+)
+SCHEMES = ("memory", "sqlite", *REDIS_SCHEMES)
 
 
-def open_store(url: str | None, runtime: Runtime) -> Store:
-    """Open the store a URL names: the given one, else LEASEHOLD_URL's, else the user's own SQLite file.
+def open_store(source: object, runtime: Runtime, **options: Any) -> Store:
+    """Open the store a URL names, or a client object (of redis-py, say) leads to, or several of them for Redlock.
 
-    Nothing is connected yet: a server that is down shows at the first request.
+    Without any, LEASEHOLD_URL's, else the user's own SQLite file. Nothing is connected yet: a server that is
+    down shows at the first request.
     """
-    url = url or os.environ.get("LEASEHOLD_URL") or "sqlite://"
-    parts = urlsplit(url)
-    if parts.query or parts.fragment:
-        msg = f"{url!r}: this URL takes no options after '?' or '#'"
+    source = source or os.environ.get("LEASEHOLD_URL") or "sqlite://"
+    scheme = urlsplit(source).scheme if isinstance(source, str) else ""
+    if scheme in REDIS_SCHEMES or not isinstance(source, str):
+        return _open_redis(source, runtime, options)
+    if options:
+        msg = f"{', '.join(options)}: {scheme}:// takes no such option"
         raise InvalidInputError(msg)
-    if parts.scheme == "memory":
+    parts = urlsplit(source)
+    if parts.query or parts.fragment:
+        msg = f"{source!r}: this URL takes no options after '?' or '#'"
+        raise InvalidInputError(msg)
+    if scheme == "memory":
         return MemoryStore(runtime, shared_server(parts.netloc + parts.path))
-    if parts.scheme == "sqlite":
+    if scheme == "sqlite":
         if parts.netloc:
-            msg = f"{url!r}: a path needs three slashes (sqlite:///relative.db) or four (sqlite:////absolute.db)"
+            msg = f"{source!r}: a path needs three slashes (sqlite:///relative.db) or four (sqlite:////absolute.db)"
             raise InvalidInputError(msg)
         return SqliteStore(runtime, unquote(parts.path[1:]) or None)
-    msg = f"{url!r}: no store has this scheme; there are {', '.join(f'{scheme}://' for scheme in SCHEMES)}"
+    msg = f"{source!r}: no store has this scheme; there are {', '.join(f'{scheme}://' for scheme in SCHEMES)}"
     raise InvalidInputError(msg)
+
+
+def _open_redis(source: object, runtime: Runtime, options: dict[str, Any]) -> Store:
+    try:
+        from leasehold.stores.redis import open_redis  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        msg = f"this store needs {error.name}: pip install 'leasehold[redis]'"
+        raise InvalidInputError(msg) from error
+    return open_redis(source, runtime, options)

@@ -29,6 +29,11 @@ class Mailbox:
         bell.ring()
         return True
 
+    def ring_all(self) -> None:
+        """Wake everybody: something may have been missed."""
+        for bell in list(self._bells.values()):
+            bell.ring()
+
     async def wait(self, owner: str, timeout: float) -> bool:
         bell = self._bells.get(owner)
         if bell is None:

@@ -1,0 +1,375 @@
+"""`redis://host:port/db` and its relatives: lines on a Redis or Valkey server, 6.2 or newer.
+
+Every step is one script on one key, so it is atomic, and one round trip. Whoever waits is told on a channel of
+its client's own when its place holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
+from typing import Any, cast
+from zlib import crc32
+
+from leasehold import _rule
+from leasehold._model import Ask, Capabilities, Line, Membership, Refusal, Renewal, Standing
+from leasehold._runtime import Runtime
+from leasehold._store import Store
+from leasehold.errors import InvalidInputError, StoreError
+from leasehold.runtimes.aio import AsyncRuntime
+from leasehold.runtimes.threads import ThreadRuntime
+from leasehold.stores.redis._address import Address, Deployment, Options, from_client, parse_url
+from leasehold.stores.redis._blocking import BlockingEar, BlockingNode
+from leasehold.stores.redis._errors import code_of, refused
+from leasehold.stores.redis._node import Ear, Node
+from leasehold.stores.redis._pipelined import PipelinedEar, PipelinedNode
+from leasehold.stores.redis._resp import Arg, pack
+from leasehold.stores.redis._routes import route
+from leasehold.stores.redis._scripts import (
+    JOIN,
+    LEAVE,
+    LOOK,
+    MEMBER,
+    RENEW,
+    Script,
+    microseconds,
+    pack_constant,
+    parse_place,
+)
+
+log = logging.getLogger("leasehold")
+
+MAX_PREFIX = 100
+BUCKETS = 16
+"""Of a cluster, so that its servers share the work. On one server all names are in one hash."""
+REDIRECTIONS = 5
+INSPECTION_TIMEOUT = 5.0
+NAMES_PER_LOOK = 200
+OLDEST = [6, 2]
+ASKING = pack("ASKING")
+
+
+class RedisStore:
+    """One client's view of a server, a primary that Sentinels look after, or a cluster.
+
+    Not promised: that a fail-over keeps what the old primary had not yet sent to its replica. Fences grow all
+    the same, by the servers' clocks.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        deployment: Deployment,
+        *,
+        key_prefix: str = "leasehold",
+        min_replicas: int = 0,
+        strict: bool = False,
+        is_member: bool = False,
+    ) -> None:
+        if not 0 < len(key_prefix) <= MAX_PREFIX or not key_prefix.isprintable():
+            msg = f"key_prefix must be 1 to {MAX_PREFIX} printable characters, got {key_prefix!r}"
+            raise InvalidInputError(msg)
+        if min_replicas < 0:
+            msg = f"min_replicas must not be negative, got {min_replicas}"
+            raise InvalidInputError(msg)
+        self.runtime = runtime
+        self.capabilities = Capabilities()
+        self._min_replicas = min_replicas
+        self._strict = strict
+        self._member = int(is_member)
+        kind = "member" if is_member else "bucket"
+        self._keys = [f"{key_prefix}:{kind}:{n}".encode() for n in range(BUCKETS if deployment.is_cluster else 1)]
+        self._route = route(deployment, self._make_node)
+        channel = f"{key_prefix}:{secrets.token_hex(8)}"
+        self._ear: Ear
+        if isinstance(runtime, AsyncRuntime):
+            self._ear = PipelinedEar(runtime, channel, self._locate)
+        else:
+            self._ear = BlockingEar(cast("ThreadRuntime", runtime), channel, self._locate)
+
+    async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
+        if ask.queue:
+            self._ear.expect(ask.owner)
+        try:
+            reply = await self._call(
+                JOIN,
+                self._key(ask.name),
+                (
+                    ask.name,
+                    ask.owner,
+                    microseconds(ask.ttl),
+                    microseconds(ask.heartbeat),
+                    ask.capacity,
+                    ask.weight,
+                    int(ask.queue),
+                    ask.floor,
+                    self._member,
+                    pack_constant(ask.owner, self._ear.channel, ask.capacity, ask.weight, ask.metadata),
+                ),
+                timeout,
+                confirmed=self._min_replicas > 0,
+            )
+        except _UnconfirmedError as shortfall:
+            await self.leave(ask.name, ask.owner, timeout)
+            msg = f"{shortfall}; {ask.name!r} was given up again"
+            raise StoreError(msg, name=ask.name) from None
+        except StoreError as error:
+            if not error.transient:
+                self._ear.forget(ask.owner)
+            raise
+        if reply[1] == 0:
+            return _refusal(*reply[2:])
+        return _standing(reply[1], reply[0] / 1e6)
+
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+        groups: dict[bytes, list[int]] = {}
+        for index, renewal in enumerate(renewals):
+            groups.setdefault(self._key(renewal.name), []).append(index)
+        standings: list[Standing | None] = [None] * len(renewals)
+        calls = [
+            (key, [self._member, *(arg for index in indices for arg in _renewal_args(renewals[index]))])
+            for key, indices in groups.items()
+        ]
+        replies = await self._call_all(RENEW, calls, timeout)
+        for indices, reply in zip(groups.values(), replies, strict=True):
+            if isinstance(reply, StoreError):
+                for index in indices:
+                    standings[index] = UNKNOWN
+                continue
+            now, *answers = reply
+            for index, answer in zip(indices, answers, strict=True):
+                if answer:
+                    standings[index] = _standing(answer, now / 1e6)
+        return standings
+
+    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+        was_there = await self._call(LEAVE, self._key(name), (name, owner, microseconds(unsure)), timeout)
+        self._ear.forget(owner)
+        return bool(was_there)
+
+    async def wait(self, name: str, owner: str, timeout: float) -> bool:
+        return await self._ear.wait(owner, timeout)
+
+    async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
+        if exact:
+            return await self._look(self._key(prefix), [prefix])
+        lines = []
+        for key in self._keys:
+            names = sorted(await self._names(key, prefix))
+            for start in range(0, len(names), NAMES_PER_LOOK):
+                lines += await self._look(key, names[start : start + NAMES_PER_LOOK])
+        return sorted(lines)
+
+    async def knock(self, timeout: float) -> Membership:
+        return await self._membership((secrets.token_hex(8),), timeout)
+
+    async def admit(self, token: str, ticket: int, longest: float, timeout: float) -> Membership:
+        return await self._membership((token, ticket, microseconds(longest)), timeout)
+
+    async def close(self) -> None:
+        self._ear.close()
+        self._route.close()
+
+    async def _membership(self, args: Sequence[Arg], timeout: float) -> Membership:
+        token, ticket, longest, votes_in = await self._call(MEMBER, self._keys[0], args, timeout)
+        return Membership(token.decode(), ticket, longest / 1e6, inf if votes_in < 0 else votes_in / 1e6)
+
+    async def _names(self, key: bytes, prefix: str) -> set[str]:
+        pattern = "".join(f"\\{letter}" if letter in "*?[]^\\" else letter for letter in prefix)
+        names: set[str] = set()
+        cursor: Arg = 0
+        while True:
+            reply = await self._exchange(key, _scan(key, cursor, pattern), INSPECTION_TIMEOUT)
+            cursor, found = reply
+            names.update(field.decode() for field in found[::2] if b"\0" not in field)
+            if cursor == b"0":
+                return names
+
+    async def _look(self, key: bytes, names: Sequence[str]) -> list[Line]:
+        now, *found = await self._call(LOOK, key, names, INSPECTION_TIMEOUT)
+        lines = [
+            Line(name, now / 1e6, _rule.live(map(parse_place, records), now / 1e6))
+            for name, records in zip(names, found, strict=True)
+        ]
+        return [line for line in lines if line.places]
+
+    def _key(self, name: str) -> bytes:
+        return self._keys[0] if len(self._keys) == 1 else self._keys[crc32(name.encode()) % len(self._keys)]
+
+    def _make_node(self, address: Address) -> Node:
+        if isinstance(self.runtime, AsyncRuntime):
+            return PipelinedNode(self.runtime, address)
+        return BlockingNode(cast("ThreadRuntime", self.runtime), address)
+
+    async def _locate(self) -> Address:
+        """Tell where to listen: any server of a cluster hears everything that is published."""
+        return (await self._route.node(self._keys[0], INSPECTION_TIMEOUT)).address
+
+    async def _call(
+        self, script: Script, key: bytes, args: Sequence[Arg], timeout: float, *, confirmed: bool = False
+    ) -> Any:
+        def packed(in_full: bool) -> bytes:  # noqa: FBT001
+            return script.pack_in_full(key, *args) if in_full else script.pack(key, *args)
+
+        return await self._exchange(key, packed, timeout, confirmed=confirmed)
+
+    async def _call_all(
+        self, script: Script, calls: Sequence[tuple[bytes, Sequence[Arg]]], timeout: float
+    ) -> list[Any]:
+        """Call a script on several keys at once. One that fails is a StoreError in the list, unless all do."""
+        confirmed = self._min_replicas > 0
+
+        async def call(key: bytes, args: Sequence[Arg]) -> Any:
+            try:
+                return await self._call(script, key, args, timeout, confirmed=confirmed)
+            except StoreError as error:
+                return error
+
+        if len(calls) == 1:
+            replies = [await call(*calls[0])]
+        else:
+            works = [call(key, args) for key, args in calls]
+            replies = await self.runtime.gather(works, lambda _: False, 0.0)
+        failures = [reply for reply in replies if isinstance(reply, StoreError)]
+        if len(failures) == len(replies):
+            raise failures[0]
+        return replies
+
+    async def _exchange(
+        self, key: bytes, packed: Callable[[bool], bytes], timeout: float, *, confirmed: bool = False
+    ) -> Any:
+        """Ask whoever has the key, following redirections: whoever gives one has done nothing."""
+        node = await self._route.node(key, timeout)
+        if not node.is_checked:
+            await self._check(node, timeout)
+        payload = packed(False)
+        prelude = b""
+        for _ in range(REDIRECTIONS):
+            try:
+                if confirmed:
+                    reply = await self._ask_for_copies(node, prelude + payload, 1 + bool(prelude), timeout)
+                else:
+                    reply = (await node.ask(prelude + payload, 1 + bool(prelude), timeout))[-1]
+            except StoreError as error:
+                if error.transient:
+                    self._route.doubt(node)
+                raise
+            if not isinstance(reply, Exception):
+                return reply
+            code = code_of(reply)
+            prelude = b""
+            if code == "NOSCRIPT":
+                payload = packed(True)
+            elif code in ("MOVED", "ASK"):
+                node = self._route.follow(key, str(reply).split()[2], node, for_good=code == "MOVED")
+                prelude = ASKING if code == "ASK" else b""
+            else:
+                raise self._refused(node, reply)
+        msg = f"{node.address}: redirected {REDIRECTIONS} times"
+        raise StoreError(msg, transient=True)
+
+    async def _ask_for_copies(self, node: Node, payload: bytes, count: int, timeout: float) -> Any:
+        """Ask, and have replicas confirm that they have it too."""
+        wait = pack("WAIT", self._min_replicas, max(int(timeout * 500), 1))
+        *_, reply, copies = await node.ask(payload + wait, count + 1, timeout)
+        if not isinstance(reply, Exception) and (isinstance(copies, Exception) or copies < self._min_replicas):
+            found = copies if isinstance(copies, Exception) else f"{copies} of {self._min_replicas} replicas"
+            msg = f"{node.address}: not confirmed by enough replicas in time ({found})"
+            raise _UnconfirmedError(msg, transient=True)
+        return reply
+
+    def _refused(self, node: Node, reply: Exception) -> StoreError:
+        error = refused(node.address, reply)
+        if code_of(reply) == "READONLY" and self._route.may_change:
+            self._route.doubt(node)
+            error.transient = True
+        return error
+
+    async def _check(self, node: Node, timeout: float) -> None:
+        """Look for what would take locks away: warn of it, or refuse to use the server if we are to be strict."""
+        questions = (("INFO",), ("CONFIG", "GET", "save"))
+        replies = await node.ask(b"".join(pack(*question) for question in questions), len(questions), timeout)
+        if isinstance(replies[0], Exception):
+            if code_of(replies[0]) == "NOAUTH":
+                raise self._refused(node, replies[0])
+            log.debug("%s does not tell about itself: %s", node.address, replies[0])
+        else:
+            info = dict(line.split(":", 1) for line in replies[0].decode().splitlines() if ":" in line)
+            version = info.get("redis_version", "")
+            if [int(part) for part in version.split(".")[:2]] < OLDEST:
+                msg = f"{node.address}: Redis {version} is too old, 6.2 is needed"
+                raise StoreError(msg)
+            policy = info.get("maxmemory_policy", "")
+            if policy.startswith("allkeys") and info.get("maxmemory") != "0":
+                self._complain(f"{node.address}: maxmemory-policy {policy} may evict locks; noeviction does not")
+            if self._member and info.get("aof_enabled") == "0" and replies[1] == [b"save", b""]:
+                self._complain(
+                    f"{node.address}: this Redlock node persists nothing: after a restart it cannot vote "
+                    "before the longest ttl has passed"
+                )
+        node.is_checked = True
+
+    def _complain(self, message: str) -> None:
+        if self._strict:
+            raise StoreError(message)
+        log.warning("%s", message)
+
+
+class _UnconfirmedError(StoreError):
+    """Done, but not copied to as many replicas as were asked for."""
+
+
+UNKNOWN = Standing(0, False, 0.0)
+"""The standing of a place whose server did not answer: its lease is not renewed, nor lost."""
+
+
+def _renewal_args(renewal: Renewal) -> Iterable[Arg]:
+    name, owner, ttl, heartbeat, claim, floor = renewal
+    return name, owner, microseconds(ttl), microseconds(heartbeat), int(claim), floor
+
+
+def _standing(answer: Any, now: float) -> Standing:
+    if isinstance(answer, int):
+        return Standing(answer, True, now)
+    ticket, holder, recheck = answer
+    return Standing(ticket, False, now, holder.decode(), _seconds(recheck))
+
+
+def _refusal(holder: bytes, recheck: int, capacity: int, abstains: int = 0) -> Refusal:
+    return Refusal(holder.decode(), _seconds(recheck), capacity, bool(abstains))
+
+
+def _seconds(duration: int) -> float:
+    return inf if duration < 0 else duration / 1e6
+
+
+def _scan(key: bytes, cursor: Arg, pattern: str) -> Callable[[bool], bytes]:
+    return lambda _: pack("HSCAN", key, cursor, "MATCH", f"{pattern}*", "COUNT", 1000)
+
+
+def open_redis(source: object, runtime: Runtime, options: Mapping[str, Any]) -> Store:
+    """Open the store of a URL or of a client object; of several client objects, or redlock://, a quorum of them."""
+    if isinstance(source, str):
+        deployments, settings = parse_url(source)
+        is_quorum = source.startswith("redlock")
+    else:
+        is_quorum = isinstance(source, Sequence)
+        deployments = (
+            [from_client(client) for client in source] if isinstance(source, Sequence) else [from_client(source)]
+        )
+        settings = Options()
+    settings = settings.changed(options)
+    stores = [
+        RedisStore(
+            runtime,
+            deployment,
+            key_prefix=settings.key_prefix,
+            min_replicas=settings.min_replicas,
+            strict=settings.strict,
+            is_member=is_quorum,
+        )
+        for deployment in deployments
+    ]
+    return stores[0]

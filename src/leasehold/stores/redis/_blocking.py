@@ -1,0 +1,294 @@
+"""Redis for threads: a connection for each that is asking, and one that hears for all."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from _thread import allocate_lock
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import hiredis
+
+from leasehold import _lifecycle
+from leasehold.runtimes.threads import ThreadRuntime
+from leasehold.stores.redis._address import Address
+from leasehold.stores.redis._errors import check_all, unanswered
+from leasehold.stores.redis._resp import pack
+
+CHUNK = 65536
+FRESH = 1.0
+"""For how long an idle connection is taken for alive without a look at it."""
+SILENCE = 3.0
+"""How long the ear hears nothing before it asks whether anybody is there, and then before it connects anew."""
+PAUSE = 0.1
+"""How long a waiter who cannot listen waits before he asks again."""
+LEAST_TIME = 0.25
+"""What a connection is given to come about even if its user has less time."""
+PING = pack("PING")
+
+Locate = Callable[[], Awaitable[Address]]
+
+
+class Connection:
+    """A socket that speaks RESP. Not for two threads at once, and not to be used again after an exception."""
+
+    def __init__(self, runtime: ThreadRuntime, address: Address, timeout: float) -> None:
+        self.idle_since = 0.0
+        self._readable = runtime.readable
+        self._now = runtime.now
+        reader = hiredis.Reader()
+        self.feed, self.gets = reader.feed, reader.gets
+        self.socket = _open_socket(address, timeout)
+
+    async def exchange(self, payload: bytes, count: int, timeout: float) -> list[Any]:
+        deadline = self._now() + timeout
+        self.socket.settimeout(timeout)
+        self.socket.sendall(payload)
+        replies: list[Any] = []
+        while True:
+            await self._readable(self.socket, deadline)
+            self.receive()
+            while (reply := self.gets()) is not False:
+                replies.append(reply)
+            if len(replies) >= count:
+                return replies
+            self.socket.settimeout(max(deadline - self._now(), 0.001))
+
+    def receive(self) -> None:
+        data = self.socket.recv(CHUNK)
+        if not data:
+            msg = "the server closed the connection"
+            raise ConnectionResetError(msg)
+        self.feed(data)
+
+    def is_broken(self) -> bool:
+        """Tell whether the server has closed an idle connection: nobody else has a reason to write to it."""
+        self.socket.settimeout(0)
+        try:
+            self.socket.recv(1)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def _open_socket(address: Address, timeout: float) -> socket.socket:
+    if address.path:
+        plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            plain.settimeout(timeout)
+            plain.connect(address.path)
+        except BaseException:
+            plain.close()
+            raise
+        return plain
+    plain = socket.create_connection((address.host, address.port), timeout)
+    try:
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if address.tls is not None:
+            return address.tls.wrap_socket(plain, server_hostname=address.host)
+    except BaseException:
+        plain.close()
+        raise
+    return plain
+
+
+async def connect(runtime: ThreadRuntime, address: Address, timeout: float, *commands: bytes) -> Connection:
+    """Open a connection, log in, and send the first commands. Raises StoreError if the server will not have us."""
+    connection = Connection(runtime, address, timeout)
+    try:
+        if first := [*address.greeting(), *commands]:
+            check_all(address, await connection.exchange(b"".join(first), len(first), timeout))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+class BlockingNode:
+    """The connections to one server. One in use belongs to whoever took it; one that failed is not put back."""
+
+    def __init__(self, runtime: ThreadRuntime, address: Address) -> None:
+        self.address = address
+        self.is_checked = False
+        self._runtime = runtime
+        self._idle: list[Connection] = []
+        _lifecycle.at_fork(self, in_child="_forked")
+
+    async def ask(self, payload: bytes, count: int, timeout: float) -> list[Any]:
+        connection = None
+        try:
+            connection = self._take() or await connect(self._runtime, self.address, timeout)
+            replies = await connection.exchange(payload, count, timeout)
+        except BaseException as error:
+            if connection is not None:
+                connection.close()
+            if isinstance(error, OSError):
+                raise unanswered(self.address, error) from error
+            raise
+        connection.idle_since = self._runtime.now()
+        self._idle.append(connection)
+        return replies
+
+    def _take(self) -> Connection | None:
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return None
+            if self._runtime.now() < connection.idle_since + FRESH or not connection.is_broken():
+                return connection
+            connection.close()
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    def _forked(self) -> None:
+        self._idle = []
+
+
+class _Waiter:
+    """Somebody who waits, or will. Its latch is opened for a wake-up, or for its turn to listen."""
+
+    __slots__ = ("is_rung", "latch")
+
+    def __init__(self) -> None:
+        self.latch = allocate_lock()
+        self.latch.acquire()
+        self.is_rung = False
+
+    def ring(self) -> None:
+        self.is_rung = True
+        self.open()
+
+    def open(self) -> None:
+        with suppress(RuntimeError):  # it is open already
+            self.latch.release()
+
+
+class BlockingEar:
+    """One of the waiting threads listens for all of them, and hands that on when it goes.
+
+    So whoever waits alone reads the wake-up from the socket himself: no other thread stands between.
+    """
+
+    def __init__(self, runtime: ThreadRuntime, channel: str, locate: Locate) -> None:
+        self.channel = channel
+        self._runtime = runtime
+        self._locate = locate
+        self._start_afresh()
+        _lifecycle.at_fork(self, in_child="_start_afresh")
+
+    def _start_afresh(self) -> None:
+        self._mutex = threading.Lock()
+        self._waiters: dict[str, _Waiter] = {}
+        self._followers: dict[str, _Waiter] = {}
+        self._is_listened = False
+        self._connection: Connection | None = None
+        self._heard_at = 0.0
+        self._asked_at = 0.0
+
+    def expect(self, owner: str) -> None:
+        self._waiters[owner] = _Waiter()
+
+    def forget(self, owner: str) -> None:
+        self._waiters.pop(owner, None)
+
+    async def wait(self, owner: str, timeout: float) -> bool:
+        waiter = self._waiters.get(owner) or _Waiter()
+        deadline = self._runtime.now() + timeout
+        try:
+            while not waiter.is_rung and (left := deadline - self._runtime.now()) > 0:
+                with self._mutex:
+                    listens, self._is_listened = not self._is_listened, True
+                    if not listens:
+                        self._followers[owner] = waiter
+                if not listens:
+                    waiter.latch.acquire(timeout=left)
+                    continue
+                try:
+                    await self._listen(waiter, deadline)
+                finally:
+                    self._is_listened = False
+        finally:
+            self._hand_on(owner)
+        rung, waiter.is_rung = waiter.is_rung, False
+        return rung
+
+    def _hand_on(self, owner: str) -> None:
+        """See to it that somebody listens, if anybody else waits."""
+        with self._mutex:
+            self._followers.pop(owner, None)
+            successor = self._followers.popitem()[1] if self._followers and not self._is_listened else None
+        if successor is not None:
+            successor.open()
+
+    async def _listen(self, waiter: _Waiter, deadline: float) -> None:
+        """Hear for everybody, until our own wake-up comes."""
+        try:
+            connection = self._connection or await self._subscribe(deadline)
+            while not waiter.is_rung and (left := deadline - self._runtime.now()) > 0:
+                self._check_silence(connection)
+                connection.socket.settimeout(min(left, SILENCE))
+                with suppress(TimeoutError):
+                    connection.receive()
+                self._take_in(connection)
+        except OSError:
+            self._hang_up()
+            time.sleep(min(PAUSE, max(deadline - self._runtime.now(), 0.0)))
+            waiter.is_rung = True
+        except BaseException:
+            self._hang_up()
+            raise
+
+    async def _subscribe(self, deadline: float) -> Connection:
+        """Connect, and have everybody ask again: what was sent before is lost."""
+        address = await self._locate()
+        left = max(deadline - self._runtime.now(), LEAST_TIME)
+        connection = await connect(self._runtime, address, left, pack("SUBSCRIBE", self.channel))
+        self._connection = connection
+        self._heard_at = self._asked_at = self._runtime.now()
+        for waiter in list(self._waiters.values()):
+            waiter.ring()
+        return connection
+
+    def _take_in(self, connection: Connection) -> None:
+        while (message := connection.gets()) is not False:
+            self._heard_at = self._runtime.now()
+            if message[0] == b"message" and (waiter := self._waiters.get(message[2].decode())):
+                waiter.ring()
+
+    def _check_silence(self, connection: Connection) -> None:
+        """Find out whether the other end is still there, if it has not said anything for long."""
+        now = self._runtime.now()
+        if now < self._heard_at + SILENCE:
+            return
+        if self._asked_at <= self._heard_at:
+            connection.socket.settimeout(SILENCE)
+            connection.socket.sendall(PING)
+            self._asked_at = now
+        elif now > self._asked_at + SILENCE:
+            msg = "the server has fallen silent"
+            raise ConnectionResetError(msg)
+
+    def _hang_up(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def close(self) -> None:
+        """Let the connection go; whoever listens finds it closed and, by then, nobody to wait for."""
+        connection = self._connection
+        if connection is not None:
+            with suppress(OSError):
+                connection.socket.shutdown(socket.SHUT_RDWR)
+            if not self._is_listened:
+                self._hang_up()

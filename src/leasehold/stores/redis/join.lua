@@ -1,0 +1,99 @@
+-- Take a place in a line, or refresh the one there is.
+--
+-- KEYS  bucket
+-- ARGV  name, owner, ttl, heartbeat, capacity, weight, queue (1 or 0), floor, member (1 or 0),
+--       what never changes of the place (see line.lua)
+-- Returns {server time, standing} (see line.lua), or a refusal: {server time, 0, holder, recheck (-1: unknown),
+-- the line's capacity if it is another, 1 if this member of a quorum does not vote}.
+
+local bucket, name, owner = KEYS[1], ARGV[1], ARGV[2]
+local time = redis.call('TIME')
+local server_time = time[1] * 1000000 + time[2]
+local state = redis.call('HMGET', bucket, '\0', name, '\0' .. owner)
+local ticket, last, shift, longest, votes_at, token = 0, 0, 0, 0, 0, ''
+if state[1] then
+  ticket, last, shift, longest, votes_at, token = struct.unpack('<ddddd', state[1])
+  token = string.sub(state[1], token)
+end
+local now = server_time + shift
+local stepped_back = now < last
+if stepped_back then
+  shift = shift + last - now
+  now = last
+end
+if ARGV[9] == '1' then
+  if not state[1] or votes_at < 0 or votes_at > now then
+    return {server_time, 0, '', -1, 0, 1}
+  end
+  longest = math.max(longest, ARGV[3])
+end
+local function packed_bucket()
+  return struct.pack('<ddddd', ticket, now, shift, longest, votes_at) .. token
+end
+local function draw_ticket()
+  ticket = math.max(ticket + 1, now)
+  local floor = tonumber(ARGV[8])
+  if floor > ticket and floor < now + 1000000 then
+    ticket = floor
+  end
+end
+
+local reply
+if not state[2] and not state[3] then
+  draw_ticket()
+  redis.call('HSET', bucket, '\0', packed_bucket(), name,
+    struct.pack('<dddI4', now + ARGV[3], ticket, now, 0) .. ARGV[10])
+  reply = {server_time, ticket}
+  if ticket % 16 ~= 0 then
+    return reply
+  end
+end
+
+--include line.lua
+
+if not reply then
+  local line = open(name, state[2])
+  settle(line)
+  local own = find_living(line, owner)
+  local holder = line.holders[1]
+  local fields = stepped_back and {'\0', packed_bucket()} or {}
+  if own then
+    refresh(line, own, own.acquired ~= 0 and ARGV[3] or ARGV[4])
+    fields = {'\0', packed_bucket()}
+    reply = {server_time, standing(line, own)}
+  elseif holder and holder.capacity ~= tonumber(ARGV[5]) then
+    reply = {server_time, 0, holder.owner, line.recheck, holder.capacity}
+  elseif state[3] and struct.unpack('<d', state[3]) > now then
+    reply = {server_time, 0, '', -1, 0}
+  else
+    local fits = not line.waiting and line.spent + ARGV[6] <= tonumber(ARGV[5])
+    if fits or ARGV[7] == '1' then
+      draw_ticket()
+      local place = parse(struct.pack('<dddI4', now + (fits and ARGV[3] or ARGV[4]), ticket, fits and now or 0, 0)
+        .. ARGV[10])
+      append(line, place)
+      fields = {'\0', packed_bucket()}
+      reply = {server_time, standing(line, place)}
+    else
+      reply = {server_time, 0, holder.owner, line.recheck, 0}
+    end
+  end
+  save(line, fields)
+end
+
+if ticket % 16 == 0 then  -- now and then, look at a few fields for names nobody asks for any more
+  for _, field in ipairs(redis.call('HRANDFIELD', bucket, 4)) do
+    if string.byte(field) == 0 then
+      if #field > 1 and struct.unpack('<d', redis.call('HGET', bucket, field)) <= now then
+        redis.call('HDEL', bucket, field)
+      end
+    else
+      local zero = string.find(field, '\0', 1, true)
+      local line = zero and string.sub(field, 1, zero - 1) or field
+      line = open(line, redis.call('HGET', bucket, line))
+      settle(line)
+      save(line, {})
+    end
+  end
+end
+return reply

@@ -1,0 +1,38 @@
+-- Give a place up, and wake who newly holds.
+--
+-- KEYS  bucket
+-- ARGV  name, owner, unsure: for how long to refuse this owner a place (0: not at all)
+-- Returns 1 if the place was there, else 0.
+
+local bucket, name, owner = KEYS[1], ARGV[1], ARGV[2]
+local record = redis.call('HGET', bucket, name)
+if ARGV[3] == '0' then
+  if not record then
+    return 0
+  elseif struct.unpack('<d', record) ~= 0 then  -- the only place of its line
+    local _, _, _, _, holder = struct.unpack('<dddI4I2c0', record)
+    if holder == owner then
+      return redis.call('HDEL', bucket, name)
+    end
+    return 0
+  end
+end
+
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local state = redis.call('HGET', bucket, '\0')
+if state then
+  local _, last, shift = struct.unpack('<ddd', state)
+  now = math.max(now + shift, last)
+end
+
+--include line.lua
+
+local line = open(name, record)
+local own = find(line, owner)
+if own then
+  remove(line, own)
+end
+settle(line)
+save(line, ARGV[3] == '0' and {} or {'\0' .. owner, struct.pack('<d', now + ARGV[3])})
+return own and own.expires > now and 1 or 0

@@ -1,0 +1,192 @@
+-- One name's line, kept in a bucket: a hash whose fields are
+--
+--   '\0'           the bucket itself: last ticket, last time, how far its clock is ahead of the server's,
+--                  longest life, voting since; then a member's token
+--   '\0' owner     an owner that is refused: until when
+--   name           the only place of a line that nobody else has joined; or a header: 0, first and last owner
+--   name '\0' owner   a place of any other line: expiry, ticket, held since (0: waits), the owners before and
+--                  after it; then what never changes: owner, channel, capacity, weight, metadata
+--
+-- Times are microseconds on the bucket's clock, which follows the server's but never goes back.
+-- A script that includes this file has set `bucket` and `now`. It changes a line in memory, then saves it:
+-- first all that may fail for lack of memory, in one command, so that a step is done as a whole or not at all.
+
+local LINKS = '<dddI2c0I2c0'
+
+local function parse(record)
+  local place, rest = {}, nil
+  place.expires, place.ticket, place.acquired, place.before, place.after, rest = struct.unpack(LINKS, record)
+  place.constant = string.sub(record, rest)
+  place.owner, place.channel, place.capacity, place.weight = struct.unpack('<I2c0I1c0I4I4', place.constant)
+  return place
+end
+
+local function pack(place)
+  return struct.pack(LINKS, place.expires, place.ticket, place.acquired,
+    #place.before, place.before, #place.after, place.after) .. place.constant
+end
+
+local function open(name, record)
+  local line = {name = name, first = '', last = '', linked = false, places = {}, dirty = {}, gone = {}, woken = {}}
+  if record and struct.unpack('<d', record) == 0 then
+    local _
+    _, line.first, line.last = struct.unpack('<dI2c0I2c0', record)
+    line.linked = true
+  elseif record then
+    local place = parse(record)
+    line.places[place.owner] = place
+    line.first, line.last = place.owner, place.owner
+  end
+  return line
+end
+
+local function find(line, owner)
+  if line.places[owner] == nil and line.linked then
+    local record = redis.call('HGET', bucket, line.name .. '\0' .. owner)
+    line.places[owner] = record and parse(record)
+  end
+  return line.places[owner]
+end
+
+local function touch(line, place)
+  line.dirty[place.owner] = place
+end
+
+local function append(line, place)
+  place.before, place.after = line.last, ''
+  if line.last ~= '' then
+    local last = find(line, line.last)
+    last.after = place.owner
+    touch(line, last)
+    line.linked = true
+  else
+    line.first = place.owner
+  end
+  line.last = place.owner
+  line.places[place.owner] = place
+  touch(line, place)
+end
+
+local function remove(line, place)
+  local before = place.before ~= '' and find(line, place.before)
+  local after = place.after ~= '' and find(line, place.after)
+  if before then
+    before.after = place.after
+    touch(line, before)
+  else
+    line.first = place.after
+  end
+  if after then
+    after.before = place.before
+    touch(line, after)
+  else
+    line.last = place.before
+  end
+  line.places[place.owner] = false
+  line.dirty[place.owner] = nil
+  line.gone[#line.gone + 1] = place.owner
+end
+
+-- Walk from the head to where the capacity is spent or the first living place does not fit; drop the expired.
+local function settle(line)
+  line.holders, line.spent, line.recheck = {}, 0, math.huge
+  local owner = line.first
+  while owner ~= '' do
+    local place = find(line, owner)
+    local after = place.after
+    if place.expires <= now then
+      remove(line, place)
+    elseif line.spent + place.weight > place.capacity then
+      break
+    else
+      line.spent = line.spent + place.weight
+      line.holders[#line.holders + 1] = place
+      line.recheck = math.min(line.recheck, place.expires - now)
+      if place.acquired == 0 then
+        place.acquired = now
+        touch(line, place)
+        line.woken[#line.woken + 1] = place
+      end
+      if line.spent == place.capacity then
+        owner = after
+        break
+      end
+    end
+    owner = after
+  end
+  line.waiting = owner ~= ''
+end
+
+-- Look for an owner's living place in a settled line.
+local function find_living(line, owner)
+  local place = find(line, owner)
+  if place and place.expires <= now then
+    remove(line, place)
+    return false
+  end
+  return place
+end
+
+-- Tell whether only holders stand before a place, dropping the dead on the way.
+local function is_first_waiting(line, place)
+  while place.before ~= '' do
+    local before = find(line, place.before)
+    if before.acquired ~= 0 then
+      return true
+    elseif before.expires > now then
+      return false
+    end
+    remove(line, before)
+  end
+  return true
+end
+
+-- A held place's ticket; of a waiting one also who holds and when to look again (-1: when woken).
+local function standing(line, place)
+  if place.acquired ~= 0 then
+    return place.ticket
+  end
+  return {place.ticket, line.holders[1].owner, is_first_waiting(line, place) and line.recheck or -1}
+end
+
+local function refresh(line, place, life)
+  if now + life > place.expires then
+    place.expires = now + life
+    touch(line, place)
+  end
+end
+
+-- Write what changed, together with `fields` (names and values), and wake who newly holds.
+local function save(line, fields)
+  local name = line.name
+  local gone = {}
+  for _, owner in ipairs(line.gone) do
+    gone[#gone + 1] = name .. '\0' .. owner
+  end
+  if line.first == '' then
+    if line.linked or #gone > 0 then
+      gone[#gone + 1] = name
+    end
+  elseif line.linked then
+    if next(line.dirty) or #gone > 0 then
+      fields[#fields + 1] = name
+      fields[#fields + 1] = struct.pack('<dI2c0I2c0', 0, #line.first, line.first, #line.last, line.last)
+    end
+    for owner, place in pairs(line.dirty) do
+      fields[#fields + 1] = name .. '\0' .. owner
+      fields[#fields + 1] = pack(place)
+    end
+  elseif line.dirty[line.first] then
+    fields[#fields + 1] = name
+    fields[#fields + 1] = pack(line.dirty[line.first])
+  end
+  if #fields > 0 then
+    redis.call('HSET', bucket, unpack(fields))
+  end
+  if #gone > 0 then
+    redis.call('HDEL', bucket, unpack(gone))
+  end
+  for _, place in ipairs(line.woken) do
+    redis.pcall('PUBLISH', place.channel, place.owner)
+  end
+end
