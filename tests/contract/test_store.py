@@ -37,6 +37,11 @@ async def leave(store: Store, owner: str, name: str = "x", unsure: float = 0.0) 
     return await store.leave(name, f"{owner}/1", TIMEOUT, unsure)
 
 
+async def begin_to_listen(store: Store, owner: str) -> None:
+    """Wait a first time, which may end at once: whatever was said before the store listened must be asked for."""
+    await store.wait("x", f"{owner}/1", 0.02)
+
+
 async def expiry(store: Store, owner: str) -> float:
     """Tell how long the place of an owner will live."""
     (line,) = await store.inspect("x", exact=True)
@@ -209,6 +214,8 @@ def test_leaving_wakes_the_next_and_nobody_else(rig: Rig) -> None:
         await join(alice, wish("alice"))
         await join(bob, wish("bob"))
         await join(carol, wish("carol"))
+        await begin_to_listen(bob, "bob")
+        await begin_to_listen(carol, "carol")
         await leave(alice, "alice")
         assert await bob.wait("x", "bob/1", TIMEOUT)
         assert not await carol.wait("x", "carol/1", 0.05)
@@ -375,6 +382,7 @@ def test_waiting_ends_when_the_time_is_over(rig: Rig) -> None:
         store = rig.store()
         await join(store, wish("alice"))
         await join(store, wish("bob"))
+        await begin_to_listen(store, "bob")
         assert not await store.wait("x", "bob/1", 0.02)
 
     rig.run(test())

@@ -28,14 +28,16 @@ from leasehold.stores.redis._pipelined import PipelinedEar, PipelinedNode
 from leasehold.stores.redis._resp import Arg, pack
 from leasehold.stores.redis._routes import route
 from leasehold.stores.redis._scripts import (
+    HSCAN,
     JOIN,
     LEAVE,
     LOOK,
     MEMBER,
     RENEW,
-    Script,
+    Command,
     microseconds,
-    pack_constant,
+    pack_join,
+    pack_renewal,
     parse_place,
 )
 
@@ -48,7 +50,7 @@ REDIRECTIONS = 5
 INSPECTION_TIMEOUT = 5.0
 NAMES_PER_LOOK = 200
 OLDEST = [6, 2]
-ASKING = pack("ASKING")
+ASKING = pack(("ASKING",))
 
 
 class RedisStore:
@@ -78,11 +80,12 @@ class RedisStore:
         self.capabilities = Capabilities()
         self._min_replicas = min_replicas
         self._strict = strict
-        self._member = int(is_member)
+        self._is_member = is_member
         kind = "member" if is_member else "bucket"
         self._keys = [f"{key_prefix}:{kind}:{n}".encode() for n in range(BUCKETS if deployment.is_cluster else 1)]
         self._route = route(deployment, self._make_node)
         channel = f"{key_prefix}:{secrets.token_hex(8)}"
+        self._channel = bytes((len(channel.encode()),)) + channel.encode()
         self._ear: Ear
         if isinstance(runtime, AsyncRuntime):
             self._ear = PipelinedEar(runtime, channel, self._locate)
@@ -92,25 +95,9 @@ class RedisStore:
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
         if ask.queue:
             self._ear.expect(ask.owner)
+        args = ask.name, pack_join(ask, self._channel, is_member=self._is_member)
         try:
-            reply = await self._call(
-                JOIN,
-                self._key(ask.name),
-                (
-                    ask.name,
-                    ask.owner,
-                    microseconds(ask.ttl),
-                    microseconds(ask.heartbeat),
-                    ask.capacity,
-                    ask.weight,
-                    int(ask.queue),
-                    ask.floor,
-                    self._member,
-                    pack_constant(ask.owner, self._ear.channel, ask.capacity, ask.weight, ask.metadata),
-                ),
-                timeout,
-                confirmed=self._min_replicas > 0,
-            )
+            reply = await self._call(JOIN, self._key(ask.name), args, timeout, confirmed=self._min_replicas > 0)
         except _UnconfirmedError as shortfall:
             await self.leave(ask.name, ask.owner, timeout)
             msg = f"{shortfall}; {ask.name!r} was given up again"
@@ -128,10 +115,12 @@ class RedisStore:
         for index, renewal in enumerate(renewals):
             groups.setdefault(self._key(renewal.name), []).append(index)
         standings: list[Standing | None] = [None] * len(renewals)
-        calls = [
-            (key, [self._member, *(arg for index in indices for arg in _renewal_args(renewals[index]))])
-            for key, indices in groups.items()
-        ]
+        calls = []
+        for key, indices in groups.items():
+            args: list[Arg] = [int(self._is_member)]
+            for index in indices:
+                args += renewals[index].name, pack_renewal(renewals[index])
+            calls.append((key, tuple(args)))
         replies = await self._call_all(RENEW, calls, timeout)
         for indices, reply in zip(groups.values(), replies, strict=True):
             if isinstance(reply, StoreError):
@@ -145,7 +134,8 @@ class RedisStore:
         return standings
 
     async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
-        was_there = await self._call(LEAVE, self._key(name), (name, owner, microseconds(unsure)), timeout)
+        args = (name, owner, microseconds(unsure)) if unsure else (name, owner)
+        was_there = await self._call(LEAVE, self._key(name), args, timeout)
         self._ear.forget(owner)
         return bool(was_there)
 
@@ -172,7 +162,7 @@ class RedisStore:
         self._ear.close()
         self._route.close()
 
-    async def _membership(self, args: Sequence[Arg], timeout: float) -> Membership:
+    async def _membership(self, args: tuple[Arg, ...], timeout: float) -> Membership:
         token, ticket, longest, votes_in = await self._call(MEMBER, self._keys[0], args, timeout)
         return Membership(token.decode(), ticket, longest / 1e6, inf if votes_in < 0 else votes_in / 1e6)
 
@@ -181,14 +171,14 @@ class RedisStore:
         names: set[str] = set()
         cursor: Arg = 0
         while True:
-            reply = await self._exchange(key, _scan(key, cursor, pattern), INSPECTION_TIMEOUT)
-            cursor, found = reply
+            args = cursor, "MATCH", f"{pattern}*", "COUNT", 1000
+            cursor, found = await self._call(HSCAN, key, args, INSPECTION_TIMEOUT)
             names.update(field.decode() for field in found[::2] if b"\0" not in field)
             if cursor == b"0":
                 return names
 
     async def _look(self, key: bytes, names: Sequence[str]) -> list[Line]:
-        now, *found = await self._call(LOOK, key, names, INSPECTION_TIMEOUT)
+        now, *found = await self._call(LOOK, key, tuple(names), INSPECTION_TIMEOUT)
         lines = [
             Line(name, now / 1e6, _rule.live(map(parse_place, records), now / 1e6))
             for name, records in zip(names, found, strict=True)
@@ -205,25 +195,52 @@ class RedisStore:
 
     async def _locate(self) -> Address:
         """Tell where to listen: any server of a cluster hears everything that is published."""
-        return (await self._route.node(self._keys[0], INSPECTION_TIMEOUT)).address
+        return (self._route.known(self._keys[0]) or await self._route.find(self._keys[0], INSPECTION_TIMEOUT)).address
 
     async def _call(
-        self, script: Script, key: bytes, args: Sequence[Arg], timeout: float, *, confirmed: bool = False
+        self, command: Command, key: bytes, args: tuple[Arg, ...], timeout: float, *, confirmed: bool = False
     ) -> Any:
-        def packed(in_full: bool) -> bytes:  # noqa: FBT001
-            return script.pack_in_full(key, *args) if in_full else script.pack(key, *args)
-
-        return await self._exchange(key, packed, timeout, confirmed=confirmed)
+        """Ask whoever has the key, following redirections: whoever gives one has done nothing."""
+        node = self._route.known(key) or await self._route.find(key, timeout)
+        if not node.is_checked:
+            await self._check(node, timeout)
+        payload, count = command.pack(key, args), 1
+        wait = pack(("WAIT", self._min_replicas, max(int(timeout * 500), 1))) if confirmed else b""
+        for _ in range(REDIRECTIONS):
+            try:
+                replies = await node.ask(payload + wait, count + confirmed, timeout)
+            except StoreError as error:
+                if error.transient:
+                    self._route.doubt(node)
+                raise
+            reply = replies[count - 1]
+            if not isinstance(reply, Exception):
+                if confirmed:
+                    self._check_copies(node, replies[count])
+                return reply
+            code = code_of(reply)
+            if code == "NOSCRIPT":
+                payload, count = command.pack_in_full(key, args), 1
+            elif code == "MOVED":
+                node = self._route.follow(key, str(reply).split()[2], node, for_good=True)
+                payload, count = command.pack(key, args), 1
+            elif code == "ASK":
+                node = self._route.follow(key, str(reply).split()[2], node, for_good=False)
+                payload, count = ASKING + command.pack_in_full(key, args), 2
+            else:
+                raise self._refused(node, reply)
+        msg = f"{node.address}: redirected {REDIRECTIONS} times"
+        raise StoreError(msg, transient=True)
 
     async def _call_all(
-        self, script: Script, calls: Sequence[tuple[bytes, Sequence[Arg]]], timeout: float
+        self, command: Command, calls: Sequence[tuple[bytes, tuple[Arg, ...]]], timeout: float
     ) -> list[Any]:
         """Call a script on several keys at once. One that fails is a StoreError in the list, unless all do."""
         confirmed = self._min_replicas > 0
 
-        async def call(key: bytes, args: Sequence[Arg]) -> Any:
+        async def call(key: bytes, args: tuple[Arg, ...]) -> Any:
             try:
-                return await self._call(script, key, args, timeout, confirmed=confirmed)
+                return await self._call(command, key, args, timeout, confirmed=confirmed)
             except StoreError as error:
                 return error
 
@@ -233,52 +250,15 @@ class RedisStore:
             works = [call(key, args) for key, args in calls]
             replies = await self.runtime.gather(works, lambda _: False, 0.0)
         failures = [reply for reply in replies if isinstance(reply, StoreError)]
-        if len(failures) == len(replies):
+        if failures and len(failures) == len(replies):
             raise failures[0]
         return replies
 
-    async def _exchange(
-        self, key: bytes, packed: Callable[[bool], bytes], timeout: float, *, confirmed: bool = False
-    ) -> Any:
-        """Ask whoever has the key, following redirections: whoever gives one has done nothing."""
-        node = await self._route.node(key, timeout)
-        if not node.is_checked:
-            await self._check(node, timeout)
-        payload = packed(False)
-        prelude = b""
-        for _ in range(REDIRECTIONS):
-            try:
-                if confirmed:
-                    reply = await self._ask_for_copies(node, prelude + payload, 1 + bool(prelude), timeout)
-                else:
-                    reply = (await node.ask(prelude + payload, 1 + bool(prelude), timeout))[-1]
-            except StoreError as error:
-                if error.transient:
-                    self._route.doubt(node)
-                raise
-            if not isinstance(reply, Exception):
-                return reply
-            code = code_of(reply)
-            prelude = b""
-            if code == "NOSCRIPT":
-                payload = packed(True)
-            elif code in ("MOVED", "ASK"):
-                node = self._route.follow(key, str(reply).split()[2], node, for_good=code == "MOVED")
-                prelude = ASKING if code == "ASK" else b""
-            else:
-                raise self._refused(node, reply)
-        msg = f"{node.address}: redirected {REDIRECTIONS} times"
-        raise StoreError(msg, transient=True)
-
-    async def _ask_for_copies(self, node: Node, payload: bytes, count: int, timeout: float) -> Any:
-        """Ask, and have replicas confirm that they have it too."""
-        wait = pack("WAIT", self._min_replicas, max(int(timeout * 500), 1))
-        *_, reply, copies = await node.ask(payload + wait, count + 1, timeout)
-        if not isinstance(reply, Exception) and (isinstance(copies, Exception) or copies < self._min_replicas):
-            found = copies if isinstance(copies, Exception) else f"{copies} of {self._min_replicas} replicas"
-            msg = f"{node.address}: not confirmed by enough replicas in time ({found})"
+    def _check_copies(self, node: Node, copies: Any) -> None:
+        if isinstance(copies, Exception) or copies < self._min_replicas:
+            found = copies if isinstance(copies, Exception) else f"{copies} of {self._min_replicas}"
+            msg = f"{node.address}: not enough replicas confirmed it in time ({found})"
             raise _UnconfirmedError(msg, transient=True)
-        return reply
 
     def _refused(self, node: Node, reply: Exception) -> StoreError:
         error = refused(node.address, reply)
@@ -290,7 +270,7 @@ class RedisStore:
     async def _check(self, node: Node, timeout: float) -> None:
         """Look for what would take locks away: warn of it, or refuse to use the server if we are to be strict."""
         questions = (("INFO",), ("CONFIG", "GET", "save"))
-        replies = await node.ask(b"".join(pack(*question) for question in questions), len(questions), timeout)
+        replies = await node.ask(b"".join(pack(question) for question in questions), len(questions), timeout)
         if isinstance(replies[0], Exception):
             if code_of(replies[0]) == "NOAUTH":
                 raise self._refused(node, replies[0])
@@ -304,7 +284,7 @@ class RedisStore:
             policy = info.get("maxmemory_policy", "")
             if policy.startswith("allkeys") and info.get("maxmemory") != "0":
                 self._complain(f"{node.address}: maxmemory-policy {policy} may evict locks; noeviction does not")
-            if self._member and info.get("aof_enabled") == "0" and replies[1] == [b"save", b""]:
+            if self._is_member and info.get("aof_enabled") == "0" and replies[1] == [b"save", b""]:
                 self._complain(
                     f"{node.address}: this Redlock node persists nothing: after a restart it cannot vote "
                     "before the longest ttl has passed"
@@ -325,11 +305,6 @@ UNKNOWN = Standing(0, False, 0.0)
 """The standing of a place whose server did not answer: its lease is not renewed, nor lost."""
 
 
-def _renewal_args(renewal: Renewal) -> Iterable[Arg]:
-    name, owner, ttl, heartbeat, claim, floor = renewal
-    return name, owner, microseconds(ttl), microseconds(heartbeat), int(claim), floor
-
-
 def _standing(answer: Any, now: float) -> Standing:
     if isinstance(answer, int):
         return Standing(answer, True, now)
@@ -343,10 +318,6 @@ def _refusal(holder: bytes, recheck: int, capacity: int, abstains: int = 0) -> R
 
 def _seconds(duration: int) -> float:
     return inf if duration < 0 else duration / 1e6
-
-
-def _scan(key: bytes, cursor: Arg, pattern: str) -> Callable[[bool], bytes]:
-    return lambda _: pack("HSCAN", key, cursor, "MATCH", f"{pattern}*", "COUNT", 1000)
 
 
 def open_redis(source: object, runtime: Runtime, options: Mapping[str, Any]) -> Store:

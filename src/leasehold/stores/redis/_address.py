@@ -53,7 +53,7 @@ class Address:
             commands.append(("AUTH", *credentials))
         if self.database:
             commands.append(("SELECT", self.database))
-        return [pack(*command) for command in commands]
+        return [pack(command) for command in commands]
 
     def at(self, host: str, port: int) -> Address:
         """Name another server with the same credentials."""

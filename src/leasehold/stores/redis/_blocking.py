@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import select
 import socket
+import ssl
+import struct
 import threading
 import time
 from _thread import allocate_lock
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -18,7 +21,7 @@ from leasehold.stores.redis._address import Address
 from leasehold.stores.redis._errors import check_all, unanswered
 from leasehold.stores.redis._resp import pack
 
-CHUNK = 65536
+CHUNK = 4096
 FRESH = 1.0
 """For how long an idle connection is taken for alive without a look at it."""
 SILENCE = 3.0
@@ -27,7 +30,7 @@ PAUSE = 0.1
 """How long a waiter who cannot listen waits before he asks again."""
 LEAST_TIME = 0.25
 """What a connection is given to come about even if its user has less time."""
-PING = pack("PING")
+PING = pack(("PING",))
 
 Locate = Callable[[], Awaitable[Address]]
 
@@ -35,48 +38,78 @@ Locate = Callable[[], Awaitable[Address]]
 class Connection:
     """A socket that speaks RESP. Not for two threads at once, and not to be used again after an exception."""
 
-    def __init__(self, runtime: ThreadRuntime, address: Address, timeout: float) -> None:
+    def __init__(self, runtime: ThreadRuntime, opened: socket.socket) -> None:
         self.idle_since = 0.0
+        self._socket = opened
+        self._timeout = -1.0
         self._readable = runtime.readable
         self._now = runtime.now
         reader = hiredis.Reader()
-        self.feed, self.gets = reader.feed, reader.gets
-        self.socket = _open_socket(address, timeout)
+        self._feed, self._gets = reader.feed, reader.gets
+        self._send, self._recv = opened.sendall, opened.recv
 
     async def exchange(self, payload: bytes, count: int, timeout: float) -> list[Any]:
         deadline = self._now() + timeout
-        self.socket.settimeout(timeout)
-        self.socket.sendall(payload)
+        if timeout != self._timeout:
+            self._limit(timeout)
+        self._send(payload)
         replies: list[Any] = []
         while True:
-            await self._readable(self.socket, deadline)
-            self.receive()
-            while (reply := self.gets()) is not False:
-                replies.append(reply)
+            await self._readable(self._socket, deadline)
+            if (now := self._now()) >= deadline:
+                raise TimeoutError
+            replies += self.receive(timeout if not replies else deadline - now)
             if len(replies) >= count:
                 return replies
-            self.socket.settimeout(max(deadline - self._now(), 0.001))
 
-    def receive(self) -> None:
-        data = self.socket.recv(CHUNK)
+    def receive(self, timeout: float) -> list[Any]:
+        """Wait for at least a part of a reply, and return those that are complete. Raises TimeoutError."""
+        if timeout != self._timeout:
+            self._limit(timeout)
+        try:
+            data = self._recv(CHUNK)
+        except BlockingIOError:
+            raise TimeoutError from None
         if not data:
             msg = "the server closed the connection"
             raise ConnectionResetError(msg)
-        self.feed(data)
+        self._feed(data)
+        replies = []
+        while (reply := self._gets()) is not False:
+            replies.append(reply)
+        return replies
+
+    def send(self, payload: bytes, timeout: float) -> None:
+        self._limit(timeout)
+        self._send(payload)
+
+    def _limit(self, timeout: float) -> None:
+        """Have the kernel end a call: Python's own time-outs cost two system calls more, every time."""
+        self._timeout = timeout
+        if isinstance(self._socket, ssl.SSLSocket):
+            self._socket.settimeout(max(timeout, 0.001))
+        else:
+            seconds = max(timeout, 0.001)
+            limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def is_broken(self) -> bool:
-        """Tell whether the server has closed an idle connection: nobody else has a reason to write to it."""
-        self.socket.settimeout(0)
-        try:
-            self.socket.recv(1)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-        return True
+        """Tell whether the server has closed an idle connection: it has no other reason to send anything."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def shut_down(self) -> None:
+        """End it for whoever is just reading from it."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self.socket.close()
+        self._socket.close()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def _open_socket(address: Address, timeout: float) -> socket.socket:
@@ -85,6 +118,7 @@ def _open_socket(address: Address, timeout: float) -> socket.socket:
         try:
             plain.settimeout(timeout)
             plain.connect(address.path)
+            plain.settimeout(None)
         except BaseException:
             plain.close()
             raise
@@ -94,6 +128,7 @@ def _open_socket(address: Address, timeout: float) -> socket.socket:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if address.tls is not None:
             return address.tls.wrap_socket(plain, server_hostname=address.host)
+        plain.settimeout(None)
     except BaseException:
         plain.close()
         raise
@@ -102,7 +137,7 @@ def _open_socket(address: Address, timeout: float) -> socket.socket:
 
 async def connect(runtime: ThreadRuntime, address: Address, timeout: float, *commands: bytes) -> Connection:
     """Open a connection, log in, and send the first commands. Raises StoreError if the server will not have us."""
-    connection = Connection(runtime, address, timeout)
+    connection = Connection(runtime, _open_socket(address, timeout))
     try:
         if first := [*address.greeting(), *commands]:
             check_all(address, await connection.exchange(b"".join(first), len(first), timeout))
@@ -118,6 +153,7 @@ class BlockingNode:
     def __init__(self, runtime: ThreadRuntime, address: Address) -> None:
         self.address = address
         self.is_checked = False
+        self._is_closed = False
         self._runtime = runtime
         self._idle: list[Connection] = []
         _lifecycle.at_fork(self, in_child="_forked")
@@ -134,7 +170,10 @@ class BlockingNode:
                 raise unanswered(self.address, error) from error
             raise
         connection.idle_since = self._runtime.now()
-        self._idle.append(connection)
+        if self._is_closed:
+            connection.close()
+        else:
+            self._idle.append(connection)
         return replies
 
     def _take(self) -> Connection | None:
@@ -148,6 +187,8 @@ class BlockingNode:
             connection.close()
 
     def close(self) -> None:
+        """Let idle connections go; one in use is closed when it is given back."""
+        self._is_closed = True
         while self._idle:
             self._idle.pop().close()
 
@@ -237,10 +278,8 @@ class BlockingEar:
             connection = self._connection or await self._subscribe(deadline)
             while not waiter.is_rung and (left := deadline - self._runtime.now()) > 0:
                 self._check_silence(connection)
-                connection.socket.settimeout(min(left, SILENCE))
                 with suppress(TimeoutError):
-                    connection.receive()
-                self._take_in(connection)
+                    self._take_in(connection.receive(min(left, SILENCE)))
         except OSError:
             self._hang_up()
             time.sleep(min(PAUSE, max(deadline - self._runtime.now(), 0.0)))
@@ -253,16 +292,16 @@ class BlockingEar:
         """Connect, and have everybody ask again: what was sent before is lost."""
         address = await self._locate()
         left = max(deadline - self._runtime.now(), LEAST_TIME)
-        connection = await connect(self._runtime, address, left, pack("SUBSCRIBE", self.channel))
+        connection = await connect(self._runtime, address, left, pack(("SUBSCRIBE", self.channel)))
         self._connection = connection
         self._heard_at = self._asked_at = self._runtime.now()
         for waiter in list(self._waiters.values()):
             waiter.ring()
         return connection
 
-    def _take_in(self, connection: Connection) -> None:
-        while (message := connection.gets()) is not False:
-            self._heard_at = self._runtime.now()
+    def _take_in(self, messages: Iterable[Any]) -> None:
+        self._heard_at = self._runtime.now()
+        for message in messages:
             if message[0] == b"message" and (waiter := self._waiters.get(message[2].decode())):
                 waiter.ring()
 
@@ -272,8 +311,7 @@ class BlockingEar:
         if now < self._heard_at + SILENCE:
             return
         if self._asked_at <= self._heard_at:
-            connection.socket.settimeout(SILENCE)
-            connection.socket.sendall(PING)
+            connection.send(PING, SILENCE)
             self._asked_at = now
         elif now > self._asked_at + SILENCE:
             msg = "the server has fallen silent"
@@ -288,7 +326,6 @@ class BlockingEar:
         """Let the connection go; whoever listens finds it closed and, by then, nobody to wait for."""
         connection = self._connection
         if connection is not None:
-            with suppress(OSError):
-                connection.socket.shutdown(socket.SHUT_RDWR)
+            connection.shut_down()
             if not self._is_listened:
                 self._hang_up()

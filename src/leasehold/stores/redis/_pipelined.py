@@ -234,7 +234,7 @@ class PipelinedEar:
         try:
             if pipeline is None or not pipeline.is_good:
                 await self._shared.open(max(timeout, LEAST_TIME))
-                return True
+                return await self._mailbox.wait(owner, timeout)
             self._check_silence(pipeline)
         except OSError:
             await self._runtime.sleep(min(timeout, PAUSE))
@@ -249,7 +249,7 @@ class PipelinedEar:
             timeout,
             self._take_in,
             self._mailbox.ring_all,
-            pack("SUBSCRIBE", self.channel),
+            pack(("SUBSCRIBE", self.channel)),
         )
         self._heard_at = self._asked_at = self._runtime.now()
         self._mailbox.ring_all()

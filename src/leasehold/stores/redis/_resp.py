@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import hiredis
 
 Arg = str | bytes | int
 
-
-def pack(*command: Arg) -> bytes:
-    return cast("bytes", hiredis.pack_command(cast("Any", command)))
+pack = cast("Callable[[tuple[Arg, ...]], bytes]", cast("Any", hiredis.pack_command))

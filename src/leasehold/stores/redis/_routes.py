@@ -23,8 +23,12 @@ class Route(Protocol):
     may_change: bool
     """Whether another server may take over."""
 
-    async def node(self, key: bytes, timeout: float) -> Node:
-        """Find the server that has this key, as far as is known."""
+    def known(self, key: bytes) -> Node | None:
+        """Name the server that has this key, as far as is known."""
+        ...
+
+    async def find(self, key: bytes, timeout: float) -> Node:
+        """Find out which server has this key."""
         ...
 
     def doubt(self, node: Node) -> None:
@@ -53,7 +57,10 @@ class _Single:
         (address,) = deployment.addresses
         self._node = make(address)
 
-    async def node(self, key: bytes, timeout: float) -> Node:
+    def known(self, key: bytes) -> Node:
+        return self._node
+
+    async def find(self, key: bytes, timeout: float) -> Node:
         return self._node
 
     def doubt(self, node: Node) -> None:
@@ -76,15 +83,15 @@ class _Sentinel:
         self._make = make
         self._primary: Node | None = None
 
-    async def node(self, key: bytes, timeout: float) -> Node:
-        return self._primary or await self._discover(timeout)
+    def known(self, key: bytes) -> Node | None:
+        return self._primary
 
-    async def _discover(self, timeout: float) -> Node:
+    async def find(self, key: bytes, timeout: float) -> Node:
         failures = []
         for sentinel in self._sentinels:
             try:
                 (reply,) = await sentinel.ask(
-                    pack("SENTINEL", _MASTER, self._service), 1, min(timeout, SENTINEL_TIMEOUT)
+                    pack(("SENTINEL", _MASTER, self._service)), 1, min(timeout, SENTINEL_TIMEOUT)
                 )
                 if isinstance(reply, Exception):
                     raise refused(sentinel.address, reply)
@@ -123,18 +130,19 @@ class _Cluster:
         self._ranges: list[tuple[int, int, Node]] = []
         self._exceptions: dict[int, Node] = {}
 
-    async def node(self, key: bytes, timeout: float) -> Node:
+    def known(self, key: bytes) -> Node | None:
         slot = slot_of(key)
         if slot in self._exceptions:
             return self._exceptions[slot]
-        if not self._ranges:
-            await self._discover(timeout)
-        for first, last, node in self._ranges:
-            if first <= slot <= last:
-                return node
-        self._ranges = []
-        msg = f"the cluster of {self._seeds[0]} has no server for slot {slot}"
-        raise StoreError(msg, transient=True)
+        return next((node for first, last, node in self._ranges if first <= slot <= last), None)
+
+    async def find(self, key: bytes, timeout: float) -> Node:
+        await self._discover(timeout)
+        node = self.known(key)
+        if node is None:
+            msg = f"the cluster of {self._seeds[0]} has no server for slot {slot_of(key)}"
+            raise StoreError(msg, transient=True)
+        return node
 
     async def _discover(self, timeout: float) -> None:
         failures = []
@@ -142,7 +150,7 @@ class _Cluster:
         for address in dict.fromkeys([*known, *self._seeds]):
             node = self._node_at(address.host, address.port)
             try:
-                (reply,) = await node.ask(pack("CLUSTER", "SLOTS"), 1, timeout)
+                (reply,) = await node.ask(pack(("CLUSTER", "SLOTS")), 1, timeout)
                 if isinstance(reply, Exception):
                     raise refused(address, reply)
             except StoreError as error:

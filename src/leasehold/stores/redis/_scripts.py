@@ -7,29 +7,46 @@ import struct
 from importlib.resources import files
 from math import ceil
 
-from leasehold._model import Place
+from leasehold._model import Ask, Place, Renewal
 from leasehold.stores.redis._resp import Arg, pack
 
+_JOIN = struct.Struct("<dddBBH")
+_RENEWAL = struct.Struct("<dddBH")
 _PLACE = struct.Struct("<ddd")
 _LENGTH = struct.Struct("<H")
 _NUMBERS = struct.Struct("<II")
 
 
-class Script:
+class Command:
+    """A command whose first argument is its key."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def pack(self, key: bytes, args: tuple[Arg, ...]) -> bytes:
+        return pack((self._name, key, *args))
+
+    def pack_in_full(self, key: bytes, args: tuple[Arg, ...]) -> bytes:
+        """Pack the command for a server that may not know what it stands for."""
+        return self.pack(key, args)
+
+
+class Script(Command):
     """A script of one key, called by its digest."""
 
     def __init__(self, name: str) -> None:
+        super().__init__(name)
         folder = files("leasehold.stores.redis")
         shared = folder.joinpath("line.lua").read_text("utf-8")
         self._text = folder.joinpath(name).read_text("utf-8").replace("--include line.lua\n", shared).encode()
         self._digest = hashlib.sha1(self._text, usedforsecurity=False).hexdigest().encode()
 
-    def pack(self, key: bytes, *args: Arg) -> bytes:
-        return pack(b"EVALSHA", self._digest, 1, key, *args)
+    def pack(self, key: bytes, args: tuple[Arg, ...]) -> bytes:
+        return pack((b"EVALSHA", self._digest, b"1", key, *args))
 
-    def pack_in_full(self, key: bytes, *args: Arg) -> bytes:
-        """Pack a call for a server that does not know the script, which it thereby learns."""
-        return pack(b"EVAL", self._text, 1, key, *args)
+    def pack_in_full(self, key: bytes, args: tuple[Arg, ...]) -> bytes:
+        """Pack the script itself: whoever runs it has learnt it."""
+        return pack((b"EVAL", self._text, b"1", key, *args))
 
 
 JOIN = Script("join.lua")
@@ -37,6 +54,7 @@ RENEW = Script("renew.lua")
 LEAVE = Script("leave.lua")
 LOOK = Script("look.lua")
 MEMBER = Script("member.lua")
+HSCAN = Command("HSCAN")
 
 
 def microseconds(seconds: float) -> int:
@@ -44,19 +62,25 @@ def microseconds(seconds: float) -> int:
     return ceil(seconds * 1e6)
 
 
-def pack_constant(owner: str, channel: str, capacity: int, weight: int, metadata: str) -> bytes:
-    """Pack what never changes of a place."""
-    name, address = owner.encode(), channel.encode()
+def pack_join(ask: Ask, channel: bytes, *, is_member: bool) -> bytes:
+    """Pack what join.lua takes besides the name; `channel` comes with its length before it."""
+    owner = ask.owner.encode()
     return b"".join(
         (
-            _LENGTH.pack(len(name)),
-            name,
-            bytes((len(address),)),
-            address,
-            _NUMBERS.pack(capacity, weight),
-            metadata.encode(),
+            _JOIN.pack(microseconds(ask.ttl), microseconds(ask.heartbeat), ask.floor, ask.queue, is_member, len(owner)),
+            owner,
+            channel,
+            _NUMBERS.pack(ask.capacity, ask.weight),
+            ask.metadata.encode(),
         )
     )
+
+
+def pack_renewal(renewal: Renewal) -> bytes:
+    """Pack what renew.lua takes of a place besides the name."""
+    _, name, ttl, heartbeat, claim, floor = renewal
+    owner = name.encode()
+    return _RENEWAL.pack(microseconds(ttl), microseconds(heartbeat), floor, claim, len(owner)) + owner
 
 
 def parse_place(record: bytes) -> Place:

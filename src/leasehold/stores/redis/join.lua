@@ -1,12 +1,14 @@
 -- Take a place in a line, or refresh the one there is.
 --
 -- KEYS  bucket
--- ARGV  name, owner, ttl, heartbeat, capacity, weight, queue (1 or 0), floor, member (1 or 0),
---       what never changes of the place (see line.lua)
+-- ARGV  name; then packed: ttl, heartbeat, floor, queue (1 or 0), member (1 or 0), and what never changes of the
+--       place (see line.lua)
 -- Returns {server time, standing} (see line.lua), or a refusal: {server time, 0, holder, recheck (-1: unknown),
 -- the line's capacity if it is another, 1 if this member of a quorum does not vote}.
 
-local bucket, name, owner = KEYS[1], ARGV[1], ARGV[2]
+local CONSTANT = 27
+local bucket, name = KEYS[1], ARGV[1]
+local ttl, heartbeat, floor, queue, member, owner = struct.unpack('<dddBBI2c0', ARGV[2])
 local time = redis.call('TIME')
 local server_time = time[1] * 1000000 + time[2]
 local state = redis.call('HMGET', bucket, '\0', name, '\0' .. owner)
@@ -21,18 +23,17 @@ if stepped_back then
   shift = shift + last - now
   now = last
 end
-if ARGV[9] == '1' then
+if member == 1 then
   if not state[1] or votes_at < 0 or votes_at > now then
     return {server_time, 0, '', -1, 0, 1}
   end
-  longest = math.max(longest, ARGV[3])
+  longest = math.max(longest, ttl)
 end
 local function packed_bucket()
   return struct.pack('<ddddd', ticket, now, shift, longest, votes_at) .. token
 end
 local function draw_ticket()
   ticket = math.max(ticket + 1, now)
-  local floor = tonumber(ARGV[8])
   if floor > ticket and floor < now + 1000000 then
     ticket = floor
   end
@@ -42,7 +43,7 @@ local reply
 if not state[2] and not state[3] then
   draw_ticket()
   redis.call('HSET', bucket, '\0', packed_bucket(), name,
-    struct.pack('<dddI4', now + ARGV[3], ticket, now, 0) .. ARGV[10])
+    struct.pack('<dddI4', now + ttl, ticket, now, 0) .. string.sub(ARGV[2], CONSTANT))
   reply = {server_time, ticket}
   if ticket % 16 ~= 0 then
     return reply
@@ -55,22 +56,24 @@ if not reply then
   local line = open(name, state[2])
   settle(line)
   local own = find_living(line, owner)
+  local place = own or parse(struct.pack('<dddI4', 0, 0, 0, 0) .. string.sub(ARGV[2], CONSTANT))
   local holder = line.holders[1]
   local fields = stepped_back and {'\0', packed_bucket()} or {}
   if own then
-    refresh(line, own, own.acquired ~= 0 and ARGV[3] or ARGV[4])
+    refresh(line, own, own.acquired ~= 0 and ttl or heartbeat)
     fields = {'\0', packed_bucket()}
     reply = {server_time, standing(line, own)}
-  elseif holder and holder.capacity ~= tonumber(ARGV[5]) then
+  elseif holder and holder.capacity ~= place.capacity then
     reply = {server_time, 0, holder.owner, line.recheck, holder.capacity}
   elseif state[3] and struct.unpack('<d', state[3]) > now then
     reply = {server_time, 0, '', -1, 0}
   else
-    local fits = not line.waiting and line.spent + ARGV[6] <= tonumber(ARGV[5])
-    if fits or ARGV[7] == '1' then
+    local fits = not line.waiting and line.spent + place.weight <= place.capacity
+    if fits or queue == 1 then
       draw_ticket()
-      local place = parse(struct.pack('<dddI4', now + (fits and ARGV[3] or ARGV[4]), ticket, fits and now or 0, 0)
-        .. ARGV[10])
+      place.ticket = ticket
+      place.expires = now + (fits and ttl or heartbeat)
+      place.acquired = fits and now or 0
       append(line, place)
       fields = {'\0', packed_bucket()}
       reply = {server_time, standing(line, place)}

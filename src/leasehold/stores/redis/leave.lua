@@ -1,12 +1,12 @@
 -- Give a place up, and wake who newly holds.
 --
 -- KEYS  bucket
--- ARGV  name, owner, unsure: for how long to refuse this owner a place (0: not at all)
+-- ARGV  name, owner, and for how long to refuse this owner a place, if at all
 -- Returns 1 if the place was there, else 0.
 
 local bucket, name, owner = KEYS[1], ARGV[1], ARGV[2]
 local record = redis.call('HGET', bucket, name)
-if ARGV[3] == '0' then
+if not ARGV[3] then
   if not record then
     return 0
   elseif struct.unpack('<d', record) ~= 0 then  -- the only place of its line
@@ -34,5 +34,5 @@ if own then
   remove(line, own)
 end
 settle(line)
-save(line, ARGV[3] == '0' and {} or {'\0' .. owner, struct.pack('<d', now + ARGV[3])})
+save(line, not ARGV[3] and {} or {'\0' .. owner, struct.pack('<d', now + ARGV[3])})
 return own and own.expires > now and 1 or 0

@@ -1,14 +1,14 @@
 -- Let places live on. Never shortens, never resurrects.
 --
 -- KEYS  bucket
--- ARGV  member (1 or 0), then for each place: name, owner, ttl, heartbeat, claim (1 or 0), floor
+-- ARGV  member (1 or 0), then for each place its name, and packed: ttl, heartbeat, floor, claim (1 or 0), owner
 -- Returns {server time, and for each place its standing (see line.lua), or 0 if it is gone}.
 
 local bucket = KEYS[1]
 local time = redis.call('TIME')
 local server_time = time[1] * 1000000 + time[2]
 local names = {'\0'}
-for i = 2, #ARGV, 6 do
+for i = 2, #ARGV, 2 do
   names[#names + 1] = ARGV[i]
 end
 local records = redis.call('HMGET', bucket, unpack(names))
@@ -33,9 +33,7 @@ local fields = {}
 local at_stake = 0
 for i = 2, #names do
   local record = records[i]
-  local base = 6 * i - 10
-  local owner, ttl, heartbeat = ARGV[base + 1], tonumber(ARGV[base + 2]), tonumber(ARGV[base + 3])
-  local floor = tonumber(ARGV[base + 5])
+  local ttl, heartbeat, floor, claim, owner = struct.unpack('<dddBI2c0', ARGV[2 * i - 1])
   local expires, own_ticket, holder
   if record then
     expires = struct.unpack('<d', record)
@@ -44,7 +42,7 @@ for i = 2, #names do
       expires, own_ticket, _, _, holder = struct.unpack('<dddI4I2c0', record)
     end
   end
-  local life = ARGV[base + 4] == '1' and ttl or heartbeat
+  local life = claim == 1 and ttl or heartbeat
   if expires and holder == owner and expires > now and floor == 0 then
     -- the only place of its line: no need to open it
     if now + life > expires then
