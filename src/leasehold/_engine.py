@@ -49,16 +49,14 @@ class Engine:
     async def acquire(
         self, ask: Ask, claim: Claim, *, timeout: float = inf, renew_for: float = inf, retry: RetryPolicy
     ) -> Lease:
-        """Wait in line until the place holds.
+        """Wait in line until the place holds; where a store has no line, ask again and again.
 
         Raises LockAcquisitionError after `timeout`, and at once if `ask.queue` is not set and somebody holds.
         Whatever it raises, and however it is cancelled, no place stays behind.
         """
-        if ask.capacity > 1 and not self.store.capabilities.semaphore:
-            msg = f"this store carries exclusive locks only, not a capacity of {ask.capacity}"
-            raise UnsupportedError(msg, name=ask.name)
         started = self.runtime.now()
         deadline = started + (timeout if ask.queue else PATIENCE)
+        ask, asks_again = self._fit(ask)
         attempts = late = 0
         while True:
             attempts += 1
@@ -82,6 +80,10 @@ class Engine:
                 self.keeper.forget(lease)
             else:
                 await self._abandon(lease)
+            if refusal is not None and asks_again and not refusal.capacity and now < deadline:
+                pause = retry.pause(attempts - 1, self.runtime.random())
+                await self.runtime.sleep(min(pause, refusal.recheck, deadline - now))
+                continue
             if refusal is not None or late > retry.max_retries or now >= deadline:
                 raise self._not_acquired(lease, refusal, attempts, now - started)
 
@@ -123,6 +125,9 @@ class Engine:
         (standing,) = await self.store.renew([lease.renewal(seconds)], PATIENCE)
         self.keeper.note(lease, sent, seconds, standing)
         self.check(lease)
+        if standing is not None and not standing.held:
+            msg = f"too few nodes confirmed that {lease.ask.name!r} was extended; it is held as before"
+            raise StoreError(msg, name=lease.ask.name, transient=True)
 
     async def release(self, lease: Lease) -> None:
         """Give the lease up; harmless to repeat, and in a forked child.
@@ -200,6 +205,16 @@ class Engine:
         self.keeper.check_window(lease)
         if lease.state is not State.HELD or lease.leaving:
             raise lease.error()
+
+    def _fit(self, ask: Ask) -> tuple[Ask, bool]:
+        """Ask only what the store can do, and say whether to ask again for want of a line to wait in."""
+        can = self.store.capabilities
+        if ask.capacity > 1 and not can.semaphore:
+            msg = f"this store carries exclusive locks only, not a capacity of {ask.capacity}"
+            raise UnsupportedError(msg, name=ask.name)
+        if ask.queue and not can.fifo:
+            return ask._replace(queue=False), True
+        return ask, False
 
     def _begin(self, ask: Ask, claim: Claim, renew_for: float) -> Lease:
         with self.keeper.mutex:

@@ -17,7 +17,7 @@ from leasehold import _lifecycle
 from leasehold._lease import PATIENCE, Lease, State
 from leasehold._model import Standing
 from leasehold._runtime import drive
-from leasehold._store import Store
+from leasehold._store import GHOST, Store
 from leasehold.errors import StoreError
 
 log = logging.getLogger("leasehold")
@@ -26,8 +26,6 @@ BATCH = 500
 """How many renewals go into one request."""
 IDLE = 2.0
 """How long the keeper stays about with nothing to keep."""
-GHOST = 30.0
-"""How long a request that nobody answered may still be under way, say in the buffers of a server that was stopped."""
 LONGEST_NAP = 1.0
 SHORTEST_NAP = 0.1
 """With nothing to keep it sleeps for so long at a time as leases of late would have let it: so that short holds,
@@ -90,6 +88,8 @@ class Keeper:
                 if lease.state is State.WAITING:
                     lease.grant(sent, standing.ticket)
                 lease.trust(sent, life, self._pace)
+            elif lease.state is State.HELD:
+                lease.ask_again(self.runtime.now())
             else:
                 recheck_at = self.runtime.now() + standing.recheck
                 lease.wait(sent, standing.holder, recheck_at, self._pace)
@@ -303,7 +303,7 @@ class Keeper:
             wanted = [*(lease for lease in renewing if not lease.leaving), *leaving]
             again = [lease for lease in wanted if lease.due == inf and lease.ask.owner in self.leases]
             for lease in again:
-                lease.due, lease.slack = now + lease.ask.heartbeat / 10, 0.0
+                lease.ask_again(now)
         if again:
             self._see_to_it_by(min(lease.due for lease in again))
 

@@ -117,6 +117,11 @@ class Lease:
         self.slack = self.ask.heartbeat / 12
         self.due = sent + self.ask.heartbeat * (0.27 + 0.06 * pace)
 
+    def ask_again(self, now: float) -> None:
+        """Repeat soon what the store gave no answer to, or none that proves anything; the window stays."""
+        self.due = now + self.ask.heartbeat / 10
+        self.slack = 0.0
+
     def give_up(self, now: float, due: float) -> None:
         """Stop holding. The keeper tries to leave when `due`, for as long as the place may still be there."""
         self.leaving = True

@@ -62,6 +62,7 @@ class Standing(NamedTuple):
 
     ticket: int
     held: bool
+    """False of a place that held before: a quorum could not tell, so nothing is confirmed and nothing lost."""
     now: float
     holder: str = ""
     """While waiting: the owner at the head of the line."""
@@ -77,7 +78,7 @@ class Refusal(NamedTuple):
     capacity: int = 0
     """The line's capacity where it differs from the one asked for, else 0."""
     abstains: bool = False
-    """This member of a quorum has come back empty, and does not vote yet."""
+    """This member of a quorum has come back empty, and does not vote yet: in `recheck` seconds if it is admitted."""
 
 
 class Membership(NamedTuple):

@@ -26,7 +26,10 @@ class Ledger(Protocol):
     def find(self, owner: str) -> Place | None: ...
 
     def append(self, place: Place) -> bool:
-        """Draw the next ticket for a place and add it to the end; False if its owner is refused."""
+        """Draw the next ticket for a place and add it to the end; False if its owner is refused.
+
+        The ticket it comes with is the least it wishes for; a store that is never a quorum's member may ignore it.
+        """
         ...
 
     def update(self, place: Place) -> None: ...
@@ -88,7 +91,7 @@ def join(ledger: Ledger, ask: Ask, now: float) -> tuple[Standing | Refusal, list
     if not fits and not ask.queue:
         return _refusal(head, now), head.woken
     place = Place(
-        ticket=0,
+        ticket=ask.floor,
         owner=ask.owner,
         capacity=ask.capacity,
         weight=ask.weight,

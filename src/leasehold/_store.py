@@ -8,6 +8,9 @@ from typing import Protocol, runtime_checkable
 from leasehold._model import Ask, Capabilities, Line, Membership, Refusal, Renewal, Standing
 from leasehold._runtime import Runtime
 
+GHOST = 30.0
+"""How long a request that nobody answered may still be under way, say in the buffers of a server that was stopped."""
+
 
 @runtime_checkable
 class Store(Protocol):

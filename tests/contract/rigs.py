@@ -14,7 +14,8 @@ from leasehold._runtime import Runtime, drive
 from leasehold._store import Store
 from leasehold.runtimes.aio import AsyncRuntime
 from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores.memory import MemoryServer, MemoryStore
+from leasehold.stores.memory import MemberServer, MemberStore, MemoryServer, MemoryStore
+from leasehold.stores.quorum import Quorum
 from leasehold.stores.sqlite import SqliteStore
 
 Opener = Callable[[Runtime], Store]
@@ -33,7 +34,18 @@ def sqlite_polling(folder: Path) -> Opener:
     return lambda runtime: SqliteStore(runtime, folder / "locks.db", push=False)
 
 
-STORES: dict[str, Callable[[Path], Opener]] = {"memory": memory, "sqlite": sqlite, "sqlite-polling": sqlite_polling}
+def quorum(folder: Path) -> Opener:
+    servers = [MemberServer() for _ in range(5)]
+    names = [f"member-{number}" for number in range(5)]
+    return lambda runtime: Quorum(runtime, [MemberStore(runtime, server) for server in servers], names)
+
+
+STORES: dict[str, Callable[[Path], Opener]] = {
+    "memory": memory,
+    "sqlite": sqlite,
+    "sqlite-polling": sqlite_polling,
+    "quorum": quorum,
+}
 DRIVERS = ("threads", "asyncio")
 
 
@@ -62,6 +74,11 @@ class Rig:
         store = self._open_store(self._runtime)
         self._opened.append(store)
         return store
+
+    @property
+    def has_line(self) -> bool:
+        """Whether waiters stand in line, seen by all, rather than ask again and again."""
+        return self._open_store(ThreadRuntime()).capabilities.fifo
 
     def client(self, **options: Any) -> Any:
         """Make one more client, as another process would be."""

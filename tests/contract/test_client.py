@@ -45,7 +45,7 @@ def test_a_waiter_gets_the_lock_when_it_is_released_and_a_greater_fence(rig: Rig
             got.append(await ask(bob.acquire("x", timeout=10)))
 
         rig.start(wait)
-        await rig.until(lambda: has_waiters(alice, 1))
+        await rig.until(lambda: has_waiters(alice, int(rig.has_line)))
         await ask(first.release())
         await rig.until(lambda: got)
         assert got[0].fence > first.fence
@@ -58,7 +58,7 @@ async def has_waiters(client: Any, number: int) -> bool:
     return info is not None and info.waiting == number
 
 
-def test_waiters_are_served_in_the_order_they_came(rig: Rig) -> None:
+def test_waiters_are_served_and_where_there_is_a_line_in_the_order_they_came(rig: Rig) -> None:
     async def test() -> None:
         client = rig.client()
         first = await ask(client.acquire("x"))
@@ -74,10 +74,10 @@ def test_waiters_are_served_in_the_order_they_came(rig: Rig) -> None:
 
         for number in range(5):
             rig.start(waiter(number))
-            await rig.until(partial(has_waiters, client, number + 1))
+            await rig.until(partial(has_waiters, client, number + 1 if rig.has_line else 0))
         await ask(first.release())
         await rig.until(lambda: len(order) == 5)
-        assert order == sorted(order)
+        assert (order if rig.has_line else sorted(order)) == [0, 1, 2, 3, 4]
 
     rig.run(test())
 
@@ -90,7 +90,8 @@ def test_a_time_out_says_who_holds_and_leaves_no_place(rig: Rig) -> None:
             await ask(bob.acquire("x", timeout=0.2))
         error = refusal.value
         assert isinstance(error, TimeoutError)
-        assert (error.name, error.holder, error.attempts) == ("x", alice.holder_id, 1)
+        assert (error.name, error.holder) == ("x", alice.holder_id)
+        assert error.attempts == 1 if rig.has_line else error.attempts > 1
         assert 0.2 <= error.waited < 5.0
         assert alice.holder_id in str(error)
         assert await has_waiters(alice, 0)

@@ -6,15 +6,22 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
+from dataclasses import dataclass
 from math import inf
+from typing import Any
+from uuid import uuid4
 from weakref import WeakSet
 
 from leasehold import _lifecycle, _rule
-from leasehold._model import Ask, Capabilities, Line, Place, Refusal, Renewal, Standing
+from leasehold._model import Ask, Capabilities, Line, Membership, Place, Refusal, Renewal, Standing
 from leasehold._runtime import Runtime
 from leasehold.runtimes import _clock
 from leasehold.stores._mailbox import Mailbox
+
+REACH = 1_000_000
+"""How far ahead of the clock a ticket that is wished for may be: a second."""
 
 
 def microseconds() -> int:
@@ -28,7 +35,7 @@ class MemoryServer:
     def __init__(self, clock: Callable[[], float] = _clock.now, floor: Callable[[], int] = microseconds) -> None:
         self._clock = clock
         self._floor = floor
-        self._mutex = threading.Lock()
+        self._mutex: AbstractContextManager[Any] = threading.Lock()
         self._lines: dict[str, _MemoryLine] = {}
         self._ticket = 0
         self._sweep_above = 64
@@ -110,8 +117,10 @@ class MemoryServer:
                 self._tidy(name, now)
         self._sweep_above = 2 * len(self._lines) + 64
 
-    def _next_ticket(self) -> int:
-        self._ticket = max(self._ticket + 1, self._floor())
+    def _next_ticket(self, wished: int) -> int:
+        """Draw a ticket: the one wished for if it is in reach, so that no client makes them run away."""
+        floor = self._floor()
+        self._ticket = max(self._ticket + 1, floor, wished if wished <= floor + REACH else 0)
         return self._ticket
 
     def _forked(self) -> None:
@@ -124,7 +133,7 @@ class _MemoryLine:
 
     __slots__ = ("_next_ticket", "_places", "_refused", "_time")
 
-    def __init__(self, next_ticket: Callable[[], int]) -> None:
+    def __init__(self, next_ticket: Callable[[int], int]) -> None:
         self._next_ticket = next_ticket
         self._places: OrderedDict[str, Place] = OrderedDict()
         self._refused: dict[str, float] = {}
@@ -139,7 +148,7 @@ class _MemoryLine:
     def append(self, place: Place) -> bool:
         if self._refused.get(place.owner, self._time) > self._time:
             return False
-        place.ticket = self._next_ticket()
+        place.ticket = self._next_ticket(place.ticket)
         self._places[place.owner] = place
         return True
 
@@ -169,6 +178,84 @@ class _MemoryLine:
         if self._refused:
             self._refused = {owner: until for owner, until in self._refused.items() if until > now}
         return not self._places and not self._refused
+
+
+class MemberServer(MemoryServer):
+    """A server that can tell it has come back empty, and may so be one of a quorum's."""
+
+    def __init__(self, clock: Callable[[], float] = _clock.now, floor: Callable[[], int] = microseconds) -> None:
+        super().__init__(clock, floor)
+        self._mutex = threading.RLock()
+        self._marker: _Marker | None = None
+
+    def join(self, ask: Ask) -> tuple[Standing | Refusal, list[str]]:
+        with self._mutex:
+            votes_in = inf if self._marker is None else self._marker.votes_in(self._clock())
+            if self._marker is None or votes_in > 0:
+                return Refusal(recheck=votes_in, abstains=True), []
+            outcome, woken = super().join(ask)
+            if isinstance(outcome, Standing):
+                self._marker.longest = max(self._marker.longest, ask.ttl)
+            return outcome, woken
+
+    def renew(self, renewals: Sequence[Renewal]) -> tuple[list[Standing | None], list[str]]:
+        with self._mutex:
+            standings, woken = super().renew(renewals)
+            for number, (renewal, standing) in enumerate(zip(renewals, standings, strict=True)):
+                if standing is not None and standing.held and self._marker is not None:
+                    self._marker.longest = max(self._marker.longest, renewal.ttl)
+                    standings[number] = standing._replace(ticket=self._lift(renewal))
+            return standings, woken
+
+    def knock(self) -> Membership:
+        with self._mutex:
+            now = self._clock()
+            if self._marker is None:
+                self._marker = _Marker(token=uuid4().hex, knocked_at=now)
+            marker = self._marker
+            return Membership(marker.token, self._ticket, marker.longest, marker.votes_in(now))
+
+    def admit(self, token: str, ticket: int, longest: float) -> Membership:
+        with self._mutex:
+            marker, membership = self._marker, self.knock()
+            if marker is None or marker.token != token or membership.votes_in == 0:
+                return membership
+            marker.longest = max(marker.longest, longest)
+            marker.votes_at = marker.knocked_at + marker.longest
+            self._ticket = max(self._ticket, ticket)
+            return self.knock()
+
+    def forget(self) -> None:
+        """Come back empty, as a server without persistence does."""
+        with self._mutex:
+            self._lines.clear()
+            self._ticket = 0
+            self._marker = None
+
+    def _lift(self, renewal: Renewal) -> int:
+        """Raise a place that holds, and with it the counter, to the ticket its quorum agreed on."""
+        place = self._lines[renewal.name].find(renewal.owner)
+        assert place is not None
+        place.ticket = max(place.ticket, renewal.floor)
+        self._ticket = max(self._ticket, place.ticket)
+        return place.ticket
+
+    def _forked(self) -> None:
+        super()._forked()
+        self._mutex = threading.RLock()
+
+
+@dataclass(slots=True)
+class _Marker:
+    """What is gone when everything is: as long as it is there, so are the votes that were given."""
+
+    token: str
+    knocked_at: float
+    longest: float = 0.0
+    votes_at: float = inf
+
+    def votes_in(self, now: float) -> float:
+        return max(self.votes_at - now, 0.0)
 
 
 def _owners(places: Iterable[Place]) -> list[str]:
@@ -220,3 +307,17 @@ class MemoryStore:
 
     async def close(self) -> None:
         self._server.disconnect(self._mailbox)
+
+
+class MemberStore(MemoryStore):
+    """One client's view of a `MemberServer`."""
+
+    def __init__(self, runtime: Runtime, server: MemberServer) -> None:
+        super().__init__(runtime, server)
+        self._member = server
+
+    async def knock(self, timeout: float) -> Membership:
+        return self._member.knock()
+
+    async def admit(self, token: str, ticket: int, longest: float, timeout: float) -> Membership:
+        return self._member.admit(token, ticket, longest)

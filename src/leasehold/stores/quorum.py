@@ -1,0 +1,328 @@
+"""Redlock: one lock out of a majority of servers that know nothing of each other.
+
+A *round* asks the members side by side, and counts if a majority says yes in it. Two majorities have a member in
+common, and that one does not say yes to two. `docs/decisions/0006-redlock-quorum.md` shows why this stays true, and
+fences keep growing, when members come back empty; and what is not promised.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import TypeVar
+
+from leasehold import _lifecycle
+from leasehold._model import Ask, Capabilities, Line, Place, Refusal, Renewal, Standing
+from leasehold._runtime import Runtime
+from leasehold._store import GHOST, Member
+from leasehold.errors import InvalidInputError, StoreError, UnsupportedError
+from leasehold.stores._nodes import LONGEST_ROUND, MemberHealth, Nodes, UnaskedError, Votes, all_answered
+from leasehold.stores.memory import microseconds
+
+__all__ = ["MemberHealth", "Quorum"]
+
+T = TypeVar("T")
+
+FEWEST = 3
+LEAD = 10_000
+"""Microseconds by which the ticket we wish for is ahead of our clock: the members' clocks may be, too."""
+DEBT = 60.0
+"""How long a place of which we know no ttl is tried to be given up."""
+
+
+@dataclass(slots=True)
+class _Trace:
+    """Where one owner may have a place."""
+
+    granted: set[int] = field(default_factory=set)
+    unanswered: Counter[int] = field(default_factory=Counter)
+    until: float = -inf
+    """When the last of them will have expired."""
+
+    def members(self) -> list[int]:
+        return sorted(self.granted.union(number for number, joins in self.unanswered.items() if joins > 0))
+
+
+class Quorum:
+    """A store made of members, best an odd number of servers that fail apart from each other.
+
+    It is exclusive, and not fair. A minority may be down: that costs one `node_timeout` once, and whoever is down
+    is looked after in the background.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        members: Sequence[Member],
+        names: Sequence[str],
+        *,
+        node_timeout: float = 0.25,
+        clock: Callable[[], int] = microseconds,
+    ) -> None:
+        if len(members) < FEWEST:
+            msg = f"a quorum needs at least {FEWEST} members, got {len(members)}: of two, none may fail"
+            raise InvalidInputError(msg)
+        if not 0 < node_timeout <= LONGEST_ROUND / 2:
+            msg = f"node_timeout must be above 0 and at most {LONGEST_ROUND / 2:g} seconds, got {node_timeout}"
+            raise InvalidInputError(msg)
+        self.runtime = runtime
+        self.capabilities = Capabilities(
+            fifo=False,
+            push=False,
+            semaphore=False,
+            processes=all(member.capabilities.processes for member in members),
+        )
+        self._nodes = Nodes(runtime, members, names, node_timeout)
+        self._majority = self._nodes.majority
+        self._node_timeout = node_timeout
+        self._clock = clock
+        self._start_afresh()
+        _lifecycle.at_fork(self, in_child="_start_afresh")
+
+    def _start_afresh(self) -> None:
+        self._traces: dict[tuple[str, str], _Trace] = {}
+        self._sweep_above = 64
+
+    async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
+        """Take a place on a majority.
+
+        After a StoreError there may be some places: for the same join to be repeated, or for `leave`.
+        """
+        if ask.queue or ask.capacity > 1:
+            msg = "a quorum carries exclusive locks only, and has no line to wait in"
+            raise UnsupportedError(msg, name=ask.name)
+        await self._nodes.introduce()
+        patience = min(timeout, self._node_timeout)
+        sent = self.runtime.now()
+        trace = self._trace(ask, sent)
+        wish = ask._replace(floor=self._clock() + LEAD)
+
+        async def send(number: int, member: Member) -> Standing | Refusal:
+            try:
+                answer = await member.join(wish, patience)
+            except StoreError as error:
+                trace.unanswered[number] -= not error.transient
+                raise
+            trace.unanswered[number] -= 1
+            if isinstance(answer, Standing):
+                trace.granted.add(number)
+            elif answer.abstains:
+                self._nodes.heal()
+            return answer
+
+        votes = await self._nodes.ask(
+            send, self._is_plain, self._is_settled, before=lambda number: trace.unanswered.update([number])
+        )
+        tickets = {number: vote.ticket for number, vote in enumerate(votes) if isinstance(vote, Standing)}
+        if len(tickets) < self._majority:
+            return await self._refuse(ask, votes, patience)
+        ticket = max(tickets.values())
+        agree = list(tickets.values()).count(ticket) >= self._majority
+        if not self._is_in_time(sent) or not (agree or await self._raise(ask, ticket, tickets, patience)):
+            msg = f"too few nodes confirmed {ask.name!r} in time"
+            raise StoreError(msg, name=ask.name, transient=True)
+        return Standing(ticket, True, self.runtime.now())
+
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+        """Keep places alive where they are. A Standing that is not held says that too few could tell."""
+        if not renewals:
+            return []
+        patience = min(timeout, self._node_timeout)
+        sent = self.runtime.now()
+        for renewal in renewals:
+            if trace := self._traces.get((renewal.name, renewal.owner)):
+                trace.until = max(trace.until, sent + renewal.ttl + self._node_timeout)
+
+        def is_decided(votes: Votes[list[Standing | None]]) -> bool:
+            answers, silent = _answers(votes), len(votes) - len(_answers(votes))
+            held = [sum(_holds(answer[entry]) for answer in answers) for entry in range(len(renewals))]
+            return all(number >= self._majority or number + silent < self._majority for number in held)
+
+        votes = await self._nodes.ask(lambda _, member: member.renew(renewals, patience), is_decided, is_decided)
+        answers = _answers(votes)
+        if len(answers) < self._majority:
+            raise self._too_few(votes)
+        in_time = self._is_in_time(sent)
+        outcome: list[Standing | None] = []
+        for entry in range(len(renewals)):
+            tickets = [standing.ticket for answer in answers if (standing := answer[entry]) and standing.held]
+            if len(tickets) + len(votes) - len(answers) < self._majority:
+                outcome.append(None)
+            else:
+                is_held = in_time and len(tickets) >= self._majority
+                outcome.append(Standing(max(tickets, default=0), is_held, self.runtime.now()))
+        return outcome
+
+    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+        """Give a place up wherever it may be; False if it was not on a majority any more.
+
+        A silent member is asked again in the background, if without it somebody else can hold.
+        """
+        votes = await self._leave(name, owner, min(timeout, self._node_timeout), unsure)
+        silent = sum(not isinstance(vote, bool) for vote in votes)
+        if len(votes) - silent < self._majority:
+            raise self._too_few(votes, name)
+        self._traces.pop((name, owner), None)
+        return sum(vote is True for vote in votes) + silent >= self._majority
+
+    async def wait(self, name: str, owner: str, timeout: float) -> bool:
+        """Sleep: nobody stands in line."""
+        await self.runtime.sleep(timeout)
+        return False
+
+    async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
+        """Report who holds on a majority, taking it that silent members would confirm it."""
+        votes = await self._nodes.ask(
+            lambda _, member: member.inspect(prefix, exact=exact), all_answered, self._is_answered
+        )
+        answers = _answers(votes)
+        if len(answers) < self._majority:
+            raise self._too_few(votes)
+        found: dict[str, dict[str, list[tuple[Place, float]]]] = {}
+        for line in (line for answer in answers for line in answer):
+            for place in line.places:
+                if place.acquired_at is not None:
+                    found.setdefault(line.name, {}).setdefault(place.owner, []).append((place, line.now))
+        silent = len(votes) - len(answers)
+        holders = [(name, max(found[name].values(), key=len)) for name in sorted(found)]
+        return [self._line(name, places, silent) for name, places in holders if len(places) + silent >= self._majority]
+
+    async def health(self) -> list[MemberHealth]:
+        """Say of every member whether it answers, and when it votes."""
+        return await self._nodes.health()
+
+    async def close(self) -> None:
+        """Let the connections to all members go."""
+        await self._nodes.close()
+
+    async def _raise(self, ask: Ask, ticket: int, held: Iterable[int], patience: float) -> bool:
+        """Raise the tickets of the places we have to the highest of them, and the counters they were drawn from.
+
+        Else the members that the next holder's majority has in common with ours might never hear of our fence. Only
+        where our place still holds: a counter raised after somebody else drew from it would not have bound him.
+        """
+        renewals = [Renewal(ask.name, ask.owner, ask.ttl, ask.heartbeat, floor=ticket)]
+
+        def is_raised(votes: Votes[list[Standing | None]]) -> bool:
+            standings = [standing for (standing,) in _answers(votes)]
+            return sum(_holds(each) and each.ticket >= ticket for each in standings if each) >= self._majority
+
+        sent = self.runtime.now()
+        votes = await self._nodes.ask(
+            lambda _, member: member.renew(renewals, patience), is_raised, is_raised, among=held
+        )
+        return is_raised(votes) and self._is_in_time(sent)
+
+    async def _refuse(self, ask: Ask, votes: Votes[Standing | Refusal], patience: float) -> Refusal:
+        """Give up what was given, and say who is in the way; raise if nobody is known to be."""
+        busy = [vote for vote in votes if isinstance(vote, Refusal) and not vote.abstains]
+        if not busy or not self._is_answered(votes):
+            error = self._too_few(votes, ask.name)
+            if not error.transient:
+                self._traces.pop((ask.name, ask.owner), None)
+            raise error
+        held = sum(isinstance(vote, Standing) for vote in votes)
+        await self._leave(ask.name, ask.owner, patience)
+        self._traces.pop((ask.name, ask.owner), None)
+        for refusal in busy:
+            if refusal.capacity:
+                return refusal
+        ((holder, _),) = Counter(vote.holder for vote in busy).most_common(1)
+        rechecks = sorted(vote.recheck for vote in busy)
+        return Refusal(holder, rechecks[min(self._majority - held, len(busy)) - 1])
+
+    async def _leave(
+        self, name: str, owner: str, patience: float, unsure: float = 0.0
+    ) -> list[bool | Exception | None]:
+        """Leave every member that may have a place; whichever does not hear of it now, will."""
+        trace = self._traces.get((name, owner))
+        if trace is None:
+            members: Sequence[int] = range(len(self._nodes))
+            until = self.runtime.now() + max(DEBT, unsure)
+            doubts = dict.fromkeys(members, unsure)
+        else:
+            members, until = trace.members(), trace.until
+            ghost = max(until - self.runtime.now(), GHOST)
+            doubts = {number: ghost if trace.unanswered[number] > 0 else 0.0 for number in members}
+
+        async def send(number: int, member: Member) -> bool:
+            try:
+                was_there = await member.leave(name, owner, patience, doubts[number])
+            except Exception:
+                self._nodes.owe(number, name, owner, doubts[number], until)
+                raise
+            if trace is not None:
+                trace.granted.discard(number)
+            return was_there
+
+        def are_free(votes: Votes[bool]) -> bool:
+            silent = sum(not isinstance(votes[number], bool) for number in members)
+            return len(votes) - silent >= self._majority
+
+        votes = await self._nodes.ask(send, are_free, are_free, among=members)
+        for number, vote in enumerate(votes):
+            if isinstance(vote, UnaskedError):
+                self._nodes.owe(number, name, owner, doubts[number], until)
+            elif number not in members:
+                votes[number] = False
+        return votes
+
+    def _trace(self, ask: Ask, now: float) -> _Trace:
+        if len(self._traces) > self._sweep_above:
+            for key, trace in list(self._traces.items()):
+                if trace.until + GHOST < now:
+                    self._traces.pop(key, None)
+            self._sweep_above = 2 * len(self._traces) + 64
+        trace = self._traces.setdefault((ask.name, ask.owner), _Trace())
+        trace.until = max(trace.until, now + ask.ttl + self._node_timeout)
+        return trace
+
+    def _is_in_time(self, sent: float) -> bool:
+        return self.runtime.now() - sent <= LONGEST_ROUND
+
+    def _is_answered(self, votes: Votes[T]) -> bool:
+        return len(_answers(votes)) >= self._majority
+
+    def _is_plain(self, votes: Votes[Standing | Refusal]) -> bool:
+        """Tell whether no further vote can change the outcome of a join."""
+        held = sum(isinstance(vote, Standing) for vote in votes)
+        refused = sum(isinstance(vote, Refusal) for vote in votes)
+        return held >= self._majority or refused > len(votes) - self._majority
+
+    def _is_settled(self, votes: Votes[Standing | Refusal]) -> bool:
+        """Tell whether a join may do without asking suspected members."""
+        held = sum(isinstance(vote, Standing) for vote in votes)
+        is_busy = any(isinstance(vote, Refusal) and not vote.abstains for vote in votes)
+        return held >= self._majority or (is_busy and self._is_answered(votes))
+
+    def _line(self, name: str, places: Sequence[tuple[Place, float]], silent: int) -> Line:
+        """Make one line of what members say: it lasts for as long as a majority does."""
+        place, now = places[0]
+        lives = sorted(place.expires_at - now for place, now in places)
+        life = lives[min(len(lives) + silent - self._majority, len(lives) - 1)]
+        ticket = max(place.ticket for place, _ in places)
+        return Line(name, now, (replace(place, ticket=ticket, expires_at=now + life),))
+
+    def _too_few(self, votes: Votes[T], name: str = "") -> StoreError:
+        """Say who is silent and who does not vote. Only if all refused to listen is there nothing to be undone."""
+        reasons = []
+        for number, vote in enumerate(votes):
+            if vote is None or isinstance(vote, Exception):
+                reasons.append(self._nodes.describe(number, vote or "no answer yet"))
+            elif isinstance(vote, Refusal) and vote.abstains:
+                when = f"votes in {vote.recheck:.0f} s" if vote.recheck < inf else "waits for the others to be asked"
+                reasons.append(self._nodes.describe(number, f"came back empty, and {when}"))
+        answered = len(_answers(votes))
+        lead = "too few nodes vote" if answered >= self._majority else f"only {answered} of {len(votes)} nodes answered"
+        is_final = all(isinstance(vote, StoreError) and not vote.transient for vote in votes)
+        return StoreError(f"{lead}: {'; '.join(reasons)}", name=name, transient=not is_final)
+
+
+def _answers(votes: Votes[T]) -> list[T]:
+    return [vote for vote in votes if vote is not None and not isinstance(vote, Exception)]
+
+
+def _holds(standing: Standing | None) -> bool:
+    return standing is not None and standing.held
