@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.contract.rigs import DRIVERS, STORES, Rig
@@ -13,5 +11,5 @@ def driver(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(params=STORES)
-def rig(request: pytest.FixtureRequest, driver: str, tmp_path: Path) -> Rig:
-    return Rig(driver, STORES[request.param](tmp_path))
+def rig(request: pytest.FixtureRequest, driver: str) -> Rig:
+    return Rig(driver, STORES[request.param](request.getfixturevalue))

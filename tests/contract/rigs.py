@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Coroutine
-from pathlib import Path
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from leasehold import AsyncDistributedLock, DistributedLock
@@ -14,36 +13,72 @@ from leasehold._runtime import Runtime, drive
 from leasehold._store import Store
 from leasehold.runtimes.aio import AsyncRuntime
 from leasehold.runtimes.threads import ThreadRuntime
+from leasehold.stores import open_store
 from leasehold.stores.memory import MemberServer, MemberStore, MemoryServer, MemoryStore
 from leasehold.stores.quorum import Quorum
 from leasehold.stores.sqlite import SqliteStore
+from tests.servers.binaries import Flavour, redis_flavours
 
 Opener = Callable[[Runtime], Store]
+Fixture = Callable[[str], Any]
+"""Gives a test's fixture by its name."""
 
 
-def memory(folder: Path) -> Opener:
+def memory(fixture: Fixture) -> Opener:
     server = MemoryServer()
     return lambda runtime: MemoryStore(runtime, server)
 
 
-def sqlite(folder: Path) -> Opener:
-    return lambda runtime: SqliteStore(runtime, folder / "locks.db")
+def sqlite(fixture: Fixture) -> Opener:
+    path = fixture("tmp_path") / "locks.db"
+    return lambda runtime: SqliteStore(runtime, path)
 
 
-def sqlite_polling(folder: Path) -> Opener:
-    return lambda runtime: SqliteStore(runtime, folder / "locks.db", push=False)
+def sqlite_polling(fixture: Fixture) -> Opener:
+    path = fixture("tmp_path") / "locks.db"
+    return lambda runtime: SqliteStore(runtime, path, push=False)
 
 
-def quorum(folder: Path) -> Opener:
+def redis(flavour: Flavour) -> Callable[[Fixture], Opener]:
+    return lambda fixture: _at(fixture("shared_servers")(flavour).url, fixture)
+
+
+def sentinel(fixture: Fixture) -> Opener:
+    deployment = fixture("sentinel")
+    return _at(f"redis+sentinel://{_hosts(deployment.addresses)}/{deployment.service}", fixture)
+
+
+def cluster(fixture: Fixture) -> Opener:
+    return _at(f"redis+cluster://{_hosts(fixture('cluster').addresses)}", fixture)
+
+
+def redlock(fixture: Fixture) -> Opener:
+    return _at(f"redlock://{_hosts(server.address for server in fixture('redlock_servers'))}", fixture)
+
+
+def quorum(fixture: Fixture) -> Opener:
     servers = [MemberServer() for _ in range(5)]
     names = [f"member-{number}" for number in range(5)]
     return lambda runtime: Quorum(runtime, [MemberStore(runtime, server) for server in servers], names)
 
 
-STORES: dict[str, Callable[[Path], Opener]] = {
+def _at(url: str, fixture: Fixture) -> Opener:
+    prefix = fixture("key_prefix")
+    return lambda runtime: open_store(url, runtime, key_prefix=prefix)
+
+
+def _hosts(addresses: Iterable[tuple[str, int]]) -> str:
+    return ",".join(f"{host}:{port}" for host, port in addresses)
+
+
+STORES: dict[str, Callable[[Fixture], Opener]] = {
     "memory": memory,
     "sqlite": sqlite,
     "sqlite-polling": sqlite_polling,
+    **{f"redis-{flavour.name}": redis(flavour) for flavour in redis_flavours()},
+    "redis+sentinel": sentinel,
+    "redis+cluster": cluster,
+    "redlock": redlock,
     "quorum": quorum,
 }
 DRIVERS = ("threads", "asyncio")

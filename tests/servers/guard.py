@@ -1,0 +1,76 @@
+"""End the servers and remove the directories of a process that is gone.
+
+Runs as a script of its own, told by lines on its standard input, which ends when that process does: also by SIGKILL.
+The parent-death signal of the kernel will not do: it is sent when the *thread* that started a server ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+
+
+class Guard:
+    """The other end of the pipe."""
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self._script = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            bufsize=0,
+            start_new_session=True,
+        )
+        atexit.register(self._leave)
+
+    def tell(self, verb: str, what: object) -> None:
+        assert self._script.stdin is not None
+        self._script.stdin.write(f"{verb} {what}\n".encode())
+
+    def _leave(self) -> None:
+        if os.getpid() == self._owner:
+            self._script.communicate()
+
+
+_guard: Guard | None = None
+_lock = threading.Lock()
+
+
+def guard() -> Guard:
+    """Return this process's guard, started with the first server."""
+    global _guard
+    with _lock:
+        if _guard is None:
+            _guard = Guard()
+        return _guard
+
+
+def _stand_by() -> None:
+    sessions: set[int] = set()
+    directories: set[str] = set()
+    for line in sys.stdin:
+        verb, _, what = line.rstrip("\n").partition(" ")
+        if verb == "watch":
+            sessions.add(int(what))
+        elif verb == "forget":
+            sessions.discard(int(what))
+        elif verb == "remove":
+            directories.add(what)
+        elif verb == "removed":
+            directories.discard(what)
+    for session in sessions:
+        with suppress(ProcessLookupError):
+            os.killpg(session, signal.SIGKILL)
+    for directory in directories:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    _stand_by()
