@@ -220,7 +220,7 @@ class Engine:
         with self.keeper.mutex:
             self._check_open(ask.name)
             self._sequence += 1
-            lease = Lease(ask._replace(owner=f"{self.holder_id}/{self._sequence}"), claim, renew_for)
+            lease = Lease(Ask(ask.name, f"{self.holder_id}/{self._sequence}", *ask[2:]), claim, renew_for)
             self.keeper.register(lease)
             return lease
 

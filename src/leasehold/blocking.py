@@ -184,7 +184,7 @@ class DistributedLock:
         self.close()
 
     def _acquire(self, plan: Plan) -> LockHandle:
-        if inspect.iscoroutinefunction(plan.on_lost):
+        if plan.on_lost is not None and inspect.iscoroutinefunction(plan.on_lost):
             msg = "on_lost is a coroutine function: use AsyncDistributedLock"
             raise InvalidInputError(msg)
         return drive(LockHandle(self._engine)._acquire(plan))

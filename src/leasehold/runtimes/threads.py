@@ -176,13 +176,19 @@ class ThreadRuntime:
                     await rest
         return list(gathering.results)
 
-    async def readable(self, sock: socket.socket, deadline: float) -> None:
-        """Let the other works of a `gather` run until there is something to read, or the deadline is over.
+    def is_gathering(self) -> bool:
+        """Tell whether this thread has other works to run while one waits by `readable`."""
+        return _here.gathering
 
-        Anywhere else it returns at once: the caller's own `recv` waits, and in either case gives up by itself.
+    async def readable(self, sock: socket.socket, deadline: float) -> None:
+        """Let the other works of a `gather` run until there is something to read.
+
+        Anywhere else it returns at once: the caller's own `recv` waits. Raises TimeoutError after the deadline.
         """
         if _here.gathering:
             await _until_readable(sock, deadline)
+            if self.now() >= deadline:
+                raise TimeoutError
 
     async def offload(self, function: Callable[[], T]) -> T:
         return function()

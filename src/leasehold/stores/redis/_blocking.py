@@ -42,6 +42,7 @@ class Connection:
         self.idle_since = 0.0
         self._socket = opened
         self._timeout = -1.0
+        self._is_gathering = runtime.is_gathering
         self._readable = runtime.readable
         self._now = runtime.now
         reader = hiredis.Reader()
@@ -55,12 +56,14 @@ class Connection:
         self._send(payload)
         replies: list[Any] = []
         while True:
-            await self._readable(self._socket, deadline)
-            if (now := self._now()) >= deadline:
-                raise TimeoutError
-            replies += self.receive(timeout if not replies else deadline - now)
+            if self._is_gathering():
+                await self._readable(self._socket, deadline)
+            replies += self.receive(timeout)
             if len(replies) >= count:
                 return replies
+            timeout = deadline - self._now()
+            if timeout <= 0:
+                raise TimeoutError
 
     def receive(self, timeout: float) -> list[Any]:
         """Wait for at least a part of a reply, and return those that are complete. Raises TimeoutError."""
