@@ -13,9 +13,9 @@ from typing import TypeVar
 from leasehold import _lifecycle
 from leasehold._keeper import Keeper, log
 from leasehold._lease import PATIENCE, Claim, Lease, State
-from leasehold._model import Ask, Line, Refusal, Standing
+from leasehold._model import Ask, Finding, Line, Refusal, Standing
 from leasehold._retry import RetryPolicy
-from leasehold._store import Store
+from leasehold._store import Examinable, Store
 from leasehold.errors import (
     CapacityMismatchError,
     ClosedError,
@@ -190,6 +190,14 @@ class Engine:
         """Look at every line whose name starts so."""
         self._check_open()
         return await self.store.inspect(prefix)
+
+    async def examine(self) -> list[Finding]:
+        """Look for what is wrong with the store, or could take locks away. Raises StoreError if it does not answer."""
+        self._check_open()
+        if isinstance(self.store, Examinable):
+            return await self.store.examine()
+        await self.store.inspect("leasehold:doctor", exact=True)
+        return [Finding("ok", "store", "it answers")]
 
     async def evict(self, name: str) -> Line | None:
         """Take the place of whoever holds away from him, and say how the line stood before."""

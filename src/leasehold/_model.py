@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,15 @@ class Refusal(NamedTuple):
     """The line's capacity where it differs from the one asked for, else 0."""
     abstains: bool = False
     """This member of a quorum has come back empty, and does not vote yet: in `recheck` seconds if it is admitted."""
+
+
+class Finding(NamedTuple):
+    """One thing an examination of a store brought to light."""
+
+    level: Literal["ok", "warning", "error"]
+    subject: str
+    """The server it is about."""
+    message: str
 
 
 class Membership(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from leasehold._model import Ask, Capabilities, Line, Membership, Refusal, Renewal, Standing
+from leasehold._model import Ask, Capabilities, Finding, Line, Membership, Refusal, Renewal, Standing
 from leasehold._runtime import Runtime
 
 GHOST = 30.0
@@ -56,6 +56,13 @@ class Store(Protocol):
     async def close(self) -> None:
         """Let connections go. Places stay until they expire."""
         ...
+
+
+@runtime_checkable
+class Examinable(Protocol):
+    """A store that can tell more of its health than that it answers."""
+
+    async def examine(self) -> list[Finding]: ...
 
 
 class Member(Store, Protocol):

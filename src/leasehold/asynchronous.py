@@ -16,6 +16,7 @@ from leasehold._handle import Handle
 from leasehold._identity import new_holder_id
 from leasehold._info import LockInfo
 from leasehold._input import Seconds, check_name, check_ttl
+from leasehold._model import Finding
 from leasehold._naming import Naming, name_for_calls
 from leasehold._primitives import Defaults, LockOptions, Plan, TryOptions
 from leasehold._retry import RetryPolicy
@@ -191,6 +192,10 @@ class AsyncDistributedLock:
         """
         line = await self._engine.evict(check_name(name))
         return _info.describe(line) if line else None
+
+    async def examine(self) -> list[Finding]:
+        """Look for what is wrong with the store, or could take locks away from their holders."""
+        return await self._engine.examine()
 
     async def release_all(self) -> int:
         """Release everything this client holds, and count it."""

@@ -15,7 +15,14 @@ from leasehold.cli.outcome import SIGNALLED, Exit, Failure, report
 from leasehold.cli.parser import build_parser
 from leasehold.errors import LockError, LockLostError, StoreError
 
-MODULES = {"run": "run", "ls": "inspection", "show": "inspection", "release": "inspection", "demo": "demo"}
+MODULES = {
+    "run": "run",
+    "ls": "inspection",
+    "show": "inspection",
+    "release": "inspection",
+    "demo": "demo",
+    "doctor": "doctor",
+}
 """Where each subcommand is, as a function of its name; imported when called, for not every system can import all."""
 
 

@@ -12,6 +12,7 @@ class Exit(IntEnum):
     """Exit codes of leasehold's own; those above 64 are what sysexits.h and shells use for the same."""
 
     FREE = 1
+    UNSOUND = 1
     BAD_INPUT = 2
     STORE_UNREACHABLE = 69
     LEASE_LOST = 74

@@ -12,7 +12,7 @@ from leasehold.cli.outcome import Exit, Failure
 EXIT_CODES = """\
 exit codes:
   0      done; for `run`: the command's own code, whatever it is
-  1      `show`, `release`: the lock is free; `demo`: a check failed
+  1      `show`, `release`: the lock is free; `demo`: a check failed; `doctor`: there is something to mend
   2      bad input, or a refusal that explains itself
   69     the store cannot be reached, or does not answer
   74     the lease was lost, or about to end: the command was stopped
@@ -111,6 +111,16 @@ def build_parser() -> ArgumentParser:
     )
     release.add_argument("name", metavar="NAME")
     release.add_argument("--force", action="store_true", help="do it; without this, only say what it would do")
+
+    add(
+        "doctor",
+        "look for what could take locks away",
+        description=(
+            "Look at the store's servers for what could take locks away from their holders: eviction, missing\n"
+            "persistence, clocks that differ, Redlock nodes that are down or do not vote. Exits with 1 if there is any."
+        ),
+        example="leasehold doctor --url redlock://redis-1,redis-2,redis-3",
+    )
 
     demo = add(
         "demo",

@@ -14,9 +14,9 @@ from math import inf
 from typing import TypeVar
 
 from leasehold import _lifecycle
-from leasehold._model import Ask, Capabilities, Line, Place, Refusal, Renewal, Standing
+from leasehold._model import Ask, Capabilities, Finding, Line, Place, Refusal, Renewal, Standing
 from leasehold._runtime import Runtime
-from leasehold._store import GHOST, Member
+from leasehold._store import GHOST, Examinable, Member
 from leasehold.errors import InvalidInputError, StoreError, UnsupportedError
 from leasehold.stores._nodes import LONGEST_ROUND, MemberHealth, Nodes, UnaskedError, Votes, all_answered
 from leasehold.stores.memory import microseconds
@@ -74,6 +74,7 @@ class Quorum:
             semaphore=False,
             processes=all(member.capabilities.processes for member in members),
         )
+        self._members = members
         self._nodes = Nodes(runtime, members, names, node_timeout)
         self._majority = self._nodes.majority
         self._node_timeout = node_timeout
@@ -192,6 +193,21 @@ class Quorum:
     async def health(self) -> list[MemberHealth]:
         """Say of every member whether it answers, and when it votes."""
         return await self._nodes.health()
+
+    async def examine(self) -> list[Finding]:
+        """Say of every member whether it answers and votes, and what else there is to say."""
+        await self._nodes.introduce()
+        found: list[Finding] = []
+        for member, health in zip(self._members, await self.health(), strict=True):
+            if not health.reachable:
+                found.append(Finding("error", health.name, health.error.removeprefix(f"{health.name}: ")))
+                continue
+            if health.votes_in > 0:
+                when = "once enough others answer" if health.votes_in == inf else f"in {health.votes_in:.0f} s"
+                found.append(Finding("warning", health.name, f"it came back empty, and votes {when}"))
+            if isinstance(member, Examinable):
+                found += await member.examine()
+        return found
 
     async def close(self) -> None:
         """Let the connections to all members go."""

@@ -14,7 +14,7 @@ from typing import Any, cast
 from zlib import crc32
 
 from leasehold import _rule
-from leasehold._model import Ask, Capabilities, Line, Membership, Refusal, Renewal, Standing
+from leasehold._model import Ask, Capabilities, Finding, Line, Membership, Refusal, Renewal, Standing
 from leasehold._runtime import Runtime
 from leasehold._store import Store
 from leasehold.errors import InvalidInputError, StoreError
@@ -23,6 +23,7 @@ from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores.quorum import Quorum
 from leasehold.stores.redis._address import Address, Deployment, Options, from_client, parse_url
 from leasehold.stores.redis._blocking import BlockingEar, BlockingNode
+from leasehold.stores.redis._checkup import ANSWERS, QUESTIONS, findings
 from leasehold.stores.redis._errors import code_of, refused
 from leasehold.stores.redis._node import Ear, Node
 from leasehold.stores.redis._pipelined import PipelinedEar, PipelinedNode
@@ -50,7 +51,6 @@ BUCKETS = 16
 REDIRECTIONS = 5
 INSPECTION_TIMEOUT = 5.0
 NAMES_PER_LOOK = 200
-OLDEST = [6, 2]
 ASKING = pack(("ASKING",))
 
 
@@ -159,6 +159,13 @@ class RedisStore:
     async def admit(self, token: str, ticket: int, longest: float, timeout: float) -> Membership:
         return await self._membership((token, ticket, microseconds(longest)), timeout)
 
+    async def examine(self) -> list[Finding]:
+        """Look at every server for what would take locks away."""
+        found: list[Finding] = []
+        for node in {id(node): node for node in [await self._node_of(key) for key in self._keys]}.values():
+            found += await self._findings(node, INSPECTION_TIMEOUT)
+        return found
+
     async def close(self) -> None:
         self._ear.close()
         self._route.close()
@@ -196,7 +203,10 @@ class RedisStore:
 
     async def _locate(self) -> Address:
         """Tell where to listen: any server of a cluster hears everything that is published."""
-        return (self._route.known(self._keys[0]) or await self._route.find(self._keys[0], INSPECTION_TIMEOUT)).address
+        return (await self._node_of(self._keys[0])).address
+
+    async def _node_of(self, key: bytes) -> Node:
+        return self._route.known(key) or await self._route.find(key, INSPECTION_TIMEOUT)
 
     async def _call(
         self, command: Command, key: bytes, args: tuple[Arg, ...], timeout: float, *, confirmed: bool = False
@@ -270,32 +280,19 @@ class RedisStore:
 
     async def _check(self, node: Node, timeout: float) -> None:
         """Look for what would take locks away: warn of it, or refuse to use the server if we are to be strict."""
-        questions = (("INFO",), ("CONFIG", "GET", "save"))
-        replies = await node.ask(b"".join(pack(question) for question in questions), len(questions), timeout)
-        if isinstance(replies[0], Exception):
-            if code_of(replies[0]) == "NOAUTH":
-                raise self._refused(node, replies[0])
-            log.debug("%s does not tell about itself: %s", node.address, replies[0])
-        else:
-            info = dict(line.split(":", 1) for line in replies[0].decode().splitlines() if ":" in line)
-            version = info.get("redis_version", "")
-            if [int(part) for part in version.split(".")[:2]] < OLDEST:
-                msg = f"{node.address}: Redis {version} is too old, 6.2 is needed"
-                raise StoreError(msg)
-            policy = info.get("maxmemory_policy", "")
-            if policy.startswith("allkeys") and info.get("maxmemory") != "0":
-                self._complain(f"{node.address}: maxmemory-policy {policy} may evict locks; noeviction does not")
-            if self._is_member and info.get("aof_enabled") == "0" and replies[1] == [b"save", b""]:
-                self._complain(
-                    f"{node.address}: this Redlock node persists nothing: after a restart it cannot vote "
-                    "before the longest ttl has passed"
-                )
+        for finding in await self._findings(node, timeout):
+            message = f"{finding.subject}: {finding.message}"
+            if finding.level == "error" or (finding.level == "warning" and self._strict):
+                raise StoreError(message)
+            if finding.level == "warning":
+                log.warning("%s", message)
         node.is_checked = True
 
-    def _complain(self, message: str) -> None:
-        if self._strict:
-            raise StoreError(message)
-        log.warning("%s", message)
+    async def _findings(self, node: Node, timeout: float) -> list[Finding]:
+        replies = await node.ask(QUESTIONS, ANSWERS, timeout)
+        if isinstance(replies[0], Exception) and code_of(replies[0]) == "NOAUTH":
+            raise self._refused(node, replies[0])
+        return list(findings(node.address, replies, is_member=self._is_member))
 
 
 class _UnconfirmedError(StoreError):

@@ -1,0 +1,51 @@
+"""`leasehold doctor` on sound and unsound servers."""
+
+from __future__ import annotations
+
+import json
+
+from tests.cli.conftest import Leasehold
+from tests.servers.redis import RedisServer
+
+
+def test_a_sound_store(leasehold: Leasehold) -> None:
+    with RedisServer() as server:
+        done = leasehold("doctor", "--url", server.url)
+    assert done.returncode == 0
+    assert "ok" in done.stdout
+    assert "Valkey 9" in done.stdout
+    assert leasehold("doctor").returncode == 0
+
+
+def test_a_server_that_may_evict_locks(leasehold: Leasehold) -> None:
+    with RedisServer(maxmemory="20mb", **{"maxmemory-policy": "allkeys-lru"}) as server:
+        done = leasehold("doctor", "--url", server.url, "--json")
+        (fine, finding) = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert fine["level"] == "ok"
+    assert finding["level"] == "warning"
+    assert finding["subject"] == f"127.0.0.1:{server.port}"
+    assert "noeviction" in finding["message"]
+
+
+def test_a_redlock_node_that_is_down_and_one_that_came_back_empty(leasehold: Leasehold) -> None:
+    with RedisServer(append_only=True) as one, RedisServer(append_only=True) as two, RedisServer() as three:
+        url = "redlock://" + ",".join(f"127.0.0.1:{server.port}" for server in (one, two, three))
+        assert leasehold("run", "job", "--url", url, "--ttl", "300", "--", "true").returncode == 0
+        three.restart(empty=True)
+        two.kill()
+        done = leasehold("doctor", "--url", url)
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines if f":{one.port} " in line] == ["ok"]
+    assert any("connection refused" in line for line in lines if line.startswith("ERROR") and f":{two.port} " in line)
+    assert any("came back empty" in line for line in lines if f":{three.port} " in line)
+    assert any("persists nothing" in line for line in lines if f":{three.port} " in line)
+
+
+def test_a_server_that_is_down(leasehold: Leasehold) -> None:
+    with RedisServer() as server:
+        server.stop()
+        done = leasehold("doctor", "--url", server.url)
+    assert done.returncode == 69
+    assert f"127.0.0.1:{server.port}: connection refused" in done.stderr
