@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.servers.binaries import VALKEY9, Flavour
+from tests.servers.redis import RedisServer
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -19,9 +23,14 @@ def python_blocks(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=lambda page: page.name)
-def test_the_code_of_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path) -> None:
+def test_the_code_of_a_page_runs_from_top_to_bottom(
+    page: Path, tmp_path: Path, shared_servers: Callable[[Flavour], RedisServer]
+) -> None:
     program = tmp_path / "page.py"
-    program.write_text("\n\n".join(python_blocks(page)), "utf-8")
+    code = "\n\n".join(python_blocks(page))
+    if "redis://localhost:6379" in code:
+        code = code.replace("redis://localhost:6379", f"redis://localhost:{shared_servers(VALKEY9).port}")
+    program.write_text(code, "utf-8")
     run(program, tmp_path)
 
 

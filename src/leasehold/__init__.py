@@ -1,7 +1,7 @@
 """Distributed locks with leases, fences and fair waiting, for threads and asyncio."""
 
 from leasehold._info import LockInfo
-from leasehold._model import Capabilities
+from leasehold._model import Capabilities, Finding
 from leasehold._primitives import LockOptions, TryOptions
 from leasehold._retry import RetryPolicy
 from leasehold._store import Store
@@ -28,6 +28,7 @@ __all__ = [
     "CapacityMismatchError",
     "ClosedError",
     "DistributedLock",
+    "Finding",
     "InvalidInputError",
     "InvalidLockError",
     "LockAcquisitionError",
