@@ -18,7 +18,7 @@ def test_a_sound_store(leasehold: Leasehold) -> None:
 
 
 def test_a_server_that_may_evict_locks(leasehold: Leasehold) -> None:
-    with RedisServer(maxmemory="20mb", **{"maxmemory-policy": "allkeys-lru"}) as server:
+    with RedisServer(maxmemory="20mb", maxmemory_policy="allkeys-lru") as server:
         done = leasehold("doctor", "--url", server.url, "--json")
         (fine, finding) = json.loads(done.stdout)
     assert done.returncode == 1

@@ -287,7 +287,8 @@ class Nodes:
             undo()
 
     def describe(self, number: int, what: object) -> str:
-        return f"{self._nodes[number].name}: {what}"
+        name = self._nodes[number].name
+        return f"{name}: {str(what).removeprefix(f'{name}: ')}"
 
     async def close(self) -> None:
         self._closed = True

@@ -25,7 +25,7 @@ if stepped_back then
 end
 if member == 1 then
   if not state[1] or votes_at < 0 or votes_at > now then
-    return {server_time, 0, '', -1, 0, 1}
+    return {server_time, 0, '', votes_at > now and votes_at - now or -1, 0, 1}
   end
   longest = math.max(longest, ttl)
 end
