@@ -45,6 +45,8 @@ class FaultProxy:
         """Commands seen so far, those of handshakes too; also those that were not let through."""
         self.lost = 0
         """Requests and replies lost by `lose_request` and `lose_reply`."""
+        self.dropped = 0
+        """Chunks that fell into a black hole."""
         self._tls = tls
         self._port = Port()
         self._links: set[_Link] = set()
@@ -242,6 +244,7 @@ class _Link:
             await self._until(lambda: way not in self._proxy.held)
             if way in self._proxy.swallowed:
                 has_lost_something = True
+                self._proxy.dropped += 1
             elif has_lost_something:
                 break
             elif lost:

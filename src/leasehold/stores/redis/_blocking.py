@@ -170,6 +170,8 @@ class BlockingNode:
             if connection is not None:
                 connection.close()
             if isinstance(error, OSError):
+                if not isinstance(error, TimeoutError):
+                    self._drop_idle()  # what befell this connection has mostly befallen them all
                 raise unanswered(self.address, error) from error
             raise
         connection.idle_since = self._runtime.now()
@@ -192,8 +194,12 @@ class BlockingNode:
     def close(self) -> None:
         """Let idle connections go; one in use is closed when it is given back."""
         self._is_closed = True
-        while self._idle:
-            self._idle.pop().close()
+        self._drop_idle()
+
+    def _drop_idle(self) -> None:
+        with suppress(IndexError):  # until there is none, whoever else takes them
+            while True:
+                self._idle.pop().close()
 
     def _forked(self) -> None:
         self._idle = []
