@@ -35,8 +35,9 @@ bench: .venv/installed .venv/bench ## compare with peers and floors (ARGS=--json
 	@$(BIN)/python -m bench.handover $(ARGS)
 	@$(BIN)/python -m bench.held $(ARGS)
 
-soak: .venv/installed .venv/test ## simulate fresh histories for MINUTES=10
-	@end=$$(($$(date +%s) + 60 * $(MINUTES))); \
+soak: .venv/installed .venv/test ## do harm to Redlock nodes, then simulate fresh histories, for MINUTES=10 in all
+	LEASEHOLD_NEMESIS_SECONDS=$$((30 * $(MINUTES))) $(BIN)/python -m pytest -s tests/redlock
+	@end=$$(($$(date +%s) + 30 * $(MINUTES))); \
 	while [ $$(date +%s) -lt $$end ]; do \
 		export LEASEHOLD_SEED=$$($(BIN)/python -c 'import secrets; print(secrets.randbelow(10**12))'); \
 		export LEASEHOLD_HISTORIES=$(HISTORIES); \

@@ -41,6 +41,7 @@ class _Pipeline(asyncio.Protocol):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_message: OnMessage, on_lost: Callable[[], None]) -> None:
         self.is_good = True
+        self._is_retired = False
         self._loop = loop
         self._on_message = on_message
         self._on_lost = on_lost
@@ -89,6 +90,8 @@ class _Pipeline(asyncio.Protocol):
                 requests.popleft()
                 if not request.answer.done():
                     request.answer.set_result(request.replies)
+        if self._is_retired and not requests:
+            self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_good = False
@@ -118,6 +121,12 @@ class _Pipeline(asyncio.Protocol):
         if left:
             self._set_alarm(min(left))
         elif not self.is_good:
+            self.close()
+
+    def retire(self) -> None:
+        """Close once nobody waits for an answer any more."""
+        self._is_retired = True
+        if all(request.answer.done() for request in self._requests):
             self.close()
 
     def close(self) -> None:
@@ -181,6 +190,8 @@ class _Shared:
     def _connected(self, task: asyncio.Task[_Pipeline]) -> None:
         self._connecting = None
         if not task.cancelled() and task.exception() is None:
+            if self.pipeline is not None:
+                self.pipeline.retire()
             self.pipeline = task.result()
 
     def close(self) -> None:
