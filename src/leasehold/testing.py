@@ -12,11 +12,11 @@ from typing import TypeVar
 
 from leasehold._engine import Engine
 from leasehold._lease import Lease, State
-from leasehold._model import Ask, Capabilities, Line, Place, Refusal, Renewal, Standing
+from leasehold._model import Ask, Capabilities, Line, Membership, Place, Refusal, Renewal, Standing
 from leasehold.errors import StoreError
 from leasehold.runtimes.simulated import Parking, Process, SimulatedRuntime, World
 from leasehold.stores._mailbox import Mailbox
-from leasehold.stores.memory import MemoryServer
+from leasehold.stores.memory import MemberServer, MemoryServer
 
 T = TypeVar("T")
 
@@ -37,14 +37,14 @@ class Faults:
 class SimulatedServer(MemoryServer):
     """A server with a clock that may run off, be set back, and a process that may stall."""
 
-    def __init__(self, world: World, faults: Faults) -> None:
+    def __init__(self, world: World, faults: Faults, floor: Callable[[], int] = lambda: 0) -> None:
         self.world = world
         self.faults = faults
         self.clock_offset = 1000.0
         self.clock_was_set_back = False
         self.stalled_until = 0.0
         self.clients: dict[str, Callable[[str], None]] = {}
-        super().__init__(clock=self.now, floor=lambda: 0)
+        super().__init__(self.now, floor)
 
     def now(self) -> float:
         return self.world.now + self.clock_offset
@@ -152,6 +152,27 @@ class SimulatedStore:
         return self._process.world.now < self.partitioned_until
 
 
+class SimulatedMember(SimulatedServer, MemberServer):
+    """A server that may be one of a quorum's, and may come back empty."""
+
+    def votes(self) -> bool:
+        return self._marker is not None and self._marker.votes_in(self.now()) == 0
+
+
+class SimulatedMemberStore(SimulatedStore):
+    """A client's end of the network to a member."""
+
+    def __init__(self, process: Process, server: SimulatedMember) -> None:
+        super().__init__(process, server)
+        self._member = server
+
+    async def knock(self, timeout: float) -> Membership:
+        return await self._request(lambda: (self._member.knock(), []), timeout)
+
+    async def admit(self, token: str, ticket: int, longest: float, timeout: float) -> Membership:
+        return await self._request(lambda: (self._member.admit(token, ticket, longest), []), timeout)
+
+
 class ViolationError(AssertionError):
     """Something happened that must never happen."""
 
@@ -216,8 +237,8 @@ class Monitor:
                 self._fail(f"{owner} trusts in {lease.ask.name}, but has no place that holds")
             if owner not in self._seen:
                 self._see(lease)
-        elif owner not in holding and self._world.now > process.paused_until + self.SIGNAL:
-            self._fail(f"{owner} was not told in time that {lease.ask.name} is lost")
+        elif owner not in holding:
+            self._check_told(process, lease)
 
     def _see(self, lease: Lease) -> None:
         self._seen.add(lease.ask.owner)
@@ -227,6 +248,35 @@ class Monitor:
                 self._fail(f"{lease.ask.name}: fence {lease.fence} after {self._fences[lease.ask.name]}")
             self._fences[lease.ask.name] = lease.fence
 
+    def _check_told(self, process: Process, lease: Lease) -> None:
+        if self._world.now > process.paused_until + self.SIGNAL:
+            self._fail(f"{lease.ask.owner} was not told in time that {lease.ask.name} is lost")
+
     def _fail(self, what: str) -> None:
         msg = f"at {self._world.now:.4f}: {what}"
         raise ViolationError(msg)
+
+
+class QuorumMonitor(Monitor):
+    """Checks invariants of a quorum, where no single server knows who holds.
+
+    - Never do two leases of one name stand inside their trust windows.
+    - A loss is signalled as soon as the window closes, unless the process is paused.
+    - Fences grow, name by name.
+    """
+
+    def check(self) -> None:
+        trusting: dict[str, Lease] = {}
+        for process, engine in self._engines.values():
+            for lease in [] if process.crashed else list(engine.keeper.leases.values()):
+                if lease.state is not State.HELD or lease.leaving:
+                    continue
+                if not lease.is_held(process.now()):
+                    if process.now() > lease.trusted_until + self.SIGNAL:
+                        self._check_told(process, lease)
+                    continue
+                other = trusting.setdefault(lease.ask.name, lease)
+                if other is not lease:
+                    self._fail(f"{lease.ask.owner} and {other.ask.owner} both trust in {lease.ask.name}")
+                if lease.ask.owner not in self._seen:
+                    self._see(lease)

@@ -10,6 +10,7 @@ from leasehold._engine import Engine
 from leasehold._lease import Claim
 from leasehold._model import Ask
 from leasehold._retry import RetryPolicy
+from leasehold._store import Store
 from leasehold.errors import LockError, LockLostError
 from leasehold.runtimes.simulated import Cancelled, Process, Task, World
 from leasehold.testing import Faults, Monitor, SimulatedServer, SimulatedStore, ViolationError
@@ -29,6 +30,8 @@ class History:
     faulty: bool = True
     names: tuple[str, ...] = ("a", "b")
     capacity: int = 1
+    ttls: tuple[float, ...] = (0.5, 1.0, 3.0, 5.0, 15.0)
+    forgetful: bool = False
     sections: int = 0
     steps: int = 0
     stumbles: list[str] = field(default_factory=list)
@@ -36,20 +39,27 @@ class History:
     def __post_init__(self) -> None:
         self.world = World(self.seed)
         self.random = self.world.random
-        self.faults = Faults()
-        if self.faulty:
-            self.faults = Faults(
-                lost_request=self.random.choice((0.0, 0.02, 0.1)),
-                lost_reply=self.random.choice((0.0, 0.02, 0.1)),
-                lost_wake_up=self.random.choice((0.0, 0.05, 0.5)),
-                repeated=self.random.choice((0.0, 0.02)),
-                slow=self.random.choice((0.0, 0.02, 0.1)),
-                slowest=self.random.choice((0.2, 2.0, 4.5)),
-            )
-        self.server = SimulatedServer(self.world, self.faults)
-        self.monitor = Monitor(self.world, self.server)
-        self.processes: list[tuple[Process, SimulatedStore, Engine]] = []
+        self.processes: list[tuple[Process, Engine]] = []
+        self.links: list[SimulatedStore] = []
         self.tasks: list[Task[None]] = []
+        self._build()
+
+    def _build(self) -> None:
+        self.server = SimulatedServer(self.world, self._weather())
+        self.servers = [self.server]
+        self.monitor = Monitor(self.world, self.server)
+
+    def _weather(self) -> Faults:
+        if not self.faulty:
+            return Faults()
+        return Faults(
+            lost_request=self.random.choice((0.0, 0.02, 0.1)),
+            lost_reply=self.random.choice((0.0, 0.02, 0.1)),
+            lost_wake_up=self.random.choice((0.0, 0.05, 0.5)),
+            repeated=self.random.choice((0.0, 0.02)),
+            slow=self.random.choice((0.0, 0.02, 0.1)),
+            slowest=self.random.choice((0.2, 2.0, 4.5)),
+        )
 
     def run(self) -> History:
         """Run to the end and check that nobody was forgotten."""
@@ -89,20 +99,22 @@ class History:
 
     def _check_nothing_is_left(self) -> None:
         """Whoever lives has given up every place soon after he is done; the dead are gone after their ttl."""
-        alive = {process.name for process, _, _ in self.processes if not process.crashed}
+        alive = {process.name for process, _ in self.processes if not process.crashed}
         self._run_for(27.0)  # a handle dropped without release is noticed when its lease would be renewed, or ends
-        for line in self.server.inspect("", exact=False):
-            for place in line.places:
-                if place.owner.rpartition("/")[0] in alive and not self.server.clock_was_set_back:
-                    raise ViolationError(f"seed {self.seed}: {place.owner} was left behind in {line.name}")
-        for process, _, engine in self.processes:
+        for server in self.servers:
+            for line in server.inspect("", exact=False):
+                for place in line.places:
+                    if place.owner.rpartition("/")[0] in alive and not server.clock_was_set_back:
+                        raise ViolationError(f"seed {self.seed}: {place.owner} was left behind in {line.name}")
+        for process, engine in self.processes:
             if not process.crashed and engine.keeper.leases:
                 raise ViolationError(f"seed {self.seed}: {process.name} still keeps {list(engine.keeper.leases)}")
         for _ in range(3):  # the first visit lets each line notice a clock that was set back
             self._run_for(30.0)
-            for name in self.names:
-                self.server.leave(name, "nobody/0", 0.0)
-        if self.server.size():
+            for server in self.servers:
+                for name in self.names:
+                    server.leave(name, "nobody/0", 0.0)
+        if any(server.size() for server in self.servers):
             raise ViolationError(f"seed {self.seed}: the server still remembers something")
 
     def _run_for(self, seconds: float) -> None:
@@ -125,18 +137,22 @@ class History:
     def _add_process(self, name: str) -> None:
         rate = 1 + self.random.uniform(-0.003, 0.003)
         process = Process(self.world, name, rate, offset=self.random.uniform(0, 1000))
-        store = SimulatedStore(process, self.server)
-        engine = Engine(store, lambda: name)
+        engine = Engine(self._connect(process), lambda: name)
         self.monitor.add(process, engine)
-        self.processes.append((process, store, engine))
+        self.processes.append((process, engine))
         for _ in range(self.random.randint(1, 2)):
             self.tasks.append(process.start(self._work(process, engine)))
+
+    def _connect(self, process: Process) -> Store:
+        store = SimulatedStore(process, self.server)
+        self.links.append(store)
+        return store
 
     async def _work(self, process: Process, engine: Engine) -> None:
         chance = self.random.random
         for _ in range(self.random.randint(2, 4)):
             await engine.runtime.sleep(chance() * 3)
-            ttl = self.random.choice((0.5, 1.0, 3.0, 5.0, 15.0))
+            ttl = self.random.choice(self.ttls)
             timeout = self.random.choice((inf, inf, 0.0, chance() * 4))
             weight = self.random.randint(1, self.capacity)
             ask = Ask(self.random.choice(self.names), "", ttl, min(ttl, 3.0), self.capacity, weight, timeout > 0)
@@ -149,11 +165,12 @@ class History:
                     await engine.runtime.sleep(self.random.choice((0.0, chance(), chance() * 2 * ttl)))
                     if chance() < 0.2:
                         await engine.extend(lease, self.random.choice((1.0, 4.0)))
+                        await engine.runtime.sleep(chance() * 3)
                 finally:
                     if not process.crashed and chance() < 0.9:  # else the claim is dropped, as a forgotten handle is
                         await engine.release(lease)
             except LockLostError as loss:
-                if "no longer knew" in loss.reason:  # nobody here takes a lock away
+                if "no longer knew" in loss.reason and not self.forgetful:  # nobody here takes a lock away
                     raise ViolationError("a lock that was held was found gone when it was released") from loss
             except LockError:
                 continue
@@ -161,25 +178,28 @@ class History:
                 del claim
 
     def _schedule_faults(self) -> None:
-        for process, store, _ in self.processes:
+        for process, _ in self.processes:
             self._sometimes(0.15, process.crash)
             self._sometimes(0.4, lambda process=process: process.pause(self.random.choice((0.3, 2.0, 8.0))))
-            self._sometimes(0.2, lambda store=store: self._cut_off(store))
+        for link in self.links:
+            self._sometimes(0.2, lambda link=link: self._cut_off(link))
         for task in self.tasks:
             self._sometimes(0.3, task.cancel)
             self._sometimes(0.1, task.cancel)
-        self._sometimes(0.2, lambda: self.server.stall(self.random.choice((0.5, 3.0, 8.0))))
-        self._sometimes(0.2, lambda: self.server.set_clock_back(self.random.choice((0.5, 600.0))))
+        for server in self.servers:
+            self._sometimes(0.2, lambda server=server: server.stall(self.random.choice((0.5, 3.0, 8.0))))
+            self._sometimes(0.2, lambda server=server: server.set_clock_back(self.random.choice((0.5, 600.0))))
 
     def _sometimes(self, chance: float, fault) -> None:
         if self.random.random() < chance:
             self.world.after(self.random.random() * CALM_AFTER * 0.8, fault)
 
-    def _cut_off(self, store: SimulatedStore) -> None:
-        store.partitioned_until = self.world.now + self.random.choice((0.5, 3.0, 10.0))
+    def _cut_off(self, link: SimulatedStore) -> None:
+        link.partitioned_until = self.world.now + self.random.choice((0.5, 3.0, 10.0))
 
     def _calm_down(self) -> None:
-        self.faults.lost_request = self.faults.lost_reply = self.faults.slow = 0.0
+        for server in self.servers:
+            server.faults.lost_request = server.faults.lost_reply = server.faults.slow = 0.0
 
 
 class _Stumbles(logging.Handler):

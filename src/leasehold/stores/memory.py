@@ -254,7 +254,14 @@ class _Marker:
     longest: float = 0.0
     votes_at: float = inf
 
+    time: float = -inf
+
     def votes_in(self, now: float) -> float:
+        """Tell when it votes, taking backward steps of the clock off what it waits for, as lines do."""
+        if back := max(self.time - now, 0.0):
+            self.knocked_at -= back
+            self.votes_at -= back
+        self.time = now
         return max(self.votes_at - now, 0.0)
 
 

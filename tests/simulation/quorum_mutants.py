@@ -1,0 +1,193 @@
+"""Deliberate bugs in the quorum. Each breaks one thing `docs/decisions/0006-redlock-quorum.md` rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+import pytest
+
+from leasehold.errors import StoreError
+from leasehold.stores import quorum
+from leasehold.stores._nodes import Nodes
+from leasehold.stores.memory import MemberServer
+from leasehold.stores.quorum import Quorum
+from leasehold.testing import SimulatedMember, SimulatedMemberStore
+
+Patch = pytest.MonkeyPatch
+MUTANTS: dict[str, Callable[[Patch], None]] = {}
+
+
+def mutant(install: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    MUTANTS[install.__name__] = install
+    return install
+
+
+@mutant
+def half_is_a_majority(patch: Patch) -> None:
+    def init(self, runtime, members, names, timeout) -> None:
+        original(self, runtime, members, names, timeout)
+        self.majority = (len(members) + 1) // 2 - (len(members) % 2)
+
+    original = Nodes.__init__
+    patch.setattr(Nodes, "__init__", init)
+
+
+@mutant
+def the_fence_is_the_maximum_only(patch: Patch) -> None:
+    async def agree(self, ask, ticket, held, patience):
+        return True
+
+    patch.setattr(Quorum, "_raise", agree)
+
+
+@mutant
+def the_fence_is_written_back_to_places_only(patch: Patch) -> None:
+    """Not to the counter, from which the next holder's ticket is drawn."""
+
+    def lift(self, renewal):
+        counter = self._ticket
+        ticket = original(self, renewal)
+        self._ticket = counter
+        return ticket
+
+    original = MemberServer._lift
+    patch.setattr(MemberServer, "_lift", lift)
+
+
+@mutant
+def members_do_not_notice_that_they_are_empty(patch: Patch) -> None:
+    def forget(self) -> None:
+        marker = self._marker
+        original(self)
+        self._marker = marker
+
+    original = SimulatedMember.forget
+    patch.setattr(SimulatedMember, "forget", forget)
+
+
+@mutant
+def whoever_is_admitted_votes_at_once(patch: Patch) -> None:
+    async def admit(self, number, membership, ticket, longest):
+        return await original(self, number, membership, ticket, 0.0)
+
+    original = Nodes._admit
+    patch.setattr(Nodes, "_admit", admit)
+
+
+@mutant
+def whoever_is_admitted_counts_from_zero(patch: Patch) -> None:
+    async def admit(self, number, membership, ticket, longest):
+        return await original(self, number, membership, 0, longest)
+
+    original = Nodes._admit
+    patch.setattr(Nodes, "_admit", admit)
+
+
+@mutant
+def members_know_only_the_lives_they_gave_by_join(patch: Patch) -> None:
+    def renew(self, renewals):
+        longest = self._marker.longest if self._marker else 0.0
+        outcome = original(self, renewals)
+        if self._marker:
+            self._marker.longest = longest
+        return outcome
+
+    original = MemberServer.renew
+    patch.setattr(MemberServer, "renew", renew)
+
+
+@mutant
+def one_admitted_member_is_enough_to_admit_others(patch: Patch) -> None:
+    def patience(self, admitted, waited):
+        return original(self, len(self) if admitted else 0, waited)
+
+    original = Nodes._patience_with
+    patch.setattr(Nodes, "_patience_with", patience)
+
+
+@mutant
+def nobody_is_admitted(patch: Patch) -> None:
+    original = Nodes._patience_with
+    patch.setattr(
+        Nodes, "_patience_with", lambda self, admitted, waited: inf if admitted else original(self, admitted, waited)
+    )
+
+
+@mutant
+def a_renewal_counts_answers_of_earlier_rounds(patch: Patch) -> None:
+    async def renew(self, renewals, timeout):
+        known = self.__dict__.setdefault("known", {})
+        try:
+            standings = await original(self, renewals, timeout)
+        except StoreError:
+            return [known.get(renewal.owner) for renewal in renewals]
+        known.update({renewal.owner: standing for renewal, standing in zip(renewals, standings, strict=True)})
+        return standings
+
+    original = SimulatedMemberStore.renew
+    patch.setattr(SimulatedMemberStore, "renew", renew, raising=False)
+
+
+@mutant
+def silence_counts_as_renewed(patch: Patch) -> None:
+    async def renew(self, renewals, timeout):
+        standings = await original(self, renewals, timeout)
+        return [standing and standing._replace(held=True) for standing in standings]
+
+    original = Quorum.renew
+    patch.setattr(Quorum, "renew", renew)
+
+
+@mutant
+def a_failed_join_leaves_only_where_it_was_granted(patch: Patch) -> None:
+    def members(self):
+        return sorted(self.granted)
+
+    patch.setattr(quorum._Trace, "members", members)
+
+
+@mutant
+def ghosts_are_let_in(patch: Patch) -> None:
+    """A join that nobody answered may arrive after its owner left."""
+
+    async def leave(self, name, owner, timeout, unsure=0.0):
+        return await original(self, name, owner, timeout, 0.0)
+
+    original = SimulatedMemberStore.leave
+    patch.setattr(SimulatedMemberStore, "leave", leave, raising=False)
+
+
+@mutant
+def a_refused_join_keeps_what_it_was_given(patch: Patch) -> None:
+    async def leave(self, name, owner, patience, unsure=0.0):
+        return [False for _ in range(len(self._nodes))]
+
+    patch.setattr(Quorum, "_leave", leave)
+
+
+@mutant
+def what_a_silent_member_is_owed_is_forgotten(patch: Patch) -> None:
+    patch.setattr(Nodes, "owe", lambda self, number, name, owner, unsure, until: None)
+
+
+@mutant
+def silent_members_are_never_asked_again(patch: Patch) -> None:
+    async def nurse(self, number):
+        return
+
+    patch.setattr(Nodes, "_nurse", nurse)
+
+
+@mutant
+def tokens_are_not_compared(patch: Patch) -> None:
+    def admit(self, token, ticket, longest):
+        return original(self, self._marker.token if self._marker else token, ticket, longest)
+
+    original = MemberServer.admit
+    patch.setattr(MemberServer, "admit", admit)
+
+
+@mutant
+def long_rounds_count(patch: Patch) -> None:
+    patch.setattr(Quorum, "_is_in_time", lambda self, sent: True)

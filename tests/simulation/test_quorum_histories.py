@@ -1,0 +1,54 @@
+"""Random histories of a quorum, and bugs put in on purpose that they must find.
+
+LEASEHOLD_SEED moves the first seed, LEASEHOLD_HISTORIES changes how many there are: a tenth of those of one server.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.quorum_history import QuorumHistory
+from tests.simulation.quorum_mutants import MUTANTS
+from tests.simulation.test_histories import FIRST_SEED, HISTORIES
+from tests.simulation.test_quorum_scenarios import STORIES
+
+CHUNK = 50
+SEEDS = 400
+
+
+@pytest.mark.parametrize("first", range(FIRST_SEED, FIRST_SEED + HISTORIES // 10, CHUNK))
+def test_nothing_forbidden_happens_to_a_quorum_whatever_goes_wrong(first: int) -> None:
+    sections = losses = 0
+    for seed in range(first, first + CHUNK):
+        history = QuorumHistory(seed)
+        try:
+            history.run()
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        sections += history.sections
+        losses += history.losses
+    assert sections > CHUNK
+    assert losses > CHUNK / 2, "hardly a member came back empty: these histories prove little"
+
+
+def test_in_calm_weather_nobody_loses_anything() -> None:
+    for seed in range(50):
+        history = QuorumHistory(seed, faulty=False, names=("a",)).run()
+        assert history.sections == history.monitor.grants, f"seed {seed}"
+
+
+def test_a_seed_replays_exactly() -> None:
+    first, second = QuorumHistory(7).run(), QuorumHistory(7).run()
+    assert (first.world.now, first.steps, first.sections) == (second.world.now, second.steps, second.sections)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a broken quorum may leave coroutines unawaited
+@pytest.mark.parametrize("name", [name for name in MUTANTS if name not in STORIES])
+def test_a_mutant_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTANTS[name](monkeypatch)
+    for seed in range(SEEDS):
+        try:
+            QuorumHistory(seed).run()
+        except Exception:
+            return
+    pytest.fail(f"{name} survived {SEEDS} histories")

@@ -1,0 +1,515 @@
+"""Single stories of a quorum, told on a virtual clock."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine
+from math import inf
+from typing import Any
+
+import pytest
+
+from leasehold._engine import Engine
+from leasehold._lease import Claim, Lease, State
+from leasehold._model import Ask, Refusal, Renewal, Standing
+from leasehold._retry import RetryPolicy
+from leasehold.errors import InvalidInputError, LockAcquisitionError, LockLostError, StoreError
+from leasehold.runtimes.simulated import Process, Task, World
+from leasehold.stores._nodes import LONGEST_ROUND, SETTLE
+from leasehold.stores.quorum import LEAD, Quorum
+from leasehold.testing import Faults, QuorumMonitor, SimulatedMember, SimulatedMemberStore
+from tests.simulation.quorum_mutants import MUTANTS
+
+RETRY = RetryPolicy(max_retries=3, retry_delay=0.05)
+
+
+class Stage:
+    """Members, and as many clients as a story needs."""
+
+    def __init__(self, members: int) -> None:
+        self.world = World(seed=0)
+        self.members = [SimulatedMember(self.world, Faults()) for _ in range(members)]
+        self.monitor = QuorumMonitor(self.world, self.members[0])
+        self.claims: list[Claim] = []
+
+    def client(self, name: str) -> Client:
+        return Client(self, name)
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run one more task to its end, together with everything else."""
+        task = Process(self.world, "director").start(work)
+        try:
+            while not task.finished:
+                assert self.world.step(), "the story came to a standstill"
+                self.monitor.check()
+        finally:
+            self.world.end()
+        task.outcome()
+
+    def holders(self, name: str = "x") -> list[str]:
+        return [
+            place.owner for member in self.members for line, places in member.peek() for place in places if line == name
+        ]
+
+
+class Client:
+    def __init__(self, stage: Stage, name: str) -> None:
+        self.stage = stage
+        self.process = Process(stage.world, name)
+        self.links = [SimulatedMemberStore(self.process, member) for member in stage.members]
+        names = [f"m{number}" for number in range(len(self.links))]
+        self.quorum = Quorum(self.links[0].runtime, self.links, names, clock=lambda: -LEAD)
+        self.engine = Engine(self.quorum, lambda: name)
+        self.runtime = self.engine.runtime
+        stage.monitor.add(self.process, self.engine)
+
+    async def acquire(self, *, ttl: float = 9.0, timeout: float = inf, **ask: Any) -> Lease:
+        claim = Claim()
+        self.stage.claims.append(claim)
+        wish = Ask("x", "", ttl, min(ttl, 3.0), queue=timeout > 0)._replace(**ask)
+        return await self.engine.acquire(wish, claim, timeout=timeout, retry=RETRY)
+
+    def starts(self, work: Coroutine[Any, Any, Any]) -> Task[Any]:
+        return self.process.start(work)
+
+    def is_cut_off_from(self, *numbers: int, until: float = inf) -> None:
+        for number, link in enumerate(self.links):
+            link.partitioned_until = until if number in numbers else 0.0
+
+
+@pytest.fixture(params=[3, 5])
+def stage(request: pytest.FixtureRequest) -> Stage:
+    return Stage(request.param)
+
+
+async def until(stage: Stage, condition: Callable[[], Any], seconds: float = 200.0) -> float:
+    """Wait for a condition, and tell when it came true."""
+    runtime = SimulatedMemberStore(Process(stage.world, "observer"), stage.members[0]).runtime
+    latest = stage.world.now + seconds
+    while not condition():
+        assert stage.world.now < latest, "waited in vain"
+        await runtime.sleep(0.005)
+    return stage.world.now
+
+
+def test_new_servers_vote_at_the_first_acquire(stage: Stage) -> None:
+    alice, bob = stage.client("alice"), stage.client("bob")
+
+    async def story() -> None:
+        lease = await alice.acquire()
+        assert stage.world.now < 0.05
+        assert stage.holders() == ["alice/1"] * len(stage.members)
+        with pytest.raises(LockAcquisitionError, match="held by alice"):
+            await bob.acquire(timeout=0.0)
+        waits = bob.starts(bob.acquire())
+        await bob.runtime.sleep(0.1)
+        await alice.engine.release(lease)
+        released = stage.world.now
+        assert await until(stage, lambda: waits.finished) - released < RETRY.max_delay + 0.05
+        assert waits.outcome().fence > lease.fence
+
+    stage.run(story())
+
+
+def test_whoever_loses_a_race_leaves_nothing(stage: Stage) -> None:
+    alice, bob = stage.client("alice"), stage.client("bob")
+
+    async def story() -> None:
+        first, second = alice.starts(alice.acquire()), bob.starts(bob.acquire())
+        await until(stage, lambda: first.finished or second.finished)
+        await alice.runtime.sleep(1.0)
+        assert len(set(stage.holders())) == 1
+
+    stage.run(story())
+
+
+def test_a_time_out_is_kept(stage: Stage) -> None:
+    alice, bob = stage.client("alice"), stage.client("bob")
+
+    async def story() -> None:
+        await alice.acquire(ttl=30.0)
+        began = stage.world.now
+        with pytest.raises(LockAcquisitionError) as refusal:
+            await bob.acquire(timeout=2.5)
+        assert 2.5 <= stage.world.now - began < 2.6
+        assert refusal.value.attempts > 3
+
+    stage.run(story())
+
+
+def test_a_dead_minority_costs_one_time_out_once(stage: Stage) -> None:
+    alice = stage.client("alice")
+
+    async def story() -> None:
+        await alice.engine.release(await alice.acquire())
+        for member in stage.members[: (len(stage.members) - 1) // 2]:
+            member.stall(60.0)
+        began = stage.world.now
+        await alice.engine.release(await alice.acquire())
+        assert stage.world.now - began < 0.3
+        for _ in range(20):
+            began = stage.world.now
+            await alice.engine.release(await alice.acquire())
+            assert stage.world.now - began < 0.05
+        lease = await alice.acquire(ttl=1.0)
+        await alice.runtime.sleep(30.0)
+        assert lease.is_held(alice.process.now())
+        await until(stage, lambda: stage.world.now > 62.0)
+        await alice.engine.release(await alice.acquire(name="y"))
+        assert not any(node.suspected for node in alice.quorum._nodes._nodes)
+
+    stage.run(story())
+
+
+def test_a_dead_majority_is_named(stage: Stage) -> None:
+    alice = stage.client("alice")
+
+    async def story() -> None:
+        await alice.engine.release(await alice.acquire())
+        for member in stage.members[1:]:
+            member.stall(60.0)
+        with pytest.raises(StoreError, match=f"only 1 of {len(stage.members)} nodes answered: m1: the sim") as failure:
+            await alice.acquire(timeout=2.0)
+        assert failure.value.transient
+        await until(stage, lambda: stage.world.now > 62.0)
+        await until(stage, lambda: not stage.holders())
+        await alice.acquire(timeout=2.0)
+
+    stage.run(story())
+
+
+def test_what_all_refuse_to_hear_is_not_repeated(stage: Stage) -> None:
+    alice = stage.client("alice")
+    asked: list[Ask] = []
+
+    async def join(ask: Ask, timeout: float) -> Any:
+        asked.append(ask)
+        raise StoreError("wrong password")
+
+    async def story() -> None:
+        await alice.engine.release(await alice.acquire())
+        for link in alice.links:
+            link.join = join  # type: ignore[method-assign]
+        with pytest.raises(StoreError, match="wrong password") as failure:
+            await alice.acquire()
+        assert not failure.value.transient
+        assert len(asked) == len(stage.members)
+        assert not alice.engine.keeper.leases
+        assert not alice.quorum._traces
+
+    stage.run(story())
+
+
+def test_a_silent_member_hears_of_a_release_when_it_is_back(stage: Stage) -> None:
+    alice = stage.client("alice")
+
+    async def story() -> None:
+        lease = await alice.acquire(ttl=60.0)
+        alice.is_cut_off_from(0, until=stage.world.now + 5.0)
+        await alice.engine.release(lease)
+        assert stage.holders() == ["alice/1"]
+        assert not alice.engine.keeper.leases
+        assert await until(stage, lambda: not stage.holders()) < 7.0
+
+    stage.run(story())
+
+
+def test_a_lease_that_too_few_can_confirm_is_not_lost_before_its_time(stage: Stage) -> None:
+    """Held on just a majority, one of which is silent: nothing is proved, either way."""
+    alice = stage.client("alice")
+
+    async def story() -> None:
+        await alice.engine.release(await alice.acquire())
+        minority = range((len(stage.members) - 1) // 2)
+        alice.is_cut_off_from(*minority)
+        lease = await alice.acquire(ttl=9.0)
+        assert len(stage.holders()) == alice.quorum._majority
+        alice.is_cut_off_from(len(stage.members) - 1, until=stage.world.now + 5.0)
+        with pytest.raises(StoreError, match="held as before") as failure:
+            await alice.engine.extend(lease, 20.0)
+        assert failure.value.transient
+        assert lease.is_held(alice.process.now())
+        await alice.runtime.sleep(30.0)
+        assert lease.is_held(alice.process.now()), "renewed once it was back"
+        await alice.engine.release(lease)
+
+    stage.run(story())
+
+
+def test_a_lease_is_lost_once_a_majority_cannot_hold_it(stage: Stage) -> None:
+    alice, bob = stage.client("alice"), stage.client("bob")
+
+    async def story() -> None:
+        lease = await alice.acquire(ttl=9.0)
+        assert await bob.engine.evict("x") is not None
+        await until(stage, lambda: lease.state is State.LOST)
+        assert lease.reason == "the store no longer knows it"
+        again = await alice.acquire(ttl=9.0)
+        await bob.engine.evict("x")
+        with pytest.raises(LockLostError, match="no longer knew"):
+            await alice.engine.release(again)
+
+    stage.run(story())
+
+
+def test_a_member_that_came_back_empty_votes_only_when_it_is_safe(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    alice, bob = stage.client("alice"), stage.client("bob")
+
+    async def story() -> None:
+        await alice.acquire(ttl=20.0)
+        forgetful = stage.members[0]
+        forgetful.forget()
+        emptied = stage.world.now
+        with pytest.raises(LockAcquisitionError, match="held by alice"):
+            await bob.acquire(timeout=0.0)
+        votes = await until(stage, forgetful.votes)
+        assert 19.9 < votes - emptied < 25.0
+        assert (await bob.quorum.health())[0].votes_in == 0
+        await until(stage, lambda: "m0 votes" in caplog.text)
+
+    with caplog.at_level(logging.INFO, "leasehold"):
+        stage.run(story())
+    assert "m0 has come back empty" in caplog.text
+
+
+def test_abstention_is_said_to_be_the_reason(stage: Stage) -> None:
+    alice, bob = stage.client("alice"), stage.client("bob")
+
+    async def story() -> None:
+        await alice.engine.release(await alice.acquire(ttl=20.0))
+        for member in stage.members[: alice.quorum._majority]:
+            member.forget()
+        with pytest.raises(StoreError, match="too few nodes vote: m0: came back empty, and waits") as failure:
+            await alice.acquire(timeout=1.0)
+        assert failure.value.transient
+        await alice.runtime.sleep(6.0)
+        health = await alice.quorum.health()
+        assert 0 < health[0].votes_in < 20.0
+        with pytest.raises(StoreError, match=r"came back empty, and votes in \d+ s"):
+            await bob.acquire(timeout=1.0)
+        await bob.runtime.sleep(20.0)
+        await bob.acquire(timeout=1.0)
+
+    stage.run(story())
+
+
+def test_health_says_who_is_silent(stage: Stage) -> None:
+    alice = stage.client("alice")
+
+    async def story() -> None:
+        await alice.engine.release(await alice.acquire())
+        alice.is_cut_off_from(1)
+        silent = [health for health in await alice.quorum.health() if not health.reachable]
+        assert [(health.name, health.votes_in) for health in silent] == [("m1", inf)]
+        assert "did not answer" in silent[0].error
+
+    stage.run(story())
+
+
+def test_a_deployment_that_was_interrupted_is_finished_by_the_next(stage: Stage) -> None:
+    alice = stage.client("alice")
+
+    async def story() -> None:
+        token = stage.members[0].knock().token
+        stage.members[0].admit(token, 0, 0.0)
+        with pytest.raises(StoreError, match="waits for the others"):
+            await alice.acquire(timeout=0.0)
+        await alice.runtime.sleep(9.0 + 2 * SETTLE)  # the first gave it a place, for so long
+        await alice.acquire(timeout=0.0)
+
+    stage.run(story())
+
+
+def test_new_servers_wait_until_all_of_them_were_seen(stage: Stage) -> None:
+    """The one that is silent may have been there for long."""
+    alice = stage.client("alice")
+
+    async def story() -> None:
+        stage.members[0].stall(10.0)
+        with pytest.raises(StoreError):
+            await alice.acquire(timeout=3.0)
+        assert not any(member.votes() for member in stage.members)
+        await until(stage, lambda: stage.world.now > 12.0)
+        await alice.acquire(timeout=0.0)
+
+    stage.run(story())
+
+
+def fences_grow_though_only_a_forgetful_member_is_common() -> None:
+    stage = Stage(3)
+    alice, bob = stage.client("alice"), stage.client("bob")
+
+    async def story() -> None:
+        await alice.engine.release(await alice.acquire(ttl=1.0, name="warm-up"))
+        stage.members[0]._ticket = 1000
+        alice.is_cut_off_from(2)
+        lease = await alice.acquire(ttl=1.0)
+        assert lease.fence > 1000
+        await alice.engine.release(lease)
+        stage.members[0].forget()
+        await bob.quorum._nodes.introduce()
+        await until(stage, stage.members[0].votes)
+        bob.is_cut_off_from(1)
+        assert (await bob.acquire()).fence > lease.fence
+
+    stage.run(story())
+
+
+def fences_grow_though_the_next_majority_drew_lower_tickets() -> None:
+    stage = Stage(3)
+    alice, bob = stage.client("alice"), stage.client("bob")
+
+    async def story() -> None:
+        await alice.engine.release(await alice.acquire(name="warm-up"))
+        stage.members[0]._ticket = 1000
+        alice.is_cut_off_from(2)
+        lease = await alice.acquire()
+        await alice.engine.release(lease)
+        bob.is_cut_off_from(0)
+        assert (await bob.acquire()).fence > lease.fence
+
+    stage.run(story())
+
+
+def a_forgetful_member_waits_for_what_was_extended() -> None:
+    stage = Stage(3)
+    alice, bob = stage.client("alice"), stage.client("bob")
+
+    async def story() -> None:
+        await alice.engine.release(await alice.acquire(ttl=1.0, name="warm-up"))
+        alice.is_cut_off_from(2)
+        lease = await alice.acquire(ttl=1.0)
+        await alice.engine.extend(lease, 60.0)
+        stage.members[0].forget()
+        waits = bob.starts(bob.acquire(ttl=1.0))
+        alice.is_cut_off_from(0, 1, 2)
+        await bob.runtime.sleep(50.0)
+        assert not waits.finished
+        await until(stage, lambda: waits.finished)
+        assert not lease.is_held(alice.process.now())
+
+    stage.run(story())
+
+
+def the_memories_of_a_minority_do_not_suffice_to_admit() -> None:
+    stage = Stage(5)
+    alice, bob = stage.client("alice"), stage.client("bob")
+
+    async def story() -> None:
+        await alice.engine.release(await alice.acquire(ttl=1.0, name="warm-up"))
+        alice.is_cut_off_from(3, 4)
+        await alice.acquire(ttl=60.0)
+        stage.members[0].forget()
+        for member in stage.members[1:3]:
+            member.stall(30.0)
+        with pytest.raises(StoreError):
+            await bob.acquire(ttl=1.0, timeout=10.0)
+        assert not stage.members[0].votes()
+        await until(stage, lambda: stage.world.now > 32.0)
+        await until(stage, lambda: stage.members[0].knock().votes_in < inf)
+        assert stage.members[0].knock().votes_in > 25.0
+
+    stage.run(story())
+
+
+def a_lease_that_too_few_confirm_ends_before_another_begins() -> None:
+    stage = Stage(3)
+    alice, bob = stage.client("alice"), stage.client("bob")
+
+    async def story() -> None:
+        await alice.engine.release(await alice.acquire())
+        alice.is_cut_off_from(0)
+        lease = await alice.acquire(ttl=2.0)
+        alice.is_cut_off_from(2)
+        await bob.acquire(timeout=10.0)
+        assert lease.reason == "it could not be renewed in time"
+
+    stage.run(story())
+
+
+def an_admission_is_for_the_emptiness_it_was_gathered_for() -> None:
+    member = Stage(3).members[0]
+    stale = member.knock().token
+    member.forget()
+    member.knock()
+    assert member.admit(stale, 0, 0.0).votes_in == inf
+
+
+def a_round_that_took_too_long_does_not_count() -> None:
+    """A member may have come back empty during it, and been admitted by others that had not voted in it yet."""
+    stage = Stage(3)
+    alice = stage.client("alice")
+    ask = Ask("x", "alice/7", 30.0, 3.0, queue=False)
+
+    def is_late(number: int) -> None:
+        def deliver(action: Callable[[], object]) -> None:
+            alice.process.pause(LONGEST_ROUND)
+            original(action)
+
+        original = alice.links[number]._deliver
+        alice.links[number]._deliver = deliver  # type: ignore[method-assign]
+
+    async def story() -> None:
+        await alice.engine.release(await alice.acquire(name="warm-up"))
+        standing = await alice.quorum.join(ask, 5.0)
+        assert isinstance(standing, Standing)
+        is_late(1)
+        (renewed,) = await alice.quorum.renew([Renewal("x", "alice/7", 30.0, 3.0)], 5.0)
+        assert renewed is not None
+        assert not renewed.held
+        with pytest.raises(StoreError, match="in time"):
+            await alice.quorum.join(ask, 5.0)
+
+    stage.run(story())
+
+
+STORIES = {
+    "whoever_is_admitted_counts_from_zero": fences_grow_though_only_a_forgetful_member_is_common,
+    "the_fence_is_the_maximum_only": fences_grow_though_the_next_majority_drew_lower_tickets,
+    "the_fence_is_written_back_to_places_only": fences_grow_though_the_next_majority_drew_lower_tickets,
+    "members_know_only_the_lives_they_gave_by_join": a_forgetful_member_waits_for_what_was_extended,
+    "one_admitted_member_is_enough_to_admit_others": the_memories_of_a_minority_do_not_suffice_to_admit,
+    "silence_counts_as_renewed": a_lease_that_too_few_confirm_ends_before_another_begins,
+    "tokens_are_not_compared": an_admission_is_for_the_emptiness_it_was_gathered_for,
+    "long_rounds_count": a_round_that_took_too_long_does_not_count,
+}
+"""Histories that come about by chance too rarely, each with the mutant it catches."""
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_a_rare_history(name: str) -> None:
+    STORIES[name]()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # what is left half-done by a failure is never awaited
+@pytest.mark.parametrize("name", STORIES)
+def test_a_rare_history_catches_its_mutant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTANTS[name](monkeypatch)
+    with pytest.raises(AssertionError):
+        STORIES[name]()
+
+
+def test_a_quorum_has_at_least_three_members_and_patience_within_a_round() -> None:
+    stage = Stage(3)
+    links = stage.client("alice").links
+    with pytest.raises(InvalidInputError, match="at least 3"):
+        Quorum(links[0].runtime, links[:2], ["a", "b"])
+    with pytest.raises(InvalidInputError, match="node_timeout"):
+        Quorum(links[0].runtime, links, ["a", "b", "c"], node_timeout=5.0)
+
+
+def test_another_capacity_on_a_member_is_passed_on() -> None:
+    stage = Stage(3)
+    alice = stage.client("alice")
+
+    async def story() -> None:
+        await alice.engine.release(await alice.acquire())
+        for member in stage.members[:2]:
+            member.join(Ask("x", "somebody/1", 30.0, 3.0, capacity=5))
+        outcome = await alice.quorum.join(Ask("x", "alice/7", 30.0, 3.0, queue=False), 5.0)
+        assert isinstance(outcome, Refusal)
+        assert outcome.capacity == 5
+
+    stage.run(story())
