@@ -9,6 +9,7 @@ import platform
 import random
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import nan
 from statistics import quantiles
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,7 +30,8 @@ class Spread(NamedTuple):
 
 
 def spread(samples: Sequence[float]) -> Spread:
-    cuts = quantiles(samples, n=100, method="inclusive")
+    """Say where samples lie: nowhere, if there are not even two."""
+    cuts = quantiles(samples, n=100, method="inclusive") if len(samples) > 1 else [nan] * 99
     return Spread(cuts[49], cuts[9], cuts[89], cuts[98])
 
 

@@ -12,41 +12,19 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import pairwise
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from random import random
 from statistics import median
-from time import monotonic, sleep
-from typing import Any, NamedTuple
 
 from filelock import FileLock
 
+from bench._crowd import Acquire, case, gaps_of, jain, processes
 from bench._measure import interleave, options, report, spread
 from leasehold import DistributedLock
 
 CROWDS = (2, 10)
 WORK = 0.005
 PEER = "filelock"
-
-Acquire = Callable[[], AbstractContextManager[object]]
-
-
-class Turn(NamedTuple):
-    acquired: float
-    released: float
-    worker: int
-
-
-class Slice(NamedTuple):
-    """What the workers are told to do together."""
-
-    start: float
-    end: float
-    stand_back: float
-    """For up to how long after somebody else holds; 0 to ask again without standing back at all."""
 
 
 def main() -> None:
@@ -56,9 +34,12 @@ def main() -> None:
     arguments = parser.parse_args()
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
-        crowds = {name: stack.enter_context(crowd(name, directory)) for name in CONTENDERS}
+        crowds = {
+            name: stack.enter_context(processes(partial(contender, f"{directory}/{number}"), max(CROWDS)))
+            for number, (name, contender) in enumerate(CONTENDERS.items())
+        }
         cases = {
-            (size, name, courteous): case(crowds[name][:size], arguments.seconds, WORK * (size - 1) / 2 * courteous)
+            (size, name, courteous): case(crowds[name], size, arguments.seconds, WORK, courteous=courteous)
             for size in CROWDS
             for name in CONTENDERS
             for courteous in (True, False)
@@ -78,73 +59,6 @@ def main() -> None:
         for (size, name), gap in gaps.items()
     ]
     report(f"Hand-over between processes, {1e3 * WORK:g} ms of work each", rows, as_json=arguments.json)
-
-
-def case(workers: list[Connection], seconds: float, stand_back: float) -> Callable[[], list[list[Turn]]]:
-    def run() -> list[list[Turn]]:
-        start = monotonic() + 0.05
-        for worker in workers:
-            worker.send(Slice(start, start + seconds, stand_back))
-        turns = sorted(turn for worker in workers for turn in worker.recv())
-        if any(after.acquired < before.released for before, after in pairwise(turns)):
-            msg = "two processes held at once"
-            raise RuntimeError(msg)
-        return [turns]
-
-    return run
-
-
-def gaps_of(histories: list[list[Turn]]) -> list[float]:
-    return [after.acquired - before.released for turns in histories for before, after in pairwise(turns)]
-
-
-def jain(turns: list[Turn], size: int) -> float:
-    shares = [sum(turn.worker == worker for turn in turns) for worker in range(size)]
-    return sum(shares) ** 2 / (size * sum(share**2 for share in shares))
-
-
-@contextmanager
-def crowd(name: str, directory: str) -> Iterator[list[Connection]]:
-    """Start the processes once; they sleep while it is not their turn to be measured."""
-    spawn = get_context("spawn")
-    last_holder = spawn.RawValue("i", -1)
-    path = f"{directory}/{list(CONTENDERS).index(name)}"
-    ends = []
-    processes = []
-    for number in range(max(CROWDS)):
-        ours, theirs = spawn.Pipe()
-        processes.append(spawn.Process(target=work, args=(number, name, path, theirs, last_holder), daemon=True))
-        processes[-1].start()
-        theirs.close()
-        ends.append(ours)
-    yield ends
-    for end in ends:
-        end.send(None)
-    for process in processes:
-        process.join()
-
-
-def work(number: int, name: str, path: str, orders: Connection, last_holder: Any) -> None:
-    acquire = CONTENDERS[name](path)
-    while order := orders.recv():
-        sleep(max(order.start - monotonic(), 0.0))
-        orders.send(take_turns(number, acquire, order, last_holder))
-
-
-def take_turns(number: int, acquire: Acquire, order: Slice, last_holder: Any) -> list[Turn]:
-    turns: list[Turn] = []
-    while True:
-        with acquire():
-            acquired = monotonic()
-            last_holder.value = number
-            if acquired >= order.end:
-                return turns
-            sleep(WORK)
-            turns.append(Turn(acquired, monotonic(), number))
-        if order.stand_back:
-            while last_holder.value == number and monotonic() < order.end:
-                sleep(WORK / 10)
-            sleep(random() * order.stand_back)
 
 
 def flock(path: str) -> Acquire:

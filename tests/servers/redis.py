@@ -6,7 +6,7 @@ import itertools
 import shutil
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 import redis
@@ -20,7 +20,9 @@ from tests.servers.binaries import VALKEY9, Flavour
 from tests.servers.clock import SteppedClock
 from tests.servers.ports import Port
 from tests.servers.process import Directory, ServerError, ServerProcess
-from tests.servers.tls import Authority
+
+if TYPE_CHECKING:  # a benchmark does without what makes certificates
+    from tests.servers.tls import Authority
 
 HOST = "127.0.0.1"
 
