@@ -71,11 +71,11 @@ class RedisStore:
         strict: bool = False,
         is_member: bool = False,
     ) -> None:
-        if not 0 < len(key_prefix) <= MAX_PREFIX or not key_prefix.isprintable():
-            msg = f"key_prefix must be 1 to {MAX_PREFIX} printable characters, got {key_prefix!r}"
+        if not (isinstance(key_prefix, str) and key_prefix.isprintable() and 0 < len(key_prefix.encode()) <= MAX_PREFIX):
+            msg = f"key_prefix must be printable, and 1 to {MAX_PREFIX} bytes long, got {key_prefix!r}"
             raise InvalidInputError(msg)
-        if min_replicas < 0:
-            msg = f"min_replicas must not be negative, got {min_replicas}"
+        if not isinstance(min_replicas, int) or min_replicas < 0:
+            msg = f"min_replicas must be a number, and not negative, got {min_replicas!r}"
             raise InvalidInputError(msg)
         self.runtime = runtime
         self.capabilities = Capabilities()
@@ -279,7 +279,7 @@ class RedisStore:
         else:
             info = dict(line.split(":", 1) for line in replies[0].decode().splitlines() if ":" in line)
             version = info.get("redis_version", "")
-            if [int(part) for part in version.split(".")[:2]] < OLDEST:
+            if version and [int(part) for part in version.split(".")[:2]] < OLDEST:
                 msg = f"{node.address}: Redis {version} is too old, 6.2 is needed"
                 raise StoreError(msg)
             policy = info.get("maxmemory_policy", "")
