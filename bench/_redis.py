@@ -8,10 +8,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import hiredis
-from tests.servers.binaries import FLAVOURS, REDIS7, VALKEY9
 
 from bench import _measure
 from leasehold.stores.redis._resp import pack
+from tests.servers.binaries import FLAVOURS, REDIS7, VALKEY9
 
 TTL = 30
 

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import redis.asyncio
 import uvloop
-from tests.servers.redis import RedisServer
-from tests.servers.stats import connections_to
 
 from bench._measure import interleave, report
 from bench._redis import TTL, options
 from leasehold import AsyncDistributedLock
+from tests.servers.redis import RedisServer
+from tests.servers.stats import connections_to
 
 PEER = "redis-py Lock"
 OURS = "leasehold redis://"

@@ -23,14 +23,14 @@ from typing import NamedTuple
 import redis
 import redis.asyncio
 import redis_lock
-from tests.servers.redis import RedisServer
-from tests.servers.stats import commands_of
 
 from bench._crowd import Acquire, AsyncAcquire, Crowd, Slice, Turn, case, gaps_of, jain, processes, tasks, threads
 from bench._measure import interleave, report, spread
 from bench._redis import TTL, Wire, options
 from leasehold import AsyncDistributedLock, DistributedLock
 from leasehold.stores.redis._resp import pack
+from tests.servers.redis import RedisServer
+from tests.servers.stats import commands_of
 
 POLLER = "redis-py Lock"
 PEER = "python-redis-lock"

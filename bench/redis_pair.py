@@ -18,7 +18,6 @@ import redis
 import redis.asyncio
 import redis_lock
 import uvloop
-from tests.servers.redis import RedisServer
 
 from bench._measure import interleave, report, spread
 from bench._redis import TTL, Wire, options
@@ -26,6 +25,7 @@ from bench.pair import async_client, client, time_async_pairs, time_pairs
 from leasehold._model import Ask
 from leasehold.stores.redis._resp import pack
 from leasehold.stores.redis._scripts import JOIN, LEAVE, pack_join
+from tests.servers.redis import RedisServer
 
 FLOOR = "floor: two plain scripts"
 PEER = "redis-py Lock"

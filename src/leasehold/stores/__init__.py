@@ -27,9 +27,13 @@ def open_store(source: object, runtime: Runtime, **options: Any) -> Store:
     down shows at the first request.
     """
     source = source or os.environ.get("LEASEHOLD_URL") or "sqlite://"
-    scheme = urlsplit(source).scheme if isinstance(source, str) else ""
+    scheme = source.partition(":")[0].lower() if isinstance(source, str) else ""
     if scheme in REDIS_SCHEMES or not isinstance(source, str):
         return _open_redis(source, runtime, options)
+    if scheme not in SCHEMES:
+        place = source.rpartition("@")[2] if "@" in source else source  # not the password
+        msg = f"{place!r}: no store has this scheme; there are {', '.join(f'{scheme}://' for scheme in SCHEMES)}"
+        raise InvalidInputError(msg)
     if options:
         msg = f"{', '.join(options)}: {scheme}:// takes no such option"
         raise InvalidInputError(msg)
@@ -39,13 +43,10 @@ def open_store(source: object, runtime: Runtime, **options: Any) -> Store:
         raise InvalidInputError(msg)
     if scheme == "memory":
         return MemoryStore(runtime, shared_server(parts.netloc + parts.path))
-    if scheme == "sqlite":
-        if parts.netloc:
-            msg = f"{source!r}: a path needs three slashes (sqlite:///relative.db) or four (sqlite:////absolute.db)"
-            raise InvalidInputError(msg)
-        return SqliteStore(runtime, unquote(parts.path[1:]) or None)
-    msg = f"{source!r}: no store has this scheme; there are {', '.join(f'{scheme}://' for scheme in SCHEMES)}"
-    raise InvalidInputError(msg)
+    if parts.netloc:
+        msg = f"{source!r}: a path needs three slashes (sqlite:///relative.db) or four (sqlite:////absolute.db)"
+        raise InvalidInputError(msg)
+    return SqliteStore(runtime, unquote(parts.path[1:]) or None)
 
 
 def _open_redis(source: object, runtime: Runtime, options: dict[str, Any]) -> Store:

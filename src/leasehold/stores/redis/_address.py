@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -91,10 +93,17 @@ def parse_url(url: str) -> tuple[list[Deployment], Options]:
     A redlock:// gives one deployment for each of its hosts.
     """
     try:
-        return _parse(urlsplit(url))
+        return _parse(_split(url))
     except ValueError as error:
         msg = f"{redacted(url)}: {error}"
         raise InvalidInputError(msg) from None
+
+
+def _split(text: str) -> SplitResult:
+    with suppress(ValueError):  # which may quote a password
+        return urlsplit(text)
+    msg = "this is no URL"
+    raise ValueError(msg)
 
 
 def _parse(parts: SplitResult) -> tuple[list[Deployment], Options]:
@@ -107,11 +116,14 @@ def _parse(parts: SplitResult) -> tuple[list[Deployment], Options]:
     is_path = base == "unix"
     template = Address(
         path=unquote(parts.path) if is_path else "",
-        database=int((not is_path and where) or query.pop("db", "0")),
+        database=_database((not is_path and where) or query.pop("db", "0")),
         credentials=_fixed(unquote(parts.username or ""), unquote(parts.password or "")),
         tls=_context(_take_tls(query)) if base in ("rediss", "valkeys") or kind == "redlocks" else None,
     )
     if is_path:
+        if not template.path:
+            msg = "name the socket: unix:///path/to/socket"
+            raise ValueError(msg)
         return [Deployment([template])], _options(query)
     default = SENTINEL_PORT if kind == "sentinel" else PORT
     hosts = [template.at(*_host_and_port(host, default)) for host in _hosts(parts).split(",")]
@@ -133,12 +145,13 @@ def _parse(parts: SplitResult) -> tuple[list[Deployment], Options]:
 
 
 def redacted(url: str) -> str:
-    """Show a URL without its passwords."""
-    parts = urlsplit(url)
-    shown = parts._replace(netloc=f"{parts.username or ''}:***@{_hosts(parts)}") if parts.password else parts
-    if "sentinel_password" in parts.query:
-        shown = shown._replace(query="…")
-    return repr(shown.geturl())
+    """Show a URL without what may be a password in it, even if it is not escaped as it should be."""
+    scheme, _, rest = url.partition("://")
+    place, *more = re.split("[?#]", rest, maxsplit=1)
+    _, login, where = place.rpartition("@")
+    if more and "@" in more[0]:
+        where, login = "", "@"
+    return repr(f"{scheme}://{login and '***@'}{where}{'?…' if more else ''}")
 
 
 def from_client(client: Any) -> Deployment:
@@ -185,9 +198,9 @@ def _is_tls(connection_class: type | None, settings: Mapping[str, Any]) -> bool:
 
 
 def _fixed(username: str, password: str) -> Callable[[], tuple[str, ...]]:
-    if not password:
-        return tuple
-    return lambda: (username, password) if username else (password,)
+    if username:
+        return lambda: (username, password)
+    return lambda: (password,) if password else ()
 
 
 def _hosts(parts: SplitResult) -> str:
@@ -195,8 +208,18 @@ def _hosts(parts: SplitResult) -> str:
 
 
 def _host_and_port(text: str, default: int) -> tuple[str, int]:
-    parts = urlsplit(f"//{text}")
-    return parts.hostname or "localhost", parts.port or default
+    parts = _split(f"//{text}")
+    with suppress(ValueError):  # which quotes what may be a part of a password
+        return parts.hostname or "localhost", parts.port or default
+    msg = "a port is a number from 1 to 65535; and in a password / ? # @ are written as %2F %3F %23 %40"
+    raise ValueError(msg)
+
+
+def _database(text: str) -> int:
+    if not text.isdecimal():
+        msg = "a database is a number: redis://host:port/0"
+        raise ValueError(msg)
+    return int(text)
 
 
 def _options(query: dict[str, str]) -> Options:
@@ -243,6 +266,9 @@ def _context(options: Mapping[str, Any]) -> ssl.SSLContext:
             context.verify_mode = ssl.CERT_NONE
         elif wanted in ("optional", ssl.CERT_OPTIONAL):
             context.verify_mode = ssl.CERT_OPTIONAL
+        elif wanted not in ("required", ssl.CERT_REQUIRED):
+            msg = f"ssl_cert_reqs is none, optional or required, not {wanted!r}"
+            raise InvalidInputError(msg)
         if "ssl_certfile" in given:
             context.load_cert_chain(given["ssl_certfile"], given.get("ssl_keyfile"), given.get("ssl_password"))
         if "ssl_min_version" in given:

@@ -18,8 +18,8 @@ import hiredis
 from leasehold import _lifecycle
 from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores.redis._address import Address
-from leasehold.stores.redis._errors import check_all, unanswered
-from leasehold.stores.redis._resp import pack
+from leasehold.stores.redis._errors import FAILURES, check_all, is_passing, unanswered
+from leasehold.stores.redis._resp import is_wake_up, pack
 
 CHUNK = 4096
 FRESH = 1.0
@@ -169,7 +169,7 @@ class BlockingNode:
         except BaseException as error:
             if connection is not None:
                 connection.close()
-            if isinstance(error, OSError):
+            if isinstance(error, FAILURES):
                 if not isinstance(error, TimeoutError):
                     self._drop_idle()  # what befell this connection has mostly befallen them all
                 raise unanswered(self.address, error) from error
@@ -289,13 +289,12 @@ class BlockingEar:
                 self._check_silence(connection)
                 with suppress(TimeoutError):
                     self._take_in(connection.receive(min(left, SILENCE)))
-        except OSError:
+        except BaseException as error:
             self._hang_up()
+            if not is_passing(error):
+                raise
             time.sleep(min(PAUSE, max(deadline - self._runtime.now(), 0.0)))
             waiter.is_rung = True
-        except BaseException:
-            self._hang_up()
-            raise
 
     async def _subscribe(self, deadline: float) -> Connection:
         """Connect, and have everybody ask again: what was sent before is lost."""
@@ -311,7 +310,7 @@ class BlockingEar:
     def _take_in(self, messages: Iterable[Any]) -> None:
         self._heard_at = self._runtime.now()
         for message in messages:
-            if message[0] == b"message" and (waiter := self._waiters.get(message[2].decode())):
+            if is_wake_up(message) and (waiter := self._waiters.get(message[2].decode())):
                 waiter.ring()
 
     def _check_silence(self, connection: Connection) -> None:

@@ -7,6 +7,8 @@ import ssl
 from collections.abc import Iterable
 from typing import Any
 
+import hiredis
+
 from leasehold.errors import StoreError
 from leasehold.stores.redis._address import Address
 
@@ -22,6 +24,10 @@ _ADVICE = {
     "LOADING": "it has just started",
 }
 _CODE = re.compile(rf"\b({'|'.join([*_TRANSIENT, *_ADVICE, 'NOSCRIPT', 'MOVED', 'ASK'])})\b")
+
+
+FAILURES = (OSError, hiredis.ProtocolError)
+"""What ends a connection."""
 
 
 def code_of(error: Exception) -> str:
@@ -54,12 +60,20 @@ def unanswered(address: Address, error: BaseException) -> StoreError:
     """Translate a failure of the connection: whether anything was done is unknown."""
     if isinstance(error, ssl.SSLError):
         what = f"TLS: {error.reason or error} (ssl_ca_certs names the authority to trust)"
+    elif isinstance(error, hiredis.ProtocolError):
+        what = f"this is no Redis server, or it speaks TLS (rediss://): {error}"
     elif isinstance(error, TimeoutError):
         what = "no answer in time"
     elif isinstance(error, ConnectionRefusedError | FileNotFoundError):
         what = "connection refused; is the server running there?"
     else:
         what = str(error) or type(error).__name__
-    failure = StoreError(f"{address}: {what}", transient=not isinstance(error, ssl.SSLCertVerificationError))
+    is_hopeless = isinstance(error, ssl.SSLCertVerificationError | hiredis.ProtocolError)
+    failure = StoreError(f"{address}: {what}", transient=not is_hopeless)
     failure.__cause__ = error
     return failure
+
+
+def is_passing(error: BaseException) -> bool:
+    """Tell whether it may help to connect again: somebody who only listens can do without, for a while."""
+    return isinstance(error, OSError) or (isinstance(error, StoreError) and error.transient)

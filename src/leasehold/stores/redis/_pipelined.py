@@ -10,13 +10,14 @@ from typing import Any, cast
 
 import hiredis
 
+from leasehold.errors import StoreError
 from leasehold.runtimes.aio import AsyncRuntime
 from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores._mailbox import Mailbox
 from leasehold.stores.redis._address import Address
 from leasehold.stores.redis._blocking import LEAST_TIME, PAUSE, PING, SILENCE, BlockingNode, Locate
-from leasehold.stores.redis._errors import check_all, unanswered
-from leasehold.stores.redis._resp import pack
+from leasehold.stores.redis._errors import FAILURES, check_all, is_passing, unanswered
+from leasehold.stores.redis._resp import is_wake_up, pack
 
 OnMessage = Callable[[Any], None]
 
@@ -76,6 +77,12 @@ class _Pipeline(asyncio.Protocol):
         self._transport.write(payload)
 
     def data_received(self, data: bytes) -> None:
+        try:
+            self._take_in(data)
+        except hiredis.ProtocolError as error:
+            self.close(error)
+
+    def _take_in(self, data: bytes) -> None:
         self._feed(data)
         self.is_good = True
         requests = self._requests
@@ -123,6 +130,7 @@ class _Pipeline(asyncio.Protocol):
         elif not self.is_good:
             self.close()
 
+<<<<<<< HEAD
     def retire(self) -> None:
         """Close once nobody waits for an answer any more."""
         self._is_retired = True
@@ -130,9 +138,12 @@ class _Pipeline(asyncio.Protocol):
             self.close()
 
     def close(self) -> None:
+=======
+    def close(self, error: Exception | None = None) -> None:
+>>>>>>> 6c88ce1361e434c603ac25b4e92b19a4e01bfe08
         self.is_good = False
         self._transport.abort()
-        self._fail_all(ConnectionAbortedError("the connection was closed"))
+        self._fail_all(error or ConnectionAbortedError("the connection was closed"))
 
     def _fail_all(self, error: Exception) -> None:
         while self._requests:
@@ -220,7 +231,7 @@ class PipelinedNode:
             if pipeline is None or not pipeline.is_good:
                 pipeline = await self._shared.open(timeout)
             return await pipeline.exchange(payload, count, timeout)
-        except OSError as error:
+        except FAILURES as error:
             raise unanswered(self.address, error) from error
 
     def close(self) -> None:
@@ -247,7 +258,9 @@ class PipelinedEar:
                 await self._shared.open(max(timeout, LEAST_TIME))
                 return await self._mailbox.wait(owner, timeout)
             self._check_silence(pipeline)
-        except OSError:
+        except (OSError, StoreError) as error:
+            if not is_passing(error):
+                raise
             await self._runtime.sleep(min(timeout, PAUSE))
             return True
         return await self._mailbox.wait(owner, timeout)
@@ -268,7 +281,7 @@ class PipelinedEar:
 
     def _take_in(self, message: Any) -> None:
         self._heard_at = self._runtime.now()
-        if message[0] == b"message":
+        if is_wake_up(message):
             self._mailbox.ring(message[2].decode())
 
     def _check_silence(self, pipeline: _Pipeline) -> None:
