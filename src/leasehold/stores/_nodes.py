@@ -289,7 +289,11 @@ class Nodes:
     def describe(self, number: int, what: object) -> str:
         return f"{self._nodes[number].name}: {what}"
 
-    async def close(self) -> None:
+    def stop(self) -> None:
+        """Look after nobody any more: nobody is interested."""
         self._closed = True
+
+    async def close(self) -> None:
+        self.stop()
         for node in self._nodes:
             await node.member.close()

@@ -7,6 +7,7 @@ fences keep growing, when members come back empty; and what is not promised.
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -78,6 +79,7 @@ class Quorum:
         self._majority = self._nodes.majority
         self._node_timeout = node_timeout
         self._clock = clock
+        weakref.finalize(self, self._nodes.stop)
         self._start_afresh()
         _lifecycle.at_fork(self, in_child="_start_afresh")
 
@@ -136,7 +138,8 @@ class Quorum:
                 trace.until = max(trace.until, sent + renewal.ttl + self._node_timeout)
 
         def is_decided(votes: Votes[list[Standing | None]]) -> bool:
-            answers, silent = _answers(votes), len(votes) - len(_answers(votes))
+            answers = _answers(votes)
+            silent = len(votes) - len(answers)
             held = [sum(_holds(answer[entry]) for answer in answers) for entry in range(len(renewals))]
             return all(number >= self._majority or number + silent < self._majority for number in held)
 
