@@ -7,6 +7,7 @@ import gc
 import os
 import threading
 import weakref
+from collections.abc import Iterator
 from time import monotonic, sleep
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from leasehold import AsyncDistributedLock, DistributedLock, StoreError
 from leasehold._model import Membership
-from leasehold._runtime import Runtime
+from leasehold._runtime import Runtime, drive
 from leasehold.runtimes.aio import AsyncRuntime
 from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores.memory import MemberServer, MemberStore
@@ -34,6 +35,16 @@ class Dead(MemberStore):
     async def knock(self, timeout: float) -> Membership:
         self.knocks += 1
         return await self._refuse()  # type: ignore[no-any-return]
+
+
+@pytest.fixture(autouse=True)
+def _all_is_quiet() -> Iterator[None]:
+    """Let every quorum of a test go before the next counts threads."""
+    yield
+    gc.collect()
+    for quorum in [each for each in gc.get_objects() if isinstance(each, Quorum)]:
+        quorum._nodes.stop()
+    until(lambda: not quorum_threads())
 
 
 def open_quorum(runtime: Runtime, servers: list[MemberServer], dead: int = 0) -> Quorum:
@@ -86,16 +97,16 @@ def test_threads_that_share_a_quorum_exclude_each_other(servers: list[MemberServ
 
 
 def test_a_closed_quorum_looks_after_nobody(servers: list[MemberServer]) -> None:
-    until(lambda: not quorum_threads())
-    client = DistributedLock(open_quorum(ThreadRuntime(), servers, dead=2))
+    quorum = open_quorum(ThreadRuntime(), servers, dead=2)
+    client = DistributedLock(quorum)
     client.acquire("x").release()
     assert len(quorum_threads()) == 2
     client.close()
+    drive(quorum.close())
     until(lambda: not quorum_threads())
 
 
 def test_a_dropped_quorum_looks_after_nobody(servers: list[MemberServer]) -> None:
-    until(lambda: not quorum_threads())
     quorum = open_quorum(ThreadRuntime(), servers, dead=1)
     client = DistributedLock(quorum)
     client.acquire("x", ttl=1).release()
