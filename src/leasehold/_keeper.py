@@ -89,7 +89,8 @@ class Keeper:
                     lease.grant(sent, standing.ticket)
                 lease.trust(sent, life, self._pace)
             elif lease.state is State.HELD:
-                lease.ask_again(self.runtime.now())
+                if not lease.is_exhausted():
+                    lease.ask_again(self.runtime.now())
             else:
                 recheck_at = self.runtime.now() + standing.recheck
                 lease.wait(sent, standing.holder, recheck_at, self._pace)

@@ -15,7 +15,7 @@ from leasehold._model import Ask, Refusal, Renewal, Standing
 from leasehold._retry import RetryPolicy
 from leasehold.errors import InvalidInputError, LockAcquisitionError, LockLostError, StoreError
 from leasehold.runtimes.simulated import Process, Task, World
-from leasehold.stores._nodes import LONGEST_ROUND, SETTLE
+from leasehold.stores._nodes import SETTLE
 from leasehold.stores.quorum import LEAD, Quorum
 from leasehold.testing import Faults, QuorumMonitor, SimulatedMember, SimulatedMemberStore
 from tests.simulation.quorum_mutants import MUTANTS
@@ -443,24 +443,16 @@ def a_round_that_took_too_long_does_not_count() -> None:
     alice = stage.client("alice")
     ask = Ask("x", "alice/7", 30.0, 3.0, queue=False)
 
-    def is_late(number: int) -> None:
-        def deliver(action: Callable[[], object]) -> None:
-            alice.process.pause(LONGEST_ROUND)
-            original(action)
-
-        original = alice.links[number]._deliver
-        alice.links[number]._deliver = deliver  # type: ignore[method-assign]
-
     async def story() -> None:
         await alice.engine.release(await alice.acquire(name="warm-up"))
-        standing = await alice.quorum.join(ask, 5.0)
-        assert isinstance(standing, Standing)
-        is_late(1)
-        (renewed,) = await alice.quorum.renew([Renewal("x", "alice/7", 30.0, 3.0)], 5.0)
-        assert renewed is not None
-        assert not renewed.held
-        with pytest.raises(StoreError, match="in time"):
-            await alice.quorum.join(ask, 5.0)
+        assert isinstance(await alice.quorum.join(ask, 5.0), Standing)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("leasehold.stores.quorum.LONGEST_ROUND", 0.0001)
+            (renewed,) = await alice.quorum.renew([Renewal("x", "alice/7", 30.0, 3.0)], 5.0)
+            assert renewed is not None
+            assert not renewed.held
+            with pytest.raises(StoreError, match="in time"):
+                await alice.quorum.join(ask, 5.0)
 
     stage.run(story())
 
@@ -487,7 +479,7 @@ def test_a_rare_history(name: str) -> None:
 @pytest.mark.parametrize("name", STORIES)
 def test_a_rare_history_catches_its_mutant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[name](monkeypatch)
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
         STORIES[name]()
 
 

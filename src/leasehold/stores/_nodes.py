@@ -290,7 +290,11 @@ class Nodes:
         name = self._nodes[number].name
         return f"{name}: {str(what).removeprefix(f'{name}: ')}"
 
-    async def close(self) -> None:
+    def stop(self) -> None:
+        """Look after nobody any more: nobody is interested."""
         self._closed = True
+
+    async def close(self) -> None:
+        self.stop()
         for node in self._nodes:
             await node.member.close()

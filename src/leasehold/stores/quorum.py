@@ -7,6 +7,7 @@ fences keep growing, when members come back empty; and what is not promised.
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,12 +38,16 @@ class _Trace:
     """Where one owner may have a place."""
 
     granted: set[int] = field(default_factory=set)
-    unanswered: Counter[int] = field(default_factory=Counter)
+    unanswered: set[tuple[int, object]] = field(default_factory=set)
+    """The joins that are under way: to which member, and by which attempt."""
     until: float = -inf
-    """When the last of them will have expired."""
+    """When the last of the places will have expired."""
+
+    def doubtful(self) -> set[int]:
+        return {number for number, _ in list(self.unanswered)}
 
     def members(self) -> list[int]:
-        return sorted(self.granted.union(number for number, joins in self.unanswered.items() if joins > 0))
+        return sorted(self.granted | self.doubtful())
 
 
 class Quorum:
@@ -79,6 +84,7 @@ class Quorum:
         self._majority = self._nodes.majority
         self._node_timeout = node_timeout
         self._clock = clock
+        weakref.finalize(self, self._nodes.stop)
         self._start_afresh()
         _lifecycle.at_fork(self, in_child="_start_afresh")
 
@@ -99,14 +105,16 @@ class Quorum:
         sent = self.runtime.now()
         trace = self._trace(ask, sent)
         wish = ask._replace(floor=self._clock() + LEAD)
+        attempt = object()
 
         async def send(number: int, member: Member) -> Standing | Refusal:
             try:
                 answer = await member.join(wish, patience)
             except StoreError as error:
-                trace.unanswered[number] -= not error.transient
+                if not error.transient:
+                    trace.unanswered.discard((number, attempt))
                 raise
-            trace.unanswered[number] -= 1
+            trace.unanswered.discard((number, attempt))
             if isinstance(answer, Standing):
                 trace.granted.add(number)
             elif answer.abstains:
@@ -114,7 +122,7 @@ class Quorum:
             return answer
 
         votes = await self._nodes.ask(
-            send, self._is_plain, self._is_settled, before=lambda number: trace.unanswered.update([number])
+            send, self._is_plain, self._is_settled, before=lambda number: trace.unanswered.add((number, attempt))
         )
         tickets = {number: vote.ticket for number, vote in enumerate(votes) if isinstance(vote, Standing)}
         if len(tickets) < self._majority:
@@ -137,7 +145,8 @@ class Quorum:
                 trace.until = max(trace.until, sent + renewal.ttl + self._node_timeout)
 
         def is_decided(votes: Votes[list[Standing | None]]) -> bool:
-            answers, silent = _answers(votes), len(votes) - len(_answers(votes))
+            answers = _answers(votes)
+            silent = len(votes) - len(answers)
             held = [sum(_holds(answer[entry]) for answer in answers) for entry in range(len(renewals))]
             return all(number >= self._majority or number + silent < self._majority for number in held)
 
@@ -261,7 +270,7 @@ class Quorum:
         else:
             members, until = trace.members(), trace.until
             ghost = max(until - self.runtime.now(), GHOST)
-            doubts = {number: ghost if trace.unanswered[number] > 0 else 0.0 for number in members}
+            doubts = dict.fromkeys(members, 0.0) | dict.fromkeys(trace.doubtful(), ghost)
 
         async def send(number: int, member: Member) -> bool:
             try:

@@ -280,35 +280,12 @@ class RedisStore:
 
     async def _check(self, node: Node, timeout: float) -> None:
         """Look for what would take locks away: warn of it, or refuse to use the server if we are to be strict."""
-<<<<<<< HEAD
         for finding in await self._findings(node, timeout):
             message = f"{finding.subject}: {finding.message}"
             if finding.level == "error" or (finding.level == "warning" and self._strict):
                 raise StoreError(message)
             if finding.level == "warning":
                 log.warning("%s", message)
-=======
-        questions = (("INFO",), ("CONFIG", "GET", "save"))
-        replies = await node.ask(b"".join(pack(question) for question in questions), len(questions), timeout)
-        if isinstance(replies[0], Exception):
-            if code_of(replies[0]) == "NOAUTH":
-                raise self._refused(node, replies[0])
-            log.debug("%s does not tell about itself: %s", node.address, replies[0])
-        else:
-            info = dict(line.split(":", 1) for line in replies[0].decode().splitlines() if ":" in line)
-            version = info.get("redis_version", "")
-            if version and [int(part) for part in version.split(".")[:2]] < OLDEST:
-                msg = f"{node.address}: Redis {version} is too old, 6.2 is needed"
-                raise StoreError(msg)
-            policy = info.get("maxmemory_policy", "")
-            if policy.startswith("allkeys") and info.get("maxmemory") != "0":
-                self._complain(f"{node.address}: maxmemory-policy {policy} may evict locks; noeviction does not")
-            if self._is_member and info.get("aof_enabled") == "0" and replies[1] == [b"save", b""]:
-                self._complain(
-                    f"{node.address}: this Redlock node persists nothing: after a restart it cannot vote "
-                    "before the longest ttl has passed"
-                )
->>>>>>> 6c88ce1361e434c603ac25b4e92b19a4e01bfe08
         node.is_checked = True
 
     async def _findings(self, node: Node, timeout: float) -> list[Finding]:

@@ -130,17 +130,13 @@ class _Pipeline(asyncio.Protocol):
         elif not self.is_good:
             self.close()
 
-<<<<<<< HEAD
     def retire(self) -> None:
         """Close once nobody waits for an answer any more."""
         self._is_retired = True
         if all(request.answer.done() for request in self._requests):
             self.close()
 
-    def close(self) -> None:
-=======
     def close(self, error: Exception | None = None) -> None:
->>>>>>> 6c88ce1361e434c603ac25b4e92b19a4e01bfe08
         self.is_good = False
         self._transport.abort()
         self._fail_all(error or ConnectionAbortedError("the connection was closed"))

@@ -1,0 +1,163 @@
+"""A quorum under the real drivers: what the simulation cannot show."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+
+from leasehold import AsyncDistributedLock, DistributedLock, StoreError
+from leasehold._model import Membership
+from leasehold._runtime import Runtime, drive
+from leasehold.runtimes.aio import AsyncRuntime
+from leasehold.runtimes.threads import ThreadRuntime
+from leasehold.stores.memory import MemberServer, MemberStore
+from leasehold.stores.quorum import Quorum
+
+
+class Dead(MemberStore):
+    """A member whose connection is refused."""
+
+    knocks = 0
+
+    async def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise StoreError("connection refused", transient=True)
+
+    join = renew = leave = inspect = admit = _refuse
+
+    async def knock(self, timeout: float) -> Membership:
+        self.knocks += 1
+        return await self._refuse()  # type: ignore[no-any-return]
+
+
+@pytest.fixture(autouse=True)
+def _all_is_quiet() -> Iterator[None]:
+    """Let every quorum of a test go before the next counts threads."""
+    yield
+    gc.collect()
+    for quorum in [each for each in gc.get_objects() if isinstance(each, Quorum)]:
+        quorum._nodes.stop()
+    until(lambda: not quorum_threads())
+
+
+def open_quorum(runtime: Runtime, servers: list[MemberServer], dead: int = 0) -> Quorum:
+    members = [(Dead if n < dead else MemberStore)(runtime, server) for n, server in enumerate(servers)]
+    return Quorum(runtime, members, [f"m{number}" for number in range(len(servers))])
+
+
+@pytest.fixture
+def servers() -> list[MemberServer]:
+    servers = [MemberServer() for _ in range(5)]
+    for server in servers:
+        server.admit(server.knock().token, 0, 0.0)
+    return servers
+
+
+def until(condition: Any, seconds: float = 10.0) -> None:
+    latest = monotonic() + seconds
+    while not condition():
+        assert monotonic() < latest, "waited in vain"
+        sleep(0.01)
+
+
+def quorum_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "leasehold-quorum"]
+
+
+def test_threads_that_share_a_quorum_exclude_each_other(servers: list[MemberServer]) -> None:
+    clients = [DistributedLock(open_quorum(ThreadRuntime(), servers, dead=2)) for _ in range(3)]
+    inside: list[int] = []
+    fences: list[int] = []
+
+    def work(client: DistributedLock) -> None:
+        for _ in range(5):
+            with client.lock("x", timeout=60) as handle:
+                inside.append(1)
+                fences.append(handle.fence)
+                assert len(inside) == 1
+                sleep(0.001)
+                inside.pop()
+
+    threads = [threading.Thread(target=work, args=(client,)) for client in clients for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(fences) == 30
+    assert fences == sorted(set(fences))
+    for client in clients:
+        client.close()
+
+
+def test_a_closed_quorum_looks_after_nobody(servers: list[MemberServer]) -> None:
+    quorum = open_quorum(ThreadRuntime(), servers, dead=2)
+    client = DistributedLock(quorum)
+    client.acquire("x").release()
+    assert len(quorum_threads()) == 2
+    client.close()
+    drive(quorum.close())
+    until(lambda: not quorum_threads())
+
+
+def test_a_dropped_quorum_looks_after_nobody(servers: list[MemberServer]) -> None:
+    quorum = open_quorum(ThreadRuntime(), servers, dead=1)
+    client = DistributedLock(quorum)
+    client.acquire("x", ttl=1).release()
+    assert quorum_threads()
+    gone = weakref.ref(quorum)
+    del client, quorum
+    until(lambda: gc.collect() is None or gone() is None, 20.0)
+    until(lambda: not quorum_threads())
+
+
+def test_a_dead_member_is_knocked_at_by_one_and_ever_more_rarely(servers: list[MemberServer]) -> None:
+    runtime = ThreadRuntime()
+    quorum = open_quorum(runtime, servers, dead=1)
+    (dead,) = (node.member for node in quorum._nodes._nodes if isinstance(node.member, Dead))
+    with DistributedLock(quorum) as client:
+        for _ in range(50):
+            client.acquire("x").release()
+        sleep(1.0)
+        assert 2 <= dead.knocks <= 8
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_looks_after_its_members_itself(servers: list[MemberServer]) -> None:
+    quorum = open_quorum(ThreadRuntime(), servers, dead=1)
+    client = DistributedLock(quorum)
+    client.acquire("x").release()
+    until(lambda: quorum._nodes._nodes[0].suspected)
+    child = os.fork()
+    if child == 0:
+        clean = not quorum._nodes._nodes[0].suspected and not quorum._traces
+        os._exit(0 if clean else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    client.close()
+
+
+def test_tasks_are_not_left_behind_in_a_loop(servers: list[MemberServer]) -> None:
+    async def main() -> None:
+        async with AsyncDistributedLock(open_quorum(AsyncRuntime(), servers, dead=2)) as client:
+            async with client.lock("x"):
+                assert await client.is_locked("x")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05), client.lock("x"), client.lock("x"):
+                    pass
+            assert not await client.is_locked("x")
+
+    asyncio.run(main())
+
+
+def test_too_many_dead_are_named(servers: list[MemberServer]) -> None:
+    with DistributedLock(open_quorum(ThreadRuntime(), servers, dead=3)) as client:
+        with pytest.raises(StoreError, match="only 2 of 5 nodes answered: m0: connection refused; m1: c"):
+            client.acquire("x", timeout=1)
+        until(lambda: all(not server.inspect("x", exact=True) for server in servers))
