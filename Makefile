@@ -34,6 +34,10 @@ bench: .venv/installed .venv/bench ## compare with peers and floors (ARGS=--json
 	@$(BIN)/python -m bench.pair $(ARGS)
 	@$(BIN)/python -m bench.handover $(ARGS)
 	@$(BIN)/python -m bench.held $(ARGS)
+	@$(BIN)/python -m bench.redis_pair $(ARGS)
+	@$(BIN)/python -m bench.redis_fanout $(ARGS)
+	@$(BIN)/python -m bench.redis_handover $(ARGS)
+	@$(BIN)/python -m bench.redis_held $(ARGS)
 
 soak: .venv/installed .venv/test ## do harm to Redlock nodes, then simulate fresh histories, for MINUTES=10 in all
 	LEASEHOLD_NEMESIS_SECONDS=$$((30 * $(MINUTES))) $(BIN)/python -m pytest -s tests/redlock

@@ -17,10 +17,12 @@ from bench._measure import interleave, options, report
 from leasehold import AsyncDistributedLock, AsyncLockHandle, DistributedLock, LockHandle, LockInfo
 from leasehold._keeper import BATCH
 from leasehold._model import Ask, Renewal, Standing
-from leasehold._runtime import Runtime
+from leasehold._runtime import drive
+from leasehold._store import Store
 from leasehold.runtimes.aio import AsyncRuntime
 from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores.memory import MemoryServer, MemoryStore
+from leasehold.stores import open_store
+from leasehold.stores.memory import MemoryServer
 
 TTL = 6.0
 FLOOR = "floor: the store's step"
@@ -33,29 +35,31 @@ class Kept(NamedTuple):
     renewals: int
     requests: int = 0
     helpers: int = 0
+    connections: int = 0
     lost: int = 0
 
     def cpu_per_renewal(self) -> float:
         return self.cpu / self.renewals
 
 
-class MeteredStore(MemoryStore):
-    """Counts what it is asked, and the threads or tasks that are about at the time."""
+class Meter:
+    """Counts what a store is asked to renew, and the threads or tasks that are about at the time."""
 
-    def __init__(self, runtime: Runtime, count_helpers: Callable[[], int]) -> None:
-        super().__init__(runtime)
+    def __init__(self, store: Store, count_helpers: Callable[[], int]) -> None:
+        self._renew = store.renew
         self._count_helpers = count_helpers
         self.start()
+        store.renew = self._count_and_renew  # type: ignore[method-assign]
 
     def start(self) -> None:
         self._started = time.process_time()
         self._renewals = self._requests = self._helpers = 0
 
-    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+    async def _count_and_renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
         self._renewals += len(renewals)
         self._requests += 1
         self._helpers = max(self._helpers, self._count_helpers())
-        return await super().renew(renewals, timeout)
+        return await self._renew(renewals, timeout)
 
     def stop(self) -> Kept:
         return Kept(time.process_time() - self._started, self._renewals, self._requests, self._helpers)
@@ -70,8 +74,8 @@ def main() -> None:
     names = [f"bench:{number}" for number in range(arguments.locks)]
     cases: dict[str, Callable[[], list[Kept]]] = {
         FLOOR: partial(renew_by_hand, names),
-        "threads": partial(keep, names, arguments.seconds),
-        "asyncio": lambda: asyncio.run(keep_async(names, arguments.seconds)),
+        "threads": partial(keep, "memory://held", names, arguments.seconds),
+        "asyncio": partial(keep_async, "memory://held-async", names, arguments.seconds),
     }
     kept = interleave(cases, arguments.rounds, warm_up=0)
     cpu = {case: median(map(Kept.cpu_per_renewal, rounds)) for case, rounds in kept.items()}
@@ -104,24 +108,35 @@ def renew_by_hand(names: Sequence[str]) -> list[Kept]:
     return [Kept(time.process_time() - started, len(renewals), lost=standings.count(None))]
 
 
-def keep(names: Sequence[str], seconds: float) -> list[Kept]:
-    store = MeteredStore(ThreadRuntime(), lambda: threading.active_count() - 1)
+def keep(url: str, names: Sequence[str], seconds: float, connections: Callable[[], int] = lambda: 0) -> list[Kept]:
+    store = open_store(url, ThreadRuntime())
+    meter = Meter(store, lambda: threading.active_count() - 1)
     with DistributedLock(store, ttl=TTL) as locks:
         handles = [locks.acquire(name) for name in names]
-        store.start()
+        meter.start()
         time.sleep(seconds)
-        kept = store.stop()
-        return [kept._replace(lost=count_lost(handles, locks.inspect()))]
+        kept = meter.stop()
+        kept = kept._replace(connections=connections(), lost=count_lost(handles, locks.inspect()))
+    drive(store.close())
+    return [kept]
 
 
-async def keep_async(names: Sequence[str], seconds: float) -> list[Kept]:
-    store = MeteredStore(AsyncRuntime(), lambda: len(asyncio.all_tasks()) - 1)
-    async with AsyncDistributedLock(store, ttl=TTL) as locks:
-        handles = [await locks.acquire(name) for name in names]
-        store.start()
-        await asyncio.sleep(seconds)
-        kept = store.stop()
-        return [kept._replace(lost=count_lost(handles, await locks.inspect()))]
+def keep_async(
+    url: str, names: Sequence[str], seconds: float, connections: Callable[[], int] = lambda: 0
+) -> list[Kept]:
+    async def keep() -> Kept:
+        store = open_store(url, AsyncRuntime())
+        meter = Meter(store, lambda: len(asyncio.all_tasks()) - 1)
+        async with AsyncDistributedLock(store, ttl=TTL) as locks:
+            handles = [await locks.acquire(name) for name in names]
+            meter.start()
+            await asyncio.sleep(seconds)
+            kept = meter.stop()
+            kept = kept._replace(connections=connections(), lost=count_lost(handles, await locks.inspect()))
+        await store.close()
+        return kept
+
+    return [asyncio.run(keep())]
 
 
 def count_lost(handles: Sequence[LockHandle | AsyncLockHandle], seen: Iterable[LockInfo]) -> int:

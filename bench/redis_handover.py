@@ -42,6 +42,8 @@ MOST_PROCESSES = 10
 LONGER = 2
 """How many times as long as the others whoever polls is measured: it hands over so rarely."""
 PROTOTYPE = "BLPOP prototype (thin client)"
+SMALL = 25
+"""Up to so many get enough turns each, in so short a time, to tell whether they are shared fairly."""
 SENT = {
     POLLER: ("set", "evalsha"),
     # Besides those it sends, there is one GET in every script of its: they stand for its EVALSHAs.
@@ -77,7 +79,7 @@ class Outcome(NamedTuple):
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=1.0, help="how long each case runs per round")
+    parser.add_argument("--seconds", type=float, default=0.7, help="how long a small crowd runs per round")
     parser.add_argument("--crowds", default="2,10,50", help=f"sizes; of processes only those up to {MOST_PROCESSES}")
     parser.add_argument("--work", type=float, default=5.0, help="milliseconds for which each holds")
     arguments = parser.parse_args()
@@ -90,7 +92,7 @@ def main() -> None:
         for kind, name, fitting, crowd in crowds(server.url, few, sizes, stack):
             crowd(max(fitting), Slice(0.0, monotonic() + 0.2, 0.0, 0.0))  # to have all connections
             for size in fitting:
-                seconds = arguments.seconds * max(size / 50, 1) * (LONGER if name == POLLER else 1)
+                seconds = arguments.seconds * max(size / SMALL, 1) * (LONGER if name == POLLER else 1)
                 for courteous in {work > 0, False}:
                     history = case(crowd, size, seconds, work, courteous=courteous)
                     cases[kind, size, name, courteous] = partial(count, server, SENT[name], size, history)
