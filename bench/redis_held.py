@@ -13,8 +13,6 @@ from statistics import median
 
 import redis
 import redis_lock
-from tests.servers.redis import RedisServer
-from tests.servers.stats import commands_of, connections_to
 
 from bench._measure import interleave, report
 from bench._redis import Wire, options
@@ -22,6 +20,8 @@ from bench.held import TTL, Kept, keep, keep_async
 from leasehold._keeper import BATCH
 from leasehold._model import Ask, Renewal
 from leasehold.stores.redis._scripts import JOIN, RENEW, pack_join, pack_renewal
+from tests.servers.redis import RedisServer
+from tests.servers.stats import commands_of, connections_to
 
 FLOOR = "floor: a script per batch"
 PEER = "python-redis-lock"

@@ -88,7 +88,7 @@ class Keeper:
                 if lease.state is State.WAITING:
                     lease.grant(sent, standing.ticket)
                 lease.trust(sent, life, self._pace)
-            elif lease.state is State.HELD:
+            elif lease.state is State.HELD or not standing.ticket:  # nobody could tell
                 if not lease.is_exhausted():
                     lease.ask_again(self.runtime.now())
             else:
@@ -301,7 +301,7 @@ class Keeper:
         """Have what is not done yet done again soon; but whoever releases a lease himself sees to that one."""
         now = self.runtime.now()
         with self.mutex:
-            wanted = [*(lease for lease in renewing if not lease.leaving), *leaving]
+            wanted = [*(lease for lease in renewing if not lease.leaving and not lease.is_exhausted()), *leaving]
             again = [lease for lease in wanted if lease.due == inf and lease.ask.owner in self.leases]
             for lease in again:
                 lease.ask_again(now)
@@ -321,7 +321,7 @@ class Keeper:
         standings = await self.store.renew(renewals, patience)
         for lease, life, standing in zip(leases, lives, standings, strict=True):
             self.note(lease, sent, life, standing)
-        if answered := next((standing for standing in standings if standing), None):
+        if answered := next((standing for standing in standings if standing and standing.now), None):
             self._compare_clocks(sent, answered.now)
 
     def _compare_clocks(self, sent: float, theirs: float) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from leasehold import InvalidInputError, LockError, StoreError
+from leasehold import InvalidInputError, StoreError
 from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores import open_store
 from leasehold.stores.redis import _blocking, _pipelined
@@ -150,9 +150,7 @@ async def test_no_memory_left(party: Party, start: Start) -> None:
 
 
 @on_each_flavour
-async def test_a_user_without_rights(
-    party: Party, fresh_server: RedisServer, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_user_without_rights(party: Party, fresh_server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     said = await refusal(party, with_user(fresh_server, "+auth", "+hget"), caplog)
     assert "NOPERM" in said
     assert "rights" in said
@@ -334,7 +332,7 @@ async def test_something_that_is_no_redis(party: Party, caplog: pytest.LogCaptur
 @pytest.mark.parametrize("version", ["5.0.14", "6.0.16"])
 async def test_a_server_that_is_too_old(party: Party, version: str) -> None:
     info = f"# Server\r\nredis_version:{version}\r\n".encode()
-    with Stranger(lambda _: b"$%d\r\n%s\r\n*0\r\n" % (len(info), info)) as stranger:
+    with Stranger(lambda _: b"$%d\r\n%s\r\n*0\r\n-ERR\r\n" % (len(info), info)) as stranger:
         said = await refusal(party, f"redis://127.0.0.1:{stranger.port}")
     assert version in said
     assert "6.2" in said
@@ -342,7 +340,7 @@ async def test_a_server_that_is_too_old(party: Party, version: str) -> None:
 
 async def test_a_relative_that_does_not_tell_its_version_is_tried(party: Party) -> None:
     def answer(request: bytes) -> bytes:
-        return b"$0\r\n\r\n*0\r\n" if b"INFO" in request else b"*2\r\n:1\r\n:7\r\n"
+        return b"$0\r\n\r\n*0\r\n-ERR\r\n" if b"INFO" in request else b"*2\r\n:1\r\n:7\r\n"
 
     with Stranger(answer) as stranger:
         assert (await ask(party.client(f"redis://127.0.0.1:{stranger.port}").acquire("x"))).fence == 7

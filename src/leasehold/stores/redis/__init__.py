@@ -49,6 +49,8 @@ MAX_PREFIX = 100
 BUCKETS = 16
 """Of a cluster, so that its servers share the work. On one server all names are in one hash."""
 REDIRECTIONS = 5
+OUSTED = {"READONLY", "NOREPLICAS", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "MISCONF"}
+"""What a server says that may be the primary no more."""
 INSPECTION_TIMEOUT = 5.0
 NAMES_PER_LOOK = 200
 ASKING = pack(("ASKING",))
@@ -71,7 +73,8 @@ class RedisStore:
         strict: bool = False,
         is_member: bool = False,
     ) -> None:
-        if not (isinstance(key_prefix, str) and key_prefix.isprintable() and 0 < len(key_prefix.encode()) <= MAX_PREFIX):
+        size = len(key_prefix.encode()) if isinstance(key_prefix, str) and key_prefix.isprintable() else 0
+        if not 0 < size <= MAX_PREFIX:
             msg = f"key_prefix must be printable, and 1 to {MAX_PREFIX} bytes long, got {key_prefix!r}"
             raise InvalidInputError(msg)
         if not isinstance(min_replicas, int) or min_replicas < 0:
@@ -100,7 +103,11 @@ class RedisStore:
         try:
             reply = await self._call(JOIN, self._key(ask.name), args, timeout, confirmed=self._min_replicas > 0)
         except _UnconfirmedError as shortfall:
-            await self.leave(ask.name, ask.owner, timeout)
+            try:
+                await self.leave(ask.name, ask.owner, timeout)
+            except StoreError as error:
+                error.transient = True  # the place may be there
+                raise
             msg = f"{shortfall}; {ask.name!r} was given up again"
             raise StoreError(msg, name=ask.name) from None
         except StoreError as error:
@@ -124,7 +131,7 @@ class RedisStore:
             calls.append((key, tuple(args)))
         replies = await self._call_all(RENEW, calls, timeout)
         for indices, reply in zip(groups.values(), replies, strict=True):
-            if isinstance(reply, StoreError):
+            if isinstance(reply, Exception):
                 for index in indices:
                     standings[index] = UNKNOWN
                 continue
@@ -213,12 +220,12 @@ class RedisStore:
     ) -> Any:
         """Ask whoever has the key, following redirections: whoever gives one has done nothing."""
         node = self._route.known(key) or await self._route.find(key, timeout)
-        if not node.is_checked:
-            await self._check(node, timeout)
         payload, count = command.pack(key, args), 1
         wait = pack(("WAIT", self._min_replicas, max(int(timeout * 500), 1))) if confirmed else b""
         for _ in range(REDIRECTIONS):
             try:
+                if not node.is_checked:
+                    await self._check(node, timeout)
                 replies = await node.ask(payload + wait, count + confirmed, timeout)
             except StoreError as error:
                 if error.transient:
@@ -226,7 +233,7 @@ class RedisStore:
                 raise
             reply = replies[count - 1]
             if not isinstance(reply, Exception):
-                if confirmed:
+                if confirmed and not (command is JOIN and reply[1] == 0):
                     self._check_copies(node, replies[count])
                 return reply
             code = code_of(reply)
@@ -246,13 +253,13 @@ class RedisStore:
     async def _call_all(
         self, command: Command, calls: Sequence[tuple[bytes, tuple[Arg, ...]]], timeout: float
     ) -> list[Any]:
-        """Call a script on several keys at once. One that fails is a StoreError in the list, unless all do."""
+        """Call a script on several keys at once. One that fails is an exception in the list, unless all do."""
         confirmed = self._min_replicas > 0
 
         async def call(key: bytes, args: tuple[Arg, ...]) -> Any:
             try:
                 return await self._call(command, key, args, timeout, confirmed=confirmed)
-            except StoreError as error:
+            except Exception as error:
                 return error
 
         if len(calls) == 1:
@@ -260,7 +267,7 @@ class RedisStore:
         else:
             works = [call(key, args) for key, args in calls]
             replies = await self.runtime.gather(works, lambda _: False, 0.0)
-        failures = [reply for reply in replies if isinstance(reply, StoreError)]
+        failures = [reply for reply in replies if isinstance(reply, Exception)]
         if failures and len(failures) == len(replies):
             raise failures[0]
         return replies
@@ -273,9 +280,11 @@ class RedisStore:
 
     def _refused(self, node: Node, reply: Exception) -> StoreError:
         error = refused(node.address, reply)
-        if code_of(reply) == "READONLY" and self._route.may_change:
-            self._route.doubt(node)
-            error.transient = True
+        if code_of(reply) in OUSTED:
+            node.refresh()
+            if self._route.may_change:
+                self._route.doubt(node)
+                error.transient = True
         return error
 
     async def _check(self, node: Node, timeout: float) -> None:
@@ -322,7 +331,7 @@ def open_redis(source: object, runtime: Runtime, options: Mapping[str, Any]) -> 
     """Open the store of a URL or of a client object; of several client objects, or redlock://, a quorum of them."""
     if isinstance(source, str):
         deployments, settings = parse_url(source)
-        is_quorum = source.startswith("redlock")
+        is_quorum = source.lower().startswith("redlock")
     else:
         is_quorum = isinstance(source, Sequence)
         deployments = (

@@ -121,12 +121,15 @@ def _parse(parts: SplitResult) -> tuple[list[Deployment], Options]:
         tls=_context(_take_tls(query)) if base in ("rediss", "valkeys") or kind == "redlocks" else None,
     )
     if is_path:
-        if not template.path:
+        if not template.path or _hosts(parts):
             msg = "name the socket: unix:///path/to/socket"
             raise ValueError(msg)
         return [Deployment([template])], _options(query)
+    if parts.netloc.count("@") > 1:
+        msg = "all hosts share one user and password, which come first"
+        raise ValueError(msg)
     default = SENTINEL_PORT if kind == "sentinel" else PORT
-    hosts = [template.at(*_host_and_port(host, default)) for host in _hosts(parts).split(",")]
+    hosts = [template.at(*_host_and_port(host, default)) for host in _hosts(parts).strip(",").split(",")]
     if kind == "cluster":
         return [Deployment(hosts, is_cluster=True)], _options(query)
     if kind in ("redlock", "redlocks"):
@@ -260,8 +263,8 @@ def _context(options: Mapping[str, Any]) -> ssl.SSLContext:
         )
         check_hostname = given.get("ssl_check_hostname", True)
         context.check_hostname = _boolean(str(check_hostname))
-        wanted = given.get("ssl_cert_reqs", "required")
-        if wanted in ("none", "None", ssl.CERT_NONE):
+        wanted = options.get("ssl_cert_reqs", "required")
+        if wanted in (None, "none", "None", ssl.CERT_NONE):
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         elif wanted in ("optional", ssl.CERT_OPTIONAL):

@@ -191,6 +191,10 @@ class BlockingNode:
                 return connection
             connection.close()
 
+    def refresh(self) -> None:
+        """Use new connections from now on."""
+        self._drop_idle()
+
     def close(self) -> None:
         """Let idle connections go; one in use is closed when it is given back."""
         self._is_closed = True
@@ -241,7 +245,7 @@ class BlockingEar:
         self._mutex = threading.Lock()
         self._waiters: dict[str, _Waiter] = {}
         self._followers: dict[str, _Waiter] = {}
-        self._is_listened = False
+        self._listener: _Waiter | None = None
         self._connection: Connection | None = None
         self._heard_at = 0.0
         self._asked_at = 0.0
@@ -258,26 +262,26 @@ class BlockingEar:
         try:
             while not waiter.is_rung and (left := deadline - self._runtime.now()) > 0:
                 with self._mutex:
-                    listens, self._is_listened = not self._is_listened, True
-                    if not listens:
+                    if self._listener is None:
+                        self._listener = waiter
+                    elif self._listener is not waiter:
                         self._followers[owner] = waiter
-                if not listens:
-                    waiter.latch.acquire(timeout=left)
-                    continue
-                try:
+                if self._listener is waiter:
                     await self._listen(waiter, deadline)
-                finally:
-                    self._is_listened = False
+                else:
+                    waiter.latch.acquire(timeout=left)
         finally:
-            self._hand_on(owner)
+            self._hand_on(owner, waiter)
         rung, waiter.is_rung = waiter.is_rung, False
         return rung
 
-    def _hand_on(self, owner: str) -> None:
+    def _hand_on(self, owner: str, waiter: _Waiter) -> None:
         """See to it that somebody listens, if anybody else waits."""
         with self._mutex:
             self._followers.pop(owner, None)
-            successor = self._followers.popitem()[1] if self._followers and not self._is_listened else None
+            if self._listener is waiter:
+                self._listener = None
+            successor = self._followers.popitem()[1] if self._followers and self._listener is None else None
         if successor is not None:
             successor.open()
 
@@ -335,5 +339,5 @@ class BlockingEar:
         connection = self._connection
         if connection is not None:
             connection.shut_down()
-            if not self._is_listened:
+            if self._listener is None:
                 self._hang_up()

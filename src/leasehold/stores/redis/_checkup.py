@@ -28,7 +28,7 @@ def findings(address: Address, replies: Sequence[Any], *, is_member: bool) -> It
         return
     info = dict(line.split(":", 1) for line in info_text.decode().splitlines() if ":" in line)
     name, version = _name_and_version(info)
-    if tuple(int(part) for part in info.get("redis_version", "0").split(".")[:2]) < OLDEST:
+    if "redis_version" in info and tuple(map(int, info["redis_version"].split(".")[:2])) < OLDEST:
         yield Finding("error", subject, f"{name} {version} is too old: 6.2 is needed")
         return
     yield Finding("ok", subject, f"{name} {version}, {info.get('role', 'role unknown')}")

@@ -26,7 +26,7 @@ _ADVICE = {
 _CODE = re.compile(rf"\b({'|'.join([*_TRANSIENT, *_ADVICE, 'NOSCRIPT', 'MOVED', 'ASK'])})\b")
 
 
-FAILURES = (OSError, hiredis.ProtocolError)
+FAILURES = (OSError, UnicodeError, hiredis.ProtocolError)
 """What ends a connection."""
 
 
@@ -37,13 +37,13 @@ def code_of(error: Exception) -> str:
 
 
 def refused(address: Address, error: Exception) -> StoreError:
-    """Translate an error reply: nothing was done."""
+    """Translate an error reply: nothing was done, unless a script failed that should not: that counts as no answer."""
     code = code_of(error)
     text = str(error).removeprefix("ERR ")
     if code == "" and "AUTH" in text:
         code = "WRONGPASS"
     advice = _ADVICE.get(code, "")
-    is_transient = code in _TRANSIENT or "max number of clients" in text
+    is_transient = code in _TRANSIENT or (code == "" and "user_script" in text) or "max number of clients" in text
     failure = StoreError(f"{address}: {text}{advice and f' ({advice})'}", transient=is_transient)
     failure.__cause__ = error
     return failure

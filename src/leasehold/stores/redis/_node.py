@@ -21,6 +21,10 @@ class Node(Protocol):
         """
         ...
 
+    def refresh(self) -> None:
+        """Use new connections from now on: the name may lead elsewhere by now."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -42,7 +42,9 @@ class _Pipeline(asyncio.Protocol):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_message: OnMessage, on_lost: Callable[[], None]) -> None:
         self.is_good = True
+        self._is_lost = False
         self._is_retired = False
+        self._reason = "the server closed the connection"
         self._loop = loop
         self._on_message = on_message
         self._on_lost = on_lost
@@ -58,6 +60,8 @@ class _Pipeline(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     async def exchange(self, payload: bytes, count: int, timeout: float) -> list[Any]:
+        if self._is_lost:
+            raise ConnectionResetError(self._reason)
         deadline = self._loop.time() + timeout
         request = _Request(self._loop.create_future(), count, deadline)
         self._requests.append(request)
@@ -88,7 +92,10 @@ class _Pipeline(asyncio.Protocol):
         requests = self._requests
         while (reply := self._gets()) is not False:
             if not requests:
-                self._on_message(reply)
+                if isinstance(reply, Exception):  # said before it hangs up
+                    self._reason = str(reply)
+                else:
+                    self._on_message(reply)
                 continue
             request = requests[0]
             request.replies.append(reply)
@@ -102,7 +109,8 @@ class _Pipeline(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_good = False
-        self._fail_all(error or ConnectionResetError("the server closed the connection"))
+        self._is_lost = True
+        self._fail_all(error or ConnectionResetError(self._reason))
         self._on_lost()
 
     def tell(self, payload: bytes) -> None:
@@ -192,7 +200,15 @@ class _Shared:
         if self._connecting is None:
             self._connecting = self._runtime.bind().create_task(self._connect(timeout), name="leasehold-connect")
             self._connecting.add_done_callback(self._connected)
-        return await asyncio.wait_for(asyncio.shield(self._connecting), timeout)
+        connecting = self._connecting
+        try:
+            return await asyncio.wait_for(asyncio.shield(connecting), timeout)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if connecting.cancelled() and task is not None and not task.cancelling():
+                msg = "the connection was closed"
+                raise ConnectionAbortedError(msg) from None
+            raise
 
     def _connected(self, task: asyncio.Task[_Pipeline]) -> None:
         self._connecting = None
@@ -200,6 +216,12 @@ class _Shared:
             if self.pipeline is not None:
                 self.pipeline.retire()
             self.pipeline = task.result()
+
+    def refresh(self) -> None:
+        """Use a new connection from now on; who waits for an answer on the old one may still get it."""
+        if self.pipeline is not None:
+            self.pipeline.retire()
+            self.pipeline = None
 
     def close(self) -> None:
         if self._connecting is not None:
@@ -215,12 +237,13 @@ class PipelinedNode:
     def __init__(self, runtime: AsyncRuntime, address: Address) -> None:
         self.address = address
         self.is_checked = False
+        self._runtime = runtime
         self._shared = _Shared(runtime, lambda timeout: _connect(runtime, address, timeout))
 
     async def ask(self, payload: bytes, count: int, timeout: float) -> list[Any]:
         try:
-            asyncio.get_running_loop()
-        except RuntimeError:  # the interpreter exits
+            self._runtime.bind()
+        except RuntimeError:  # no loop runs: the interpreter exits
             return await BlockingNode(ThreadRuntime(), self.address).ask(payload, count, timeout)
         pipeline = self._shared.pipeline
         try:
@@ -229,6 +252,9 @@ class PipelinedNode:
             return await pipeline.exchange(payload, count, timeout)
         except FAILURES as error:
             raise unanswered(self.address, error) from error
+
+    def refresh(self) -> None:
+        self._shared.refresh()
 
     def close(self) -> None:
         self._shared.close()
@@ -248,6 +274,7 @@ class PipelinedEar:
         self.forget = self._mailbox.close
 
     async def wait(self, owner: str, timeout: float) -> bool:
+        self._runtime.bind()
         pipeline = self._shared.pipeline
         try:
             if pipeline is None or not pipeline.is_good:

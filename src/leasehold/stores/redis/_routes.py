@@ -14,6 +14,8 @@ from leasehold.stores.redis._resp import pack
 
 SLOTS = 16384
 SENTINEL_TIMEOUT = 0.5
+LEAST_TIME = 0.2
+"""What each node is given to answer in, even if there are many to be asked."""
 _MASTER = "GET-MASTER-ADDR-BY-NAME"
 
 MakeNode = Callable[[Address], Node]
@@ -108,9 +110,11 @@ class _Sentinel:
         raise StoreError(msg, transient=True)
 
     def doubt(self, node: Node) -> None:
+        """Have it found anew, by another Sentinel first: the one that named it may be behind."""
         if node is self._primary:
             self._primary = None
-            node.close()
+            node.refresh()
+            self._sentinels.append(self._sentinels.pop(0))
 
     def follow(self, key: bytes, target: str, node: Node, *, for_good: bool) -> Node:
         raise _not_alone(node)
@@ -129,6 +133,7 @@ class _Cluster:
         self._nodes: dict[tuple[str, int], Node] = {}
         self._ranges: list[tuple[int, int, Node]] = []
         self._exceptions: dict[int, Node] = {}
+        self._doubted = ""
 
     def known(self, key: bytes) -> Node | None:
         slot = slot_of(key)
@@ -137,20 +142,14 @@ class _Cluster:
         return next((node for first, last, node in self._ranges if first <= slot <= last), None)
 
     async def find(self, key: bytes, timeout: float) -> Node:
-        await self._discover(timeout)
-        node = self.known(key)
-        if node is None:
-            msg = f"the cluster of {self._seeds[0]} has no server for slot {slot_of(key)}"
-            raise StoreError(msg, transient=True)
-        return node
-
-    async def _discover(self, timeout: float) -> None:
+        """Ask one node after another which slots are whose, until one knows who has this key's."""
         failures = []
-        known = [node.address for node in self._nodes.values()]
-        for address in dict.fromkeys([*known, *self._seeds]):
+        known = [node.address for node in list(self._nodes.values())]
+        addresses = sorted(dict.fromkeys([*known, *self._seeds]), key=lambda address: str(address) == self._doubted)
+        for address in addresses:
             node = self._node_at(address.host, address.port)
             try:
-                (reply,) = await node.ask(pack(("CLUSTER", "SLOTS")), 1, timeout)
+                (reply,) = await node.ask(pack(("CLUSTER", "SLOTS")), 1, max(timeout / len(addresses), LEAST_TIME))
                 if isinstance(reply, Exception):
                     raise refused(address, reply)
             except StoreError as error:
@@ -158,13 +157,24 @@ class _Cluster:
                 continue
             self._ranges = [self._range(address, *entry) for entry in reply]
             self._exceptions = {}
-            return
+            if found := self.known(key):
+                self._forget_strangers()
+                return found
+            failures.append(StoreError(f"{address}: knows no server for slot {slot_of(key)}", transient=True))
         reasons = "; ".join(map(str, failures))
-        msg = f"no node of the cluster tells its slots: {reasons}"
+        msg = f"no node of the cluster tells who has the lock's slot: {reasons}"
         raise StoreError(msg, transient=any(failure.transient for failure in failures))
 
+    def _forget_strangers(self) -> None:
+        """Let go of nodes that are no longer part of the cluster, as far as those who are can tell."""
+        members = {id(node) for _, _, node in self._ranges}
+        for place, node in list(self._nodes.items()):
+            if id(node) not in members:
+                self._nodes.pop(place, None)
+                node.refresh()
+
     def _range(self, source: Address, first: int, last: int, primary: list[Any], *_: Any) -> tuple[int, int, Node]:
-        host = primary[0].decode() if primary[0] else source.host  # a node that does not know its own name
+        host = primary[0].decode() if primary[0] not in (None, b"", b"?") else source.host  # which it does not know
         return first, last, self._node_at(host, primary[1])
 
     def _node_at(self, host: str, port: int) -> Node:
@@ -174,18 +184,19 @@ class _Cluster:
         return node
 
     def doubt(self, node: Node) -> None:
+        self._doubted = str(node.address)
         self._ranges = []
         self._exceptions = {}
 
     def follow(self, key: bytes, target: str, node: Node, *, for_good: bool) -> Node:
         host, _, port = target.rpartition(":")
-        found = self._node_at(host or node.address.host, int(port))
+        found = self._node_at(host if host not in ("", "?") else node.address.host, int(port))
         if for_good:
             self._exceptions[slot_of(key)] = found
         return found
 
     def close(self) -> None:
-        for node in self._nodes.values():
+        for node in list(self._nodes.values()):
             node.close()
 
 

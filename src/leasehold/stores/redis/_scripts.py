@@ -59,7 +59,7 @@ HSCAN = Command("HSCAN")
 
 def microseconds(seconds: float) -> int:
     """Round up: a place must not end before its holder thinks it may."""
-    return ceil(seconds * 1e6)
+    return ceil(max(seconds, 0.0) * 1e6)
 
 
 def pack_join(ask: Ask, channel: bytes, *, is_member: bool) -> bytes:

@@ -84,7 +84,9 @@ if not reply then
   save(line, fields)
 end
 
-if ticket % 16 == 0 then  -- now and then, look at a few fields for names nobody asks for any more
+-- Now and then, look at a few fields for names nobody asks for any more. Whatever is wrong with those is no fault
+-- of this join, which is done.
+local function sweep()
   for _, field in ipairs(redis.call('HRANDFIELD', bucket, 4)) do
     if string.byte(field) == 0 then
       if #field > 1 and struct.unpack('<d', redis.call('HGET', bucket, field)) <= now then
@@ -92,11 +94,15 @@ if ticket % 16 == 0 then  -- now and then, look at a few fields for names nobody
       end
     else
       local zero = string.find(field, '\0', 1, true)
-      local line = zero and string.sub(field, 1, zero - 1) or field
-      line = open(line, redis.call('HGET', bucket, line))
+      local swept = zero and string.sub(field, 1, zero - 1) or field
+      local line = open(swept, redis.call('HGET', bucket, swept))
       settle(line)
       save(line, {})
     end
   end
+end
+
+if ticket % 16 == 0 then
+  pcall(sweep)
 end
 return reply

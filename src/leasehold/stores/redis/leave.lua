@@ -28,6 +28,7 @@ end
 
 --include line.lua
 
+redis.call('HDEL', bucket, FREES)
 local line = open(name, record)
 local own = find(line, owner)
 if own then

@@ -11,6 +11,9 @@
 -- A script that includes this file has set `bucket` and `now`. It changes a line in memory, then saves it:
 -- first all that may fail for lack of memory, in one command, so that a step is done as a whole or not at all.
 
+-- A field that is never there. A server that is out of memory lets a script write once it has begun by removing
+-- something: whoever leaves or renews must not be refused for that.
+local FREES = '\0\0'
 local LINKS = '<dddI2c0I2c0'
 
 local function parse(record)
@@ -156,19 +159,28 @@ local function refresh(line, place, life)
   end
 end
 
+-- Lua passes some 8,000 values at most; what follows the first write is not refused for lack of memory.
+local function write(command, values)
+  for i = 1, #values, 4000 do
+    redis.call(command, bucket, unpack(values, i, math.min(i + 3999, #values)))
+  end
+end
+
 -- Write what changed, together with `fields` (names and values), and wake who newly holds.
 local function save(line, fields)
   local name = line.name
   local gone = {}
   for _, owner in ipairs(line.gone) do
-    gone[#gone + 1] = name .. '\0' .. owner
+    if not line.dirty[owner] then  -- else it has come back since
+      gone[#gone + 1] = name .. '\0' .. owner
+    end
   end
   if line.first == '' then
-    if line.linked or #gone > 0 then
+    if line.linked or #line.gone > 0 then
       gone[#gone + 1] = name
     end
   elseif line.linked then
-    if next(line.dirty) or #gone > 0 then
+    if next(line.dirty) or #line.gone > 0 then
       fields[#fields + 1] = name
       fields[#fields + 1] = struct.pack('<dI2c0I2c0', 0, #line.first, line.first, #line.last, line.last)
     end
@@ -180,12 +192,8 @@ local function save(line, fields)
     fields[#fields + 1] = name
     fields[#fields + 1] = pack(line.dirty[line.first])
   end
-  if #fields > 0 then
-    redis.call('HSET', bucket, unpack(fields))
-  end
-  if #gone > 0 then
-    redis.call('HDEL', bucket, unpack(gone))
-  end
+  write('HSET', fields)
+  write('HDEL', gone)
   for _, place in ipairs(line.woken) do
     redis.pcall('PUBLISH', place.channel, place.owner)
   end

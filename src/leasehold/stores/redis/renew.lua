@@ -29,6 +29,7 @@ end
 
 --include line.lua
 
+redis.call('HDEL', bucket, FREES)
 local fields = {}
 local at_stake = 0
 for i = 2, #names do
