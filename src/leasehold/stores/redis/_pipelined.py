@@ -42,6 +42,7 @@ class _Pipeline(asyncio.Protocol):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_message: OnMessage, on_lost: Callable[[], None]) -> None:
         self.is_good = True
+        self._is_retired = False
         self._loop = loop
         self._on_message = on_message
         self._on_lost = on_lost
@@ -80,6 +81,8 @@ class _Pipeline(asyncio.Protocol):
             self._take_in(data)
         except hiredis.ProtocolError as error:
             self.close(error)
+        if self._is_retired and not self._requests:
+            self.close()
 
     def _take_in(self, data: bytes) -> None:
         self._feed(data)
@@ -101,6 +104,12 @@ class _Pipeline(asyncio.Protocol):
         self.is_good = False
         self._fail_all(error or ConnectionResetError("the server closed the connection"))
         self._on_lost()
+
+    def retire(self) -> None:
+        """Close as soon as everybody has his answer: another connection has taken over."""
+        self._is_retired = True
+        if not self._requests:
+            self.close()
 
     def tell(self, payload: bytes) -> None:
         """Send what is answered with a message, if at all."""
@@ -180,14 +189,24 @@ class _Shared:
         self._connecting: asyncio.Task[_Pipeline] | None = None
 
     async def open(self, timeout: float) -> _Pipeline:
-        if self._connecting is None:
-            self._connecting = self._runtime.bind().create_task(self._connect(timeout), name="leasehold-connect")
-            self._connecting.add_done_callback(self._connected)
-        return await asyncio.wait_for(asyncio.shield(self._connecting), timeout)
+        connecting = self._connecting
+        if connecting is None:
+            connecting = self._runtime.bind().create_task(self._connect(timeout), name="leasehold-connect")
+            connecting.add_done_callback(self._connected)
+            self._connecting = connecting
+        await asyncio.wait([connecting], timeout=timeout)
+        if not connecting.done():
+            raise TimeoutError
+        if connecting.cancelled():
+            msg = "the connection was closed"
+            raise ConnectionAbortedError(msg)
+        return connecting.result()
 
     def _connected(self, task: asyncio.Task[_Pipeline]) -> None:
         self._connecting = None
         if not task.cancelled() and task.exception() is None:
+            if self.pipeline is not None:
+                self.pipeline.retire()
             self.pipeline = task.result()
 
     def close(self) -> None:
@@ -204,6 +223,8 @@ class PipelinedNode:
     def __init__(self, runtime: AsyncRuntime, address: Address) -> None:
         self.address = address
         self.is_checked = False
+        self._is_closed = False
+        self._runtime = runtime
         self._shared = _Shared(runtime, lambda timeout: _connect(runtime, address, timeout))
 
     async def ask(self, payload: bytes, count: int, timeout: float) -> list[Any]:
@@ -213,13 +234,24 @@ class PipelinedNode:
             return await BlockingNode(ThreadRuntime(), self.address).ask(payload, count, timeout)
         pipeline = self._shared.pipeline
         try:
+            if self._is_closed:
+                return await self._ask_alone(payload, count, timeout)
             if pipeline is None or not pipeline.is_good:
                 pipeline = await self._shared.open(timeout)
             return await pipeline.exchange(payload, count, timeout)
         except FAILURES as error:
             raise unanswered(self.address, error) from error
 
+    async def _ask_alone(self, payload: bytes, count: int, timeout: float) -> list[Any]:
+        """Ask on a connection that is closed again: for whoever has yet to leave when everything is closed."""
+        pipeline = await _connect(self._runtime, self.address, timeout)
+        try:
+            return await pipeline.exchange(payload, count, timeout)
+        finally:
+            pipeline.close()
+
     def close(self) -> None:
+        self._is_closed = True
         self._shared.close()
 
 
