@@ -84,19 +84,29 @@ if not reply then
   save(line, fields)
 end
 
-if ticket % 16 == 0 then  -- now and then, look at a few fields for names nobody asks for any more
-  for _, field in ipairs(redis.call('HRANDFIELD', bucket, 4)) do
-    if string.byte(field) == 0 then
-      if #field > 1 and struct.unpack('<d', redis.call('HGET', bucket, field)) <= now then
-        redis.call('HDEL', bucket, field)
-      end
+if ticket % 16 == 0 then  -- now and then look at some fields, more than were added since, for what has expired
+  local fields = redis.call('HRANDFIELD', bucket, 32)
+  local records = redis.call('HMGET', bucket, unpack(fields))
+  local dead, settled = {}, {}
+  for i, field in ipairs(fields) do
+    local zero = string.find(field, '\0', 1, true)
+    local expires = struct.unpack('<d', records[i])
+    if expires > now or #field == 1 and zero then
+      -- it lives, or is the bucket itself
+    elseif zero == 1 or not zero and expires ~= 0 then
+      dead[#dead + 1] = field
     else
-      local zero = string.find(field, '\0', 1, true)
-      local line = zero and string.sub(field, 1, zero - 1) or field
-      line = open(line, redis.call('HGET', bucket, line))
-      settle(line)
-      save(line, {})
+      local found = zero and string.sub(field, 1, zero - 1) or field
+      if not settled[found] then
+        settled[found] = true
+        local line = open(found, redis.call('HGET', bucket, found))
+        settle(line)
+        save(line, {})
+      end
     end
+  end
+  if #dead > 0 then
+    redis.call('HDEL', bucket, unpack(dead))
   end
 end
 return reply

@@ -9,7 +9,8 @@
 --
 -- Times are microseconds on the bucket's clock, which follows the server's but never goes back.
 -- A script that includes this file has set `bucket` and `now`. It changes a line in memory, then saves it:
--- first all that may fail for lack of memory, in one command, so that a step is done as a whole or not at all.
+-- first all that may fail for lack of memory: that fails before a script's first write or not at all, so that a step
+-- is done as a whole or not at all.
 
 local LINKS = '<dddI2c0I2c0'
 
@@ -156,6 +157,13 @@ local function refresh(line, place, life)
   end
 end
 
+-- Call a command with any number of arguments, of which Lua unpacks some thousands at a time.
+local function call(command, args)
+  for i = 1, #args, 4000 do
+    redis.call(command, bucket, unpack(args, i, math.min(i + 3999, #args)))
+  end
+end
+
 -- Write what changed, together with `fields` (names and values), and wake who newly holds.
 local function save(line, fields)
   local name = line.name
@@ -180,12 +188,8 @@ local function save(line, fields)
     fields[#fields + 1] = name
     fields[#fields + 1] = pack(line.dirty[line.first])
   end
-  if #fields > 0 then
-    redis.call('HSET', bucket, unpack(fields))
-  end
-  if #gone > 0 then
-    redis.call('HDEL', bucket, unpack(gone))
-  end
+  call('HSET', fields)
+  call('HDEL', gone)
   for _, place in ipairs(line.woken) do
     redis.pcall('PUBLISH', place.channel, place.owner)
   end
