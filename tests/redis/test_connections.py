@@ -105,14 +105,15 @@ async def test_a_contended_acquisition_takes_few_commands(
 ) -> None:
     """Each joins, is woken and looks, and leaves; heartbeats come on top while the line is long."""
     locks = party.client(fresh_server.url, ttl=30)
-    rounds = max(100 // waiters, 4)
+    rounds = max(100 // waiters, 6)
 
-    async def take_turns() -> None:
+    async def take_turns(rounds: int = rounds) -> None:
         for _ in range(rounds):
             handle = await ask(locks.acquire("x", timeout=60))
             await ask(handle.release())
 
-    await take_turns()
+    for work in [party.start(take_turns(2)) for _ in range(2)]:  # from now on it listens
+        await work.result()
     with commands_of(fresh_server) as counted:
         works = [party.start(take_turns()) for _ in range(waiters)]
         for work in works:
@@ -162,7 +163,8 @@ async def test_tasks_cancelled_anywhere_leave_nothing_in_any_line(
         results = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(result is None or isinstance(result, asyncio.CancelledError) for result in results), results
     await party.until(lambda: no_place_in(other), "nothing is left in any line", within=5)
-    assert await party.until(lambda: bucket_of(fresh_server, party) == ["\0"], "only the bucket itself is left", 5)
+    fields = bucket_of(fresh_server, party)
+    assert all(field.startswith("\0") for field in fields), "marks against ghosts, which the sweep takes away later"
 
 
 async def no_place_in(locks: Any) -> bool:
