@@ -236,6 +236,7 @@ class BlockingEar:
 
     def __init__(self, runtime: ThreadRuntime, channel: str, locate: Locate) -> None:
         self.channel = channel
+        self._is_closed = False
         self._runtime = runtime
         self._locate = locate
         self._start_afresh()
@@ -306,6 +307,9 @@ class BlockingEar:
         left = max(deadline - self._runtime.now(), LEAST_TIME)
         connection = await connect(self._runtime, address, left, pack(("SUBSCRIBE", self.channel)))
         self._connection = connection
+        if self._is_closed:
+            msg = "the connection was closed"
+            raise ConnectionAbortedError(msg)
         self._heard_at = self._asked_at = self._runtime.now()
         for waiter in list(self._waiters.values()):
             waiter.ring()
@@ -336,6 +340,7 @@ class BlockingEar:
 
     def close(self) -> None:
         """Let the connection go; whoever listens finds it closed and, by then, nobody to wait for."""
+        self._is_closed = True
         connection = self._connection
         if connection is not None:
             connection.shut_down()

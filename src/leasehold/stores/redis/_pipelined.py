@@ -85,6 +85,8 @@ class _Pipeline(asyncio.Protocol):
             self._take_in(data)
         except hiredis.ProtocolError as error:
             self.close(error)
+        if self._is_retired and not self._requests:
+            self.close()
 
     def _take_in(self, data: bytes) -> None:
         self._feed(data)
@@ -197,18 +199,18 @@ class _Shared:
         self._connecting: asyncio.Task[_Pipeline] | None = None
 
     async def open(self, timeout: float) -> _Pipeline:
-        if self._connecting is None:
-            self._connecting = self._runtime.bind().create_task(self._connect(timeout), name="leasehold-connect")
-            self._connecting.add_done_callback(self._connected)
         connecting = self._connecting
-        try:
-            return await asyncio.wait_for(asyncio.shield(connecting), timeout)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if connecting.cancelled() and task is not None and not task.cancelling():
-                msg = "the connection was closed"
-                raise ConnectionAbortedError(msg) from None
-            raise
+        if connecting is None:
+            connecting = self._runtime.bind().create_task(self._connect(timeout), name="leasehold-connect")
+            connecting.add_done_callback(self._connected)
+            self._connecting = connecting
+        await asyncio.wait([connecting], timeout=timeout)
+        if not connecting.done():
+            raise TimeoutError
+        if connecting.cancelled():
+            msg = "the connection was closed"
+            raise ConnectionAbortedError(msg)
+        return connecting.result()
 
     def _connected(self, task: asyncio.Task[_Pipeline]) -> None:
         self._connecting = None
@@ -237,6 +239,7 @@ class PipelinedNode:
     def __init__(self, runtime: AsyncRuntime, address: Address) -> None:
         self.address = address
         self.is_checked = False
+        self._is_closed = False
         self._runtime = runtime
         self._shared = _Shared(runtime, lambda timeout: _connect(runtime, address, timeout))
 
@@ -247,6 +250,8 @@ class PipelinedNode:
             return await BlockingNode(ThreadRuntime(), self.address).ask(payload, count, timeout)
         pipeline = self._shared.pipeline
         try:
+            if self._is_closed:
+                return await self._ask_alone(payload, count, timeout)
             if pipeline is None or not pipeline.is_good:
                 pipeline = await self._shared.open(timeout)
             return await pipeline.exchange(payload, count, timeout)
@@ -256,7 +261,16 @@ class PipelinedNode:
     def refresh(self) -> None:
         self._shared.refresh()
 
+    async def _ask_alone(self, payload: bytes, count: int, timeout: float) -> list[Any]:
+        """Ask on a connection that is closed again: for whoever has yet to leave when everything is closed."""
+        pipeline = await _connect(self._runtime, self.address, timeout)
+        try:
+            return await pipeline.exchange(payload, count, timeout)
+        finally:
+            pipeline.close()
+
     def close(self) -> None:
+        self._is_closed = True
         self._shared.close()
 
 

@@ -84,21 +84,31 @@ if not reply then
   save(line, fields)
 end
 
--- Now and then, look at a few fields for names nobody asks for any more. Whatever is wrong with those is no fault
--- of this join, which is done.
+-- Now and then look at some fields, more than were added since, for what has expired. Whatever may be wrong there is
+-- no fault of this join, which is done.
 local function sweep()
-  for _, field in ipairs(redis.call('HRANDFIELD', bucket, 4)) do
-    if string.byte(field) == 0 then
-      if #field > 1 and struct.unpack('<d', redis.call('HGET', bucket, field)) <= now then
-        redis.call('HDEL', bucket, field)
-      end
+  local fields = redis.call('HRANDFIELD', bucket, 32)
+  local records = redis.call('HMGET', bucket, unpack(fields))
+  local dead, settled = {}, {}
+  for i, field in ipairs(fields) do
+    local zero = string.find(field, '\0', 1, true)
+    local expires = struct.unpack('<d', records[i])
+    if expires > now or #field == 1 and zero then
+      -- it lives, or is the bucket itself
+    elseif zero == 1 or not zero and expires ~= 0 then
+      dead[#dead + 1] = field
     else
-      local zero = string.find(field, '\0', 1, true)
-      local swept = zero and string.sub(field, 1, zero - 1) or field
-      local line = open(swept, redis.call('HGET', bucket, swept))
-      settle(line)
-      save(line, {})
+      local found = zero and string.sub(field, 1, zero - 1) or field
+      if not settled[found] then
+        settled[found] = true
+        local line = open(found, redis.call('HGET', bucket, found))
+        settle(line)
+        save(line, {})
+      end
     end
+  end
+  if #dead > 0 then
+    redis.call('HDEL', bucket, unpack(dead))
   end
 end
 

@@ -9,7 +9,8 @@
 --
 -- Times are microseconds on the bucket's clock, which follows the server's but never goes back.
 -- A script that includes this file has set `bucket` and `now`. It changes a line in memory, then saves it:
--- first all that may fail for lack of memory, in one command, so that a step is done as a whole or not at all.
+-- first all that may fail for lack of memory: that fails before a script's first write or not at all, so that a step
+-- is done as a whole or not at all.
 
 -- A field that is never there. A server that is out of memory lets a script write once it has begun by removing
 -- something: whoever leaves or renews must not be refused for that.
