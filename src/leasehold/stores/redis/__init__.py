@@ -226,7 +226,10 @@ class RedisStore:
             try:
                 if not node.is_checked:
                     await self._check(node, timeout)
-                replies = await node.ask(payload + wait, count + confirmed, timeout)
+                if not confirmed:
+                    replies = await node.ask(payload, count, timeout)
+                else:
+                    replies = await node.ask(payload + wait, count + 1, timeout)
             except StoreError as error:
                 if error.transient:
                     self._route.doubt(node)

@@ -19,6 +19,9 @@ from leasehold.stores.redis._blocking import LEAST_TIME, PAUSE, PING, SILENCE, B
 from leasehold.stores.redis._errors import FAILURES, check_all, is_passing, unanswered
 from leasehold.stores.redis._resp import is_wake_up, pack
 
+CROWD = 64
+"""So many requests go out before the turn of the loop is over: the server need not wait for the rest."""
+
 OnMessage = Callable[[Any], None]
 
 
@@ -59,7 +62,7 @@ class _Pipeline(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
-    async def exchange(self, payload: bytes, count: int, timeout: float) -> list[Any]:
+    def exchange(self, payload: bytes, count: int, timeout: float) -> asyncio.Future[list[Any]]:
         if self._is_lost:
             raise ConnectionResetError(self._reason)
         deadline = self._loop.time() + timeout
@@ -71,14 +74,17 @@ class _Pipeline(asyncio.Protocol):
             if not self._outbox:
                 self._loop.call_soon(self._flush)
             self._outbox.append(payload)
+            if len(self._outbox) >= CROWD:
+                self._flush()
         if deadline < self._alarm_at:
             self._set_alarm(deadline)
-        return await request.answer
+        return request.answer
 
     def _flush(self) -> None:
-        payload = b"".join(self._outbox)
-        self._outbox.clear()
-        self._transport.write(payload)
+        if self._outbox:
+            payload = b"".join(self._outbox)
+            self._outbox.clear()
+            self._transport.write(payload)
 
     def data_received(self, data: bytes) -> None:
         try:
