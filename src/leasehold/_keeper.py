@@ -257,8 +257,12 @@ class Keeper:
         return True
 
     def _survey(self, now: float) -> tuple[list[Lease], float]:
-        """Look once at every lease: signal what is lost, find what is due, and when something will be."""
-        due: list[Lease] = []
+        """Look once at every lease: signal what is lost, find what is due, and when something will be.
+
+        With whatever is due goes what soon will be; but nothing goes before its time alone, or it would be ever less.
+        """
+        soon: list[Lease] = []
+        is_due = False
         next_at = inf
         for lease in list(self.leases.values()):
             if lease.state is State.HELD and not lease.leaving:
@@ -269,9 +273,11 @@ class Keeper:
                     lease.let_end()
                 next_at = min(next_at, lease.trusted_until)
             if lease.due <= now + lease.slack:
-                due.append(lease)
-            next_at = min(next_at, lease.due)
-        return due, next_at
+                soon.append(lease)
+                is_due = is_due or lease.due <= now
+            if lease.due < next_at:
+                next_at = lease.due
+        return soon if is_due else [], next_at
 
     async def _serve(self, renewing: Sequence[Lease], leaving: Sequence[Lease]) -> None:
         """Ask the store for what is due, apart from the loop: no slow answer may hold up the clock."""
