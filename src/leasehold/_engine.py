@@ -13,7 +13,7 @@ from typing import TypeVar
 from leasehold import _lifecycle
 from leasehold._keeper import Keeper, log
 from leasehold._lease import PATIENCE, Claim, Lease, State
-from leasehold._model import Ask, Finding, Line, Refusal, Standing
+from leasehold._model import Ask, Finding, Line, Refusal, Standing, Wake
 from leasehold._retry import RetryPolicy
 from leasehold._store import Examinable, Store
 from leasehold.errors import (
@@ -249,8 +249,10 @@ class Engine:
             if not self.store.capabilities.push:
                 until = min(until, now + POLL.pause(polls, self.runtime.random()))
                 polls += 1
-            woken = await self.store.wait(ask.name, ask.owner, until - now)
-            has_reason = woken or polls or self.runtime.now() >= min(deadline, lease.recheck_at)
+            wake = await self.store.wait(ask.name, ask.owner, until - now)
+            if wake is Wake.GRANT and self.keeper.take_grant(lease):
+                return None
+            has_reason = wake or polls or self.runtime.now() >= min(deadline, lease.recheck_at)
             if has_reason and lease.state is State.WAITING:
                 standing, sent = await self._insist(self._look, lease, deadline, retry)
                 self.keeper.note(lease, sent, ask.ttl, standing)

@@ -93,11 +93,28 @@ class Keeper:
                     lease.ask_again(self.runtime.now())
             else:
                 recheck_at = self.runtime.now() + standing.recheck
-                lease.wait(sent, standing.holder, recheck_at, self._pace)
+                lease.wait(sent, standing, recheck_at, self._pace)
         if lost:
             self.lose(lease, "the store no longer knows it")
         else:
             self._see_to_it_by(lease.wakes_keeper_at())
+
+    def take_grant(self, lease: Lease) -> bool:
+        """Take the store's word that a place holds, without asking; False if it may have ended since.
+
+        A place that holds goes on holding until it is given up or expires, which it does not before its last
+        answered heartbeat is over. A lease that is not renewed buys its ttl at once, by asking.
+        """
+        now = self.runtime.now()
+        with self.mutex:
+            if lease.state is not State.WAITING or lease.leaving or lease.renew_for < lease.ask.ttl:
+                return False
+            if now >= lease.alive_until:
+                return False
+            lease.grant(now, lease.ticket)
+            lease.trust_heartbeat(now)
+        self._see_to_it_by(lease.wakes_keeper_at())
+        return True
 
     def check_window(self, lease: Lease) -> None:
         """Notice a closed window before anybody acts on it."""
@@ -275,8 +292,7 @@ class Keeper:
             if lease.due <= now + lease.slack:
                 soon.append(lease)
                 is_due = is_due or lease.due <= now
-            if lease.due < next_at:
-                next_at = lease.due
+            next_at = min(next_at, lease.due)
         return soon if is_due else [], next_at
 
     async def _serve(self, renewing: Sequence[Lease], leaving: Sequence[Lease]) -> None:

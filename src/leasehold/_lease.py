@@ -7,7 +7,7 @@ from enum import Enum, auto
 from math import inf
 from weakref import ref
 
-from leasehold._model import Ask, Renewal
+from leasehold._model import Ask, Renewal, Standing
 from leasehold.errors import InvalidLockError, LockLostError
 
 PATIENCE = 5.0
@@ -41,6 +41,7 @@ class Lease:
     """Mutable state shared by the acquiring thread or task and the keeper; see `Engine` for who changes what."""
 
     __slots__ = (
+        "alive_until",
         "ask",
         "claim",
         "dead_by",
@@ -57,6 +58,7 @@ class Lease:
         "renew_until",
         "slack",
         "state",
+        "ticket",
         "trusted_until",
         "unanswered",
         "watchers",
@@ -70,6 +72,8 @@ class Lease:
         self.depth = 1
         self.entered_as: tuple[Hashable, str] | None = None
         self.longest = -inf
+        self.ticket = 0
+        self.alive_until = -inf
         self.fence = 0
         self.holder = ""
         self.reason = ""
@@ -110,12 +114,20 @@ class Lease:
         """Tell whether no renewal could move the window any further."""
         return self.renew_until - self.trusted_until <= margin(self.ask.ttl)
 
-    def wait(self, sent: float, holder: str, recheck_at: float, pace: float) -> None:
-        """Stay in line behind `holder`."""
-        self.holder = holder
+    def wait(self, sent: float, standing: Standing, recheck_at: float, pace: float) -> None:
+        """Stay in line, alive for one more heartbeat."""
+        heartbeat = self.ask.heartbeat
+        self.ticket = standing.ticket
+        self.holder = standing.holder
         self.recheck_at = recheck_at
-        self.slack = self.ask.heartbeat / 12
-        self.due = sent + self.ask.heartbeat * (0.27 + 0.06 * pace)
+        self.alive_until = max(self.alive_until, sent + heartbeat - margin(heartbeat))
+        self.slack = heartbeat / 12
+        self.due = sent + heartbeat * (0.27 + 0.06 * pace)
+
+    def trust_heartbeat(self, now: float) -> None:
+        """Hold for as long as the place surely lives, and buy its ttl soon: whoever is quick need not."""
+        self.trusted_until = self.alive_until
+        self.ask_again(now)
 
     def ask_again(self, now: float) -> None:
         """Repeat soon what the store gave no answer to, or none that proves anything; the window stays."""

@@ -7,6 +7,7 @@ mean nothing beside a client's.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from math import inf
 from typing import Literal, NamedTuple
 
@@ -114,6 +115,17 @@ class Place:
     expires_at: float
     acquired_at: float | None
     metadata: str
+
+
+class Wake(IntEnum):
+    """How a wait for a place ended."""
+
+    SILENCE = 0
+    """The time is over."""
+    HINT = 1
+    """Something may have changed: ask."""
+    GRANT = 2
+    """The store says that the place holds. It does, for as long as its last answered heartbeat lets it live."""
 
 
 class Line(NamedTuple):

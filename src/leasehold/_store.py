@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from leasehold._model import Ask, Capabilities, Finding, Line, Membership, Refusal, Renewal, Standing
+from leasehold._model import Ask, Capabilities, Finding, Line, Membership, Refusal, Renewal, Standing, Wake
 from leasehold._runtime import Runtime
 
 GHOST = 30.0
@@ -42,10 +42,10 @@ class Store(Protocol):
         """
         ...
 
-    async def wait(self, name: str, owner: str, timeout: float) -> bool:
-        """Sleep until the place may newly hold (True) or the time is over (False).
+    async def wait(self, name: str, owner: str, timeout: float) -> Wake:
+        """Sleep until the place may newly hold, or the time is over.
 
-        Only a hint: it proves nothing, may come for no reason, and may be lost.
+        A hint may come for no reason, and any wake-up may be lost. A grant must be true, however late it comes.
         """
         ...
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from leasehold._engine import Engine
 from leasehold._lease import Lease, State
-from leasehold._model import Ask, Capabilities, Line, Membership, Place, Refusal, Renewal, Standing
+from leasehold._model import Ask, Capabilities, Line, Membership, Place, Refusal, Renewal, Standing, Wake
 from leasehold.errors import StoreError
 from leasehold.runtimes.simulated import Parking, Process, SimulatedRuntime, World
 from leasehold.stores._mailbox import Mailbox
@@ -108,8 +108,8 @@ class SimulatedStore:
         self._mailbox.close(owner)
         return was_there
 
-    async def wait(self, name: str, owner: str, timeout: float) -> bool:
-        return await self._mailbox.wait(owner, timeout)
+    async def wait(self, name: str, owner: str, timeout: float) -> Wake:
+        return Wake.GRANT if await self._mailbox.wait(owner, timeout) else Wake.SILENCE
 
     async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
         return self._server.inspect(prefix, exact=exact)

@@ -275,3 +275,13 @@ def forgotten_handles_are_renewed_for_ever(patch: Patch) -> None:
         self.claim = lambda: claim
 
     patch.setattr(Lease, "__init__", init)
+
+
+@mutant
+def a_grant_that_was_pushed_counts_for_the_whole_ttl(patch: Patch) -> None:
+    def trust_heartbeat(lease, now):
+        original(lease, now)
+        lease.trusted_until = now + lease.ask.ttl
+
+    original = Lease.trust_heartbeat
+    patch.setattr(Lease, "trust_heartbeat", trust_heartbeat)

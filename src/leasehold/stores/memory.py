@@ -15,7 +15,7 @@ from uuid import uuid4
 from weakref import WeakSet
 
 from leasehold import _lifecycle, _rule
-from leasehold._model import Ask, Capabilities, Line, Membership, Place, Refusal, Renewal, Standing
+from leasehold._model import Ask, Capabilities, Line, Membership, Place, Refusal, Renewal, Standing, Wake
 from leasehold._runtime import Runtime
 from leasehold.runtimes import _clock
 from leasehold.stores._mailbox import Mailbox
@@ -306,8 +306,8 @@ class MemoryStore:
         self._server.wake(woken)
         return was_alive
 
-    async def wait(self, name: str, owner: str, timeout: float) -> bool:
-        return await self._mailbox.wait(owner, timeout)
+    async def wait(self, name: str, owner: str, timeout: float) -> Wake:
+        return Wake(await self._mailbox.wait(owner, timeout))
 
     async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
         return self._server.inspect(prefix, exact=exact)

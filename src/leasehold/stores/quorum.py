@@ -15,7 +15,7 @@ from math import inf
 from typing import TypeVar
 
 from leasehold import _lifecycle
-from leasehold._model import Ask, Capabilities, Finding, Line, Place, Refusal, Renewal, Standing
+from leasehold._model import Ask, Capabilities, Finding, Line, Place, Refusal, Renewal, Standing, Wake
 from leasehold._runtime import Runtime
 from leasehold._store import GHOST, Examinable, Member
 from leasehold.errors import InvalidInputError, StoreError, UnsupportedError
@@ -177,10 +177,10 @@ class Quorum:
         self._traces.pop((name, owner), None)
         return sum(vote is True for vote in votes) + silent >= self._majority
 
-    async def wait(self, name: str, owner: str, timeout: float) -> bool:
+    async def wait(self, name: str, owner: str, timeout: float) -> Wake:
         """Sleep: nobody stands in line."""
         await self.runtime.sleep(timeout)
-        return False
+        return Wake.SILENCE
 
     async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
         """Report who holds on a majority, taking it that silent members would confirm it."""

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from leasehold import _lifecycle, _rule
-from leasehold._model import Ask, Capabilities, Line, Place, Refusal, Renewal, Standing
+from leasehold._model import Ask, Capabilities, Line, Place, Refusal, Renewal, Standing, Wake
 from leasehold._runtime import Runtime
 from leasehold.errors import StoreError
 from leasehold.stores import _machine
@@ -201,8 +201,8 @@ class SqliteStore:
         self._doorbell.forget(owner)
         return was_there
 
-    async def wait(self, name: str, owner: str, timeout: float) -> bool:
-        return await self._doorbell.wait(owner, timeout)
+    async def wait(self, name: str, owner: str, timeout: float) -> Wake:
+        return Wake(await self._doorbell.wait(owner, timeout))
 
     async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
         def step(cursor: sqlite3.Cursor, now: float) -> tuple[list[Line], list[Place]]:

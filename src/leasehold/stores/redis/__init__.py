@@ -14,7 +14,7 @@ from typing import Any, cast
 from zlib import crc32
 
 from leasehold import _rule
-from leasehold._model import Ask, Capabilities, Finding, Line, Membership, Refusal, Renewal, Standing
+from leasehold._model import Ask, Capabilities, Finding, Line, Membership, Refusal, Renewal, Standing, Wake
 from leasehold._runtime import Runtime
 from leasehold._store import Store
 from leasehold.errors import InvalidInputError, StoreError
@@ -147,8 +147,9 @@ class RedisStore:
         self._ear.forget(owner)
         return bool(was_there)
 
-    async def wait(self, name: str, owner: str, timeout: float) -> bool:
-        return await self._ear.wait(owner, timeout)
+    async def wait(self, name: str, owner: str, timeout: float) -> Wake:
+        wake = await self._ear.wait(owner, timeout)
+        return min(wake, Wake.HINT) if self._min_replicas else wake  # which have to confirm it first
 
     async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
         if exact:
@@ -223,17 +224,7 @@ class RedisStore:
         payload, count = command.pack(key, args), 1
         wait = pack(("WAIT", self._min_replicas, max(int(timeout * 500), 1))) if confirmed else b""
         for _ in range(REDIRECTIONS):
-            try:
-                if not node.is_checked:
-                    await self._check(node, timeout)
-                if not confirmed:
-                    replies = await node.ask(payload, count, timeout)
-                else:
-                    replies = await node.ask(payload + wait, count + 1, timeout)
-            except StoreError as error:
-                if error.transient:
-                    self._route.doubt(node)
-                raise
+            replies = await self._ask(node, payload + wait, count + confirmed, timeout)
             reply = replies[count - 1]
             if not isinstance(reply, Exception):
                 if confirmed and not (command is JOIN and reply[1] == 0):
@@ -252,6 +243,16 @@ class RedisStore:
                 raise self._refused(node, reply)
         msg = f"{node.address}: redirected {REDIRECTIONS} times"
         raise StoreError(msg, transient=True)
+
+    async def _ask(self, node: Node, payload: bytes, count: int, timeout: float) -> list[Any]:
+        try:
+            if not node.is_checked:
+                await self._check(node, timeout)
+            return await node.ask(payload, count, timeout)
+        except StoreError as error:
+            if error.transient:
+                self._route.doubt(node)
+            raise
 
     async def _call_all(
         self, command: Command, calls: Sequence[tuple[bytes, tuple[Arg, ...]]], timeout: float

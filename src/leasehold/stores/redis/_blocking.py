@@ -16,6 +16,7 @@ from typing import Any
 import hiredis
 
 from leasehold import _lifecycle
+from leasehold._model import Wake
 from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores.redis._address import Address
 from leasehold.stores.redis._errors import FAILURES, check_all, is_passing, unanswered
@@ -212,15 +213,15 @@ class BlockingNode:
 class _Waiter:
     """Somebody who waits, or will. Its latch is opened for a wake-up, or for its turn to listen."""
 
-    __slots__ = ("is_rung", "latch")
+    __slots__ = ("latch", "wake")
 
     def __init__(self) -> None:
         self.latch = allocate_lock()
         self.latch.acquire()
-        self.is_rung = False
+        self.wake = Wake.SILENCE
 
-    def ring(self) -> None:
-        self.is_rung = True
+    def ring(self, wake: Wake) -> None:
+        self.wake = max(self.wake, wake)
         self.open()
 
     def open(self) -> None:
@@ -257,11 +258,11 @@ class BlockingEar:
     def forget(self, owner: str) -> None:
         self._waiters.pop(owner, None)
 
-    async def wait(self, owner: str, timeout: float) -> bool:
+    async def wait(self, owner: str, timeout: float) -> Wake:
         waiter = self._waiters.get(owner) or _Waiter()
         deadline = self._runtime.now() + timeout
         try:
-            while not waiter.is_rung and (left := deadline - self._runtime.now()) > 0:
+            while not waiter.wake and (left := deadline - self._runtime.now()) > 0:
                 with self._mutex:
                     if self._listener is None:
                         self._listener = waiter
@@ -273,8 +274,8 @@ class BlockingEar:
                     waiter.latch.acquire(timeout=left)
         finally:
             self._hand_on(owner, waiter)
-        rung, waiter.is_rung = waiter.is_rung, False
-        return rung
+        wake, waiter.wake = waiter.wake, Wake.SILENCE
+        return wake
 
     def _hand_on(self, owner: str, waiter: _Waiter) -> None:
         """See to it that somebody listens, if anybody else waits."""
@@ -290,7 +291,7 @@ class BlockingEar:
         """Hear for everybody, until our own wake-up comes."""
         try:
             connection = self._connection or await self._subscribe(deadline)
-            while not waiter.is_rung and (left := deadline - self._runtime.now()) > 0:
+            while not waiter.wake and (left := deadline - self._runtime.now()) > 0:
                 self._check_silence(connection)
                 with suppress(TimeoutError):
                     self._take_in(connection.receive(min(left, SILENCE)))
@@ -299,7 +300,7 @@ class BlockingEar:
             if not is_passing(error):
                 raise
             time.sleep(min(PAUSE, max(deadline - self._runtime.now(), 0.0)))
-            waiter.is_rung = True
+            waiter.ring(Wake.HINT)
 
     async def _subscribe(self, deadline: float) -> Connection:
         """Connect, and have everybody ask again: what was sent before is lost."""
@@ -312,14 +313,14 @@ class BlockingEar:
             raise ConnectionAbortedError(msg)
         self._heard_at = self._asked_at = self._runtime.now()
         for waiter in list(self._waiters.values()):
-            waiter.ring()
+            waiter.ring(Wake.HINT)
         return connection
 
     def _take_in(self, messages: Iterable[Any]) -> None:
         self._heard_at = self._runtime.now()
         for message in messages:
             if is_wake_up(message) and (waiter := self._waiters.get(message[2].decode())):
-                waiter.ring()
+                waiter.ring(Wake.GRANT)
 
     def _check_silence(self, connection: Connection) -> None:
         """Find out whether the other end is still there, if it has not said anything for long."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from leasehold._model import Wake
 from leasehold.stores.redis._address import Address
 
 
@@ -39,8 +40,8 @@ class Ear(Protocol):
 
     def forget(self, owner: str) -> None: ...
 
-    async def wait(self, owner: str, timeout: float) -> bool:
-        """Wait for a wake-up. Also returns True whenever one may have been missed: ask again."""
+    async def wait(self, owner: str, timeout: float) -> Wake:
+        """Wait for a grant. Returns a hint whenever one may have been missed."""
         ...
 
     def close(self) -> None: ...

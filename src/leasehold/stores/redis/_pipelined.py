@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import hiredis
 
+from leasehold._model import Wake
 from leasehold.errors import StoreError
 from leasehold.runtimes.aio import AsyncRuntime
 from leasehold.runtimes.threads import ThreadRuntime
@@ -290,23 +291,31 @@ class PipelinedEar:
         self._mailbox = Mailbox(runtime)
         self._shared = _Shared(runtime, self._subscribe)
         self._heard_at = self._asked_at = 0.0
+        self._granted: set[str] = set()
         self.expect = self._mailbox.open
-        self.forget = self._mailbox.close
 
-    async def wait(self, owner: str, timeout: float) -> bool:
+    def forget(self, owner: str) -> None:
+        self._mailbox.close(owner)
+        self._granted.discard(owner)
+
+    async def wait(self, owner: str, timeout: float) -> Wake:
         self._runtime.bind()
         pipeline = self._shared.pipeline
         try:
             if pipeline is None or not pipeline.is_good:
                 await self._shared.open(max(timeout, LEAST_TIME))
-                return await self._mailbox.wait(owner, timeout)
-            self._check_silence(pipeline)
+            else:
+                self._check_silence(pipeline)
         except (OSError, StoreError) as error:
             if not is_passing(error):
                 raise
             await self._runtime.sleep(min(timeout, PAUSE))
-            return True
-        return await self._mailbox.wait(owner, timeout)
+            return Wake.HINT
+        is_rung = await self._mailbox.wait(owner, timeout)
+        if owner in self._granted:
+            self._granted.remove(owner)
+            return Wake.GRANT
+        return Wake(is_rung)
 
     async def _subscribe(self, timeout: float) -> _Pipeline:
         """Connect, and have everybody ask again: what was sent before is lost."""
@@ -325,7 +334,9 @@ class PipelinedEar:
     def _take_in(self, message: Any) -> None:
         self._heard_at = self._runtime.now()
         if is_wake_up(message):
-            self._mailbox.ring(message[2].decode())
+            owner = message[2].decode()
+            if self._mailbox.ring(owner):
+                self._granted.add(owner)
 
     def _check_silence(self, pipeline: _Pipeline) -> None:
         """Find out whether the other end is still there, if it has not said anything for long."""
