@@ -65,6 +65,7 @@ local function append(line, place)
   end
   line.last = place.owner
   line.places[place.owner] = place
+  line.gone[place.owner] = nil  -- if it expired and comes again
   touch(line, place)
 end
 
@@ -85,7 +86,7 @@ local function remove(line, place)
   end
   line.places[place.owner] = false
   line.dirty[place.owner] = nil
-  line.gone[#line.gone + 1] = place.owner
+  line.gone[place.owner] = true
 end
 
 -- Walk from the head to where the capacity is spent or the first living place does not fit; drop the expired.
@@ -168,7 +169,7 @@ end
 local function save(line, fields)
   local name = line.name
   local gone = {}
-  for _, owner in ipairs(line.gone) do
+  for owner in pairs(line.gone) do
     gone[#gone + 1] = name .. '\0' .. owner
   end
   if line.first == '' then
