@@ -320,7 +320,7 @@ class Keeper:
         standings = await self.store.renew(renewals, patience)
         for lease, life, standing in zip(leases, lives, standings, strict=True):
             self.note(lease, sent, life, standing)
-        if answered := next((standing for standing in standings if standing), None):
+        if answered := next((standing for standing in standings if standing and standing.now), None):
             self._compare_clocks(sent, answered.now)
 
     def _compare_clocks(self, sent: float, theirs: float) -> None:

@@ -208,12 +208,7 @@ class RedisStore:
         payload, count = command.pack(key, args), 1
         wait = pack(("WAIT", self._min_replicas, max(int(timeout * 500), 1))) if confirmed else b""
         for _ in range(REDIRECTIONS):
-            try:
-                replies = await node.ask(payload + wait, count + confirmed, timeout)
-            except StoreError as error:
-                if error.transient:
-                    self._route.doubt(node)
-                raise
+            replies = await self._ask(node, payload + wait, count + confirmed, timeout)
             reply = replies[count - 1]
             if not isinstance(reply, Exception):
                 if confirmed:
@@ -232,6 +227,15 @@ class RedisStore:
                 raise self._refused(node, reply)
         msg = f"{node.address}: redirected {REDIRECTIONS} times"
         raise StoreError(msg, transient=True)
+
+    async def _ask(self, node: Node, payload: bytes, count: int, timeout: float) -> list[Any]:
+        """Ask one server. If it does not answer, look the next time whether another has taken over."""
+        try:
+            return await node.ask(payload, count, timeout)
+        except StoreError as error:
+            if error.transient:
+                self._route.doubt(node)
+            raise
 
     async def _call_all(
         self, command: Command, calls: Sequence[tuple[bytes, tuple[Arg, ...]]], timeout: float
@@ -271,7 +275,8 @@ class RedisStore:
     async def _check(self, node: Node, timeout: float) -> None:
         """Look for what would take locks away: warn of it, or refuse to use the server if we are to be strict."""
         questions = (("INFO",), ("CONFIG", "GET", "save"))
-        replies = await node.ask(b"".join(pack(question) for question in questions), len(questions), timeout)
+        payload = b"".join(pack(question) for question in questions)
+        replies = await self._ask(node, payload, len(questions), timeout)
         if isinstance(replies[0], Exception):
             if code_of(replies[0]) == "NOAUTH":
                 raise self._refused(node, replies[0])
