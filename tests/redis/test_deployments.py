@@ -14,6 +14,7 @@ from tests.redis.party import Party, ask
 from tests.servers.cluster import ClusterDeployment
 from tests.servers.redis import RedisServer
 from tests.servers.sentinel import SentinelDeployment
+from tests.servers.stats import connections_to
 
 SLACK = 1.5
 NAMES = [f"name-{number}" for number in range(64)]
@@ -40,7 +41,7 @@ def slot_of(locks: Any, name: str) -> int:
     return int(key_slot(key_of(locks, name).encode()))
 
 
-@pytest.mark.parametrize("how", ["kill", "pause"])
+@pytest.mark.parametrize(("driver", "how"), [("threads", "kill"), ("asyncio", "kill"), ("asyncio", "pause")])
 async def test_a_fail_over_keeps_or_tells_and_serves_who_waits(
     party: Party, sentinel: SentinelDeployment, how: Any
 ) -> None:
@@ -113,7 +114,7 @@ async def test_names_of_all_buckets_are_held_and_renewed(party: Party, cluster: 
     locks, other = party.client(cluster_url(cluster), ttl=1.5), party.client(cluster_url(cluster))
     handles = [await ask(locks.acquire(name)) for name in NAMES]
     assert len({key_of(locks, name) for name in NAMES}) == 16
-    await party.passes(2.0)
+    await party.passes(1.7)
     assert all(handle.is_held for handle in handles)
     assert [info.name for info in await ask(other.inspect())] == sorted(NAMES)
     for name in NAMES[:10]:
@@ -123,13 +124,13 @@ async def test_names_of_all_buckets_are_held_and_renewed(party: Party, cluster: 
 
 
 async def test_a_slot_may_move_while_its_lock_is_held_and_waited_for(party: Party, cluster: ClusterDeployment) -> None:
-    locks, other = party.client(cluster_url(cluster)), party.client(cluster_url(cluster))
+    locks, other = (party.client(cluster_url(cluster), ttl=1.2) for _ in range(2))
     held = await ask(locks.acquire("x"))
     waiting = party.start(lambda: other.acquire("x", timeout=20))
     await party.waits(locks, "x")
     slot = slot_of(locks, "x")
     await party.aside(lambda: cluster.move_slot(slot, cluster.stranger(slot)))
-    await party.passes(2.2)
+    await party.passes(1.4)
     assert held.is_held
     assert not waiting.is_done
     released = time.monotonic()
@@ -142,7 +143,7 @@ async def test_a_slot_may_move_while_its_lock_is_held_and_waited_for(party: Part
 async def test_a_lock_is_used_in_the_middle_of_its_slots_move(
     party: Party, cluster: ClusterDeployment, has_moved: bool
 ) -> None:
-    locks, other = party.client(cluster_url(cluster)), party.client(cluster_url(cluster))
+    locks, other = (party.client(cluster_url(cluster), ttl=1.2) for _ in range(2))
     held = await ask(locks.acquire("x"))
     waiting = party.start(lambda: other.acquire("x", timeout=20))
     await party.waits(locks, "x")
@@ -151,7 +152,7 @@ async def test_a_lock_is_used_in_the_middle_of_its_slots_move(
     with cluster.moving_slot(slot, target) as move:
         if has_moved:
             move.move_keys(key_of(locks, "x"))
-        await party.passes(2.2)
+        await party.passes(1.4)
         assert held.is_held
         assert await ask(party.client(cluster_url(cluster)).try_acquire("x")) is None
         await ask(held.release())
@@ -176,7 +177,7 @@ async def test_a_dead_node_costs_only_its_own_locks(
         assert not handle.lost.is_set()
     doomed.pause()
     await party.until(lambda: all(handles[name].lost.is_set() for name in theirs), "theirs are lost", within=4)
-    await party.passes(2.0)
+    await party.passes(1.5)
     assert {name for name, handle in handles.items() if not handle.is_held} == theirs
     assert "stepped" not in caplog.text
     mine = next(name for name in NAMES if name not in theirs)
@@ -204,6 +205,18 @@ async def test_one_node_of_a_cluster_is_refused_as_a_server_of_its_own(
 async def test_a_server_that_is_no_cluster_is_told_so(party: Party, server: RedisServer) -> None:
     with pytest.raises(StoreError, match="cluster support disabled"):
         await ask(party.client(f"redis+cluster://127.0.0.1:{server.port}").acquire("x", timeout=1))
+
+
+@pytest.mark.parametrize("driver", ["asyncio"])
+async def test_many_who_look_for_the_primary_at_once_share_one_connection(
+    party: Party, sentinel: SentinelDeployment
+) -> None:
+    master = sentinel.master()
+    before = {one["id"] for one in connections_to(master)}
+    locks = party.client(sentinel_url(sentinel))
+    for work in [party.start(lambda name=name: locks.acquire(name, timeout=5)) for name in NAMES[:20]]:
+        assert (await work.result()).is_held
+    assert len({one["id"] for one in connections_to(master)} - before) == 1
 
 
 async def test_a_service_no_sentinel_knows_is_told_so(party: Party, sentinel: SentinelDeployment) -> None:

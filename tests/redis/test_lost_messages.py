@@ -77,14 +77,14 @@ async def test_a_join_that_waits_and_whose_reply_is_lost_has_one_place_in_line(p
 
 
 async def test_a_lost_request_is_sent_again(party: Party, proxy: FaultProxy) -> None:
-    locks = party.client(proxy.url)
+    locks = party.client(proxy.url, ttl=1.2)
     await know_scripts(locks)
     proxy.lose_request(when=is_script(JOIN))
     handle = await ask(locks.acquire("x", timeout=5))
     proxy.lose_request(when=is_script(RENEW))
     await ask(handle.info())
     await party.until(lambda: proxy.lost == 2, "a renewal is lost")
-    await party.passes(2.0)
+    await party.passes(1.2)
     assert handle.is_held
 
 
@@ -118,7 +118,7 @@ async def test_a_renewal_whose_reply_is_lost_takes_nothing_away(party: Party, pr
     proxy.lose_reply(3, when=is_script(RENEW))
     await party.until(lambda: proxy.lost == 3, "three renewals are lost")
     assert handle.is_held
-    await party.passes(2.0)
+    await party.passes(1.2)
     assert handle.is_held
     assert not handle.lost.is_set()
     await ask(handle.release())
