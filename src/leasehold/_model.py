@@ -65,6 +65,7 @@ class Standing(NamedTuple):
     held: bool
     """False of a place that held before: a quorum could not tell, so nothing is confirmed and nothing lost."""
     now: float
+    """The store's clock; 0 if nobody told."""
     holder: str = ""
     """While waiting: the owner at the head of the line."""
     recheck: float = inf

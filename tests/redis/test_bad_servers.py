@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -208,7 +208,7 @@ async def test_a_user_who_may_not_listen_is_told_when_he_has_to_wait(
     channels = "&other:*" if lacking == "channel" else f"&{party.key_prefix}:*"
     commands = (*MINIMAL, *(["-subscribe"] if lacking == "subscribe" else []))
     url = with_user(fresh_server, f"~{party.key_prefix}:*", "resetchannels", channels, *commands)
-    held = await ask(party.client(fresh_server.url).acquire("x", ttl=30))
+    _held = await ask(party.client(fresh_server.url).acquire("x", ttl=30))
     said = await refusal(party, url, caplog)
     assert "NOPERM" in said
     await party.waits(party.client(fresh_server.url), "x", 0)
@@ -313,7 +313,7 @@ class Stranger:
             except OSError:
                 pass
 
-    def __enter__(self) -> Stranger:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

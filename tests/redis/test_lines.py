@@ -114,7 +114,7 @@ def test_a_forked_child_does_not_speak_on_its_parents_connection(server: RedisSe
             os._exit(1)
 
     def child() -> None:
-        asyncio.events._set_running_loop(None)  # type: ignore[attr-defined]
+        asyncio.events._set_running_loop(None)
         try:
             asyncio.run(ask_in_child())
         finally:

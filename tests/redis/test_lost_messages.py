@@ -77,14 +77,14 @@ async def test_a_join_that_waits_and_whose_reply_is_lost_has_one_place_in_line(p
 
 
 async def test_a_lost_request_is_sent_again(party: Party, proxy: FaultProxy) -> None:
-    locks = party.client(proxy.url)
+    locks = party.client(proxy.url, ttl=1.2)
     await know_scripts(locks)
     proxy.lose_request(when=is_script(JOIN))
     handle = await ask(locks.acquire("x", timeout=5))
     proxy.lose_request(when=is_script(RENEW))
     await ask(handle.info())
     await party.until(lambda: proxy.lost == 2, "a renewal is lost")
-    await party.passes(2.0)
+    await party.passes(1.2)
     assert handle.is_held
 
 
@@ -118,7 +118,7 @@ async def test_a_renewal_whose_reply_is_lost_takes_nothing_away(party: Party, pr
     proxy.lose_reply(3, when=is_script(RENEW))
     await party.until(lambda: proxy.lost == 3, "three renewals are lost")
     assert handle.is_held
-    await party.passes(2.0)
+    await party.passes(1.2)
     assert handle.is_held
     assert not handle.lost.is_set()
     await ask(handle.release())
@@ -171,7 +171,13 @@ async def test_a_waiter_that_hears_nothing_any_more_is_served_within_a_heartbeat
     locks, other = party.client(proxy.url, ttl=30), party.client(proxy.server.url)
     first = await ask(other.acquire("x"))
     looks: list[list[bytes]] = []
-    proxy.lose_request(when=lambda command: is_script(RENEW)(command) and looks.append(command))  # type: ignore[func-returns-value]
+
+    def look(command: list[bytes]) -> bool:
+        if is_script(RENEW)(command):
+            looks.append(command)
+        return False
+
+    proxy.lose_request(when=look)
     waiting = party.start(lambda: locks.acquire("x", timeout=10))
     await party.until(lambda: len(looks) >= 2, "it has looked once more after it began to listen")
     proxy.black_hole("replies")
@@ -187,10 +193,8 @@ async def test_a_client_with_many_dead_connections_does_not_need_as_many_attempt
     party: Party, proxy: FaultProxy
 ) -> None:
     locks = party.client(proxy.url)
-    handles = []
     works = [party.start(lambda name=f"x-{number}": locks.acquire(name, timeout=5)) for number in range(12)]
-    for work in works:
-        handles.append(await work.result())
+    handles = [await work.result() for work in works]
     releases = [party.start(handle.release) for handle in handles]
     for release in releases:
         await release.result()

@@ -32,14 +32,14 @@ async def hold(party: Party, server: RedisServer, name: str = "x", ttl: float = 
 async def test_a_server_that_stalls_for_less_than_the_ttl_costs_nobody_a_lock(
     party: Party, fresh_server: RedisServer
 ) -> None:
-    handle = await hold(party, fresh_server, ttl=3.0)
+    handle = await hold(party, fresh_server, ttl=2.0)
     waiting = party.start(hold(party, fresh_server))
     await party.waits(party.client(fresh_server.url), "x")
     fresh_server.pause()
-    await party.passes(1.2)
+    await party.passes(0.8)
     assert handle.is_held
     fresh_server.resume()
-    await party.passes(2.5)
+    await party.passes(1.5)
     assert handle.is_held
     assert not handle.lost.is_set()
     assert not waiting.is_done
@@ -54,7 +54,7 @@ async def test_a_server_that_stalls_for_longer_than_the_ttl_is_told_as_a_loss_be
     waiting = party.start(hold(party, fresh_server))
     await party.waits(party.client(fresh_server.url), "x")
     fresh_server.pause()
-    await party.until(lambda: handle.lost.is_set(), "the loss is told", within=TTL + SLACK)
+    await party.until(handle.lost.is_set, "the loss is told", within=TTL + SLACK)
     await party.until(lambda: handle.told, "on_lost is called", within=SLACK)
     assert not handle.is_held
     with pytest.raises(LockLostError):
@@ -94,14 +94,14 @@ async def test_a_block_is_told_of_the_loss(party: Party, fresh_server: RedisServ
 
 async def test_a_server_killed_and_restarted_with_its_log_keeps_its_locks(party: Party, start: Start) -> None:
     server = start(append_only=True)
-    handle = await hold(party, server, ttl=3.0)
+    handle = await hold(party, server, ttl=2.0)
     waiting = party.start(hold(party, server))
     watch = party.client(server.url)
     await party.waits(watch, "x")
     server.kill()
     server.restart()
     assert (await ask(party.client(server.url).info("x"))).fence == handle.fence
-    await party.passes(3.2)
+    await party.passes(2.0)
     assert handle.is_held
     assert not handle.lost.is_set()
     assert not waiting.is_done
@@ -121,7 +121,7 @@ async def test_a_server_restarted_empty_is_told_as_a_loss_and_waiters_are_served
     fresh_server.restart()
     second = await waiting.result()
     assert second.fence > handle.fence
-    await party.until(lambda: handle.lost.is_set(), "the loss is told", within=TTL)
+    await party.until(handle.lost.is_set, "the loss is told", within=TTL)
     with pytest.raises(LockLostError):
         await ask(handle.release())
     assert second.is_held
@@ -137,7 +137,7 @@ async def test_flushing_everything_is_told_as_a_loss_and_waiters_are_served(
         client.flushall()
     second = await waiting.result()
     assert second.fence > handle.fence
-    await party.until(lambda: handle.lost.is_set(), "the loss is told", within=TTL)
+    await party.until(handle.lost.is_set, "the loss is told", within=TTL)
     assert second.is_held
 
 
@@ -147,9 +147,9 @@ async def test_scripts_flushed_in_the_middle_of_use_are_sent_again(party: Party,
     watch = party.client(fresh_server.url)
     await party.waits(watch, "x")
     with fresh_server.client() as client:
-        for _ in range(10):
+        for _ in range(8):
             client.script_flush()
-            await party.passes(0.2)
+            await party.passes(0.15)
         assert handle.is_held
         client.script_flush()
         await ask(handle.release())
@@ -167,7 +167,7 @@ async def test_a_server_that_is_gone_for_good_is_an_error_for_waiters_and_a_loss
     fresh_server.kill()
     with pytest.raises(StoreError, match=str(fresh_server.port)):
         await waiting.result()
-    await party.until(lambda: handle.lost.is_set(), "the loss is told", within=TTL + SLACK)
+    await party.until(handle.lost.is_set, "the loss is told", within=TTL + SLACK)
     with pytest.raises(LockLostError):
         await ask(handle.release())
 
@@ -178,7 +178,7 @@ async def test_a_clock_stepped_far_forward_ends_every_lease_and_fences_grow(part
     waiting = party.start(hold(party, server))
     await party.waits(party.client(server.url), "x")
     server.step_clock(60)
-    await party.until(lambda: handle.lost.is_set(), "the loss is told", within=TTL)
+    await party.until(handle.lost.is_set, "the loss is told", within=TTL)
     second = await waiting.result()
     assert second.fence > handle.fence
     await ask(second.release())

@@ -104,10 +104,17 @@ class _Sentinel:
                 failures.append(f"{sentinel.address}: knows no service {self._service!r}")
                 continue
             host, port = reply
-            self._primary = self._make(self._template.at(host.decode(), int(port)))
-            return self._primary
+            return self._primary_at(self._template.at(host.decode(), int(port)))
         msg = f"no Sentinel names the primary of {self._service!r}: {'; '.join(failures)}"
         raise StoreError(msg, transient=True)
+
+    def _primary_at(self, address: Address) -> Node:
+        """Make a node, unless somebody who asked at the same time has."""
+        if self._primary is not None and self._primary.address != address:
+            self.doubt(self._primary)
+        if self._primary is None:
+            self._primary = self._make(address)
+        return self._primary
 
     def doubt(self, node: Node) -> None:
         """Have it found anew, by another Sentinel first: the one that named it may be behind."""

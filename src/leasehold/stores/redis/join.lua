@@ -65,11 +65,13 @@ if not reply then
     reply = {server_time, standing(line, own)}
   elseif holder and holder.capacity ~= place.capacity then
     reply = {server_time, 0, holder.owner, line.recheck, holder.capacity}
-  elseif state[3] and struct.unpack('<d', state[3]) > now then
-    reply = {server_time, 0, '', -1, 0}
   else
     local fits = not line.waiting and line.spent + place.weight <= place.capacity
-    if fits or queue == 1 then
+    if not fits and queue == 0 then
+      reply = {server_time, 0, holder.owner, line.recheck, 0}
+    elseif state[3] and struct.unpack('<d', state[3]) > now then
+      reply = {server_time, 0, '', -1, 0}
+    else
       draw_ticket()
       place.ticket = ticket
       place.expires = now + (fits and ttl or heartbeat)
@@ -77,8 +79,6 @@ if not reply then
       append(line, place)
       fields = {'\0', packed_bucket()}
       reply = {server_time, standing(line, place)}
-    else
-      reply = {server_time, 0, holder.owner, line.recheck, 0}
     end
   end
   save(line, fields)
