@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import select
 import socket
-import ssl
-import struct
 import threading
 import time
 from _thread import allocate_lock
@@ -70,10 +68,7 @@ class Connection:
         """Wait for at least a part of a reply, and return those that are complete. Raises TimeoutError."""
         if timeout != self._timeout:
             self._limit(timeout)
-        try:
-            data = self._recv(CHUNK)
-        except BlockingIOError:
-            raise TimeoutError from None
+        data = self._recv(CHUNK)
         if not data:
             msg = "the server closed the connection"
             raise ConnectionResetError(msg)
@@ -88,15 +83,8 @@ class Connection:
         self._send(payload)
 
     def _limit(self, timeout: float) -> None:
-        """Have the kernel end a call: Python's own time-outs cost two system calls more, every time."""
         self._timeout = timeout
-        if isinstance(self._socket, ssl.SSLSocket):
-            self._socket.settimeout(max(timeout, 0.001))
-        else:
-            seconds = max(timeout, 0.001)
-            limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self._socket.settimeout(max(timeout, 0.001))
 
     def is_broken(self) -> bool:
         """Tell whether the server has closed an idle connection: it has no other reason to send anything."""
@@ -122,7 +110,6 @@ def _open_socket(address: Address, timeout: float) -> socket.socket:
         try:
             plain.settimeout(timeout)
             plain.connect(address.path)
-            plain.settimeout(None)
         except BaseException:
             plain.close()
             raise
@@ -132,7 +119,6 @@ def _open_socket(address: Address, timeout: float) -> socket.socket:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if address.tls is not None:
             return address.tls.wrap_socket(plain, server_hostname=address.host)
-        plain.settimeout(None)
     except BaseException:
         plain.close()
         raise
