@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     wanted = inspect.signature(pyfuncitem.obj).parameters
-    pyfuncitem.funcargs["party"].run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
+    party: Any = pyfuncitem.funcargs["party"]
+    party.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
     return True
 
 

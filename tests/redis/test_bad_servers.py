@@ -8,11 +8,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
-from leasehold import InvalidInputError, LockError, StoreError
+from leasehold import InvalidInputError, StoreError
 from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores import open_store
 from leasehold.stores.redis import _blocking, _pipelined
@@ -150,9 +150,7 @@ async def test_no_memory_left(party: Party, start: Start) -> None:
 
 
 @on_each_flavour
-async def test_a_user_without_rights(
-    party: Party, fresh_server: RedisServer, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_user_without_rights(party: Party, fresh_server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     said = await refusal(party, with_user(fresh_server, "+auth", "+hget"), caplog)
     assert "NOPERM" in said
     assert "rights" in said
@@ -213,6 +211,7 @@ async def test_a_user_who_may_not_listen_is_told_when_he_has_to_wait(
     held = await ask(party.client(fresh_server.url).acquire("x", ttl=30))
     said = await refusal(party, url, caplog)
     assert "NOPERM" in said
+    assert held.is_held
     await party.waits(party.client(fresh_server.url), "x", 0)
 
 
@@ -315,7 +314,7 @@ class Stranger:
             except OSError:
                 pass
 
-    def __enter__(self) -> Stranger:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

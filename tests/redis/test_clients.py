@@ -59,7 +59,9 @@ async def same_locks(party: Party, source: object, url: str) -> None:
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
-async def test_a_client_object_leads_to_the_same_locks(party: Party, start: Callable[..., RedisServer], kind: str) -> None:
+async def test_a_client_object_leads_to_the_same_locks(
+    party: Party, start: Callable[..., RedisServer], kind: str
+) -> None:
     server = start(password="p4ss/w0rd")
     client = CLIENTS[kind]({"host": "127.0.0.1", "port": server.port, "db": 3, "password": "p4ss/w0rd"})
     await same_locks(party, client, server.url.removesuffix("/0") + "/3")
@@ -128,6 +130,6 @@ async def test_the_main_paths_work_on_uvloop(party: Party, proxy: FaultProxy) ->
     assert held.is_held
     proxy.refuse()
     proxy.reset_all()
-    await party.until(lambda: held.lost.is_set(), "the loss is told", within=2)
+    await party.until(held.lost.is_set, "the loss is told", within=2)
     proxy.heal()
     assert (await ask(locks.acquire("y", timeout=5))).fence > held.fence

@@ -64,7 +64,7 @@ async def test_a_client_closed_while_it_connects_does_not_cancel_anybody(party: 
     locks = party.client(proxy.url, ttl=1)
     acquiring = party.start(lambda: locks.acquire("x"))
     await party.until(lambda: proxy.open, "it connects")
-    closing = party.start(lambda: locks._engine.store.close())
+    closing = party.start(locks._engine.store.close)
     await closing.result()
     proxy.heal()
     assert (await acquiring.result()).is_held
@@ -168,7 +168,7 @@ async def test_tasks_cancelled_anywhere_leave_nothing_in_any_line(
 
 
 async def no_place_in(locks: Any) -> bool:
-    return await ask(locks.inspect()) == []
+    return not await ask(locks.inspect())
 
 
 def bucket_of(server: RedisServer, party: Party) -> list[str]:

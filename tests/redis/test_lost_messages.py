@@ -171,7 +171,12 @@ async def test_a_waiter_that_hears_nothing_any_more_is_served_within_a_heartbeat
     locks, other = party.client(proxy.url, ttl=30), party.client(proxy.server.url)
     first = await ask(other.acquire("x"))
     looks: list[list[bytes]] = []
-    proxy.lose_request(when=lambda command: is_script(RENEW)(command) and looks.append(command))  # type: ignore[func-returns-value]
+
+    def see(command: list[bytes]) -> bool:
+        looks.extend([command] if is_script(RENEW)(command) else [])
+        return False
+
+    proxy.lose_request(when=see)
     waiting = party.start(lambda: locks.acquire("x", timeout=10))
     await party.until(lambda: len(looks) >= 2, "it has looked once more after it began to listen")
     proxy.black_hole("replies")

@@ -54,7 +54,7 @@ async def test_a_server_that_stalls_for_longer_than_the_ttl_is_told_as_a_loss_be
     waiting = party.start(hold(party, fresh_server))
     await party.waits(party.client(fresh_server.url), "x")
     fresh_server.pause()
-    await party.until(lambda: handle.lost.is_set(), "the loss is told", within=TTL + SLACK)
+    await party.until(handle.lost.is_set, "the loss is told", within=TTL + SLACK)
     await party.until(lambda: handle.told, "on_lost is called", within=SLACK)
     assert not handle.is_held
     with pytest.raises(LockLostError):
@@ -121,7 +121,7 @@ async def test_a_server_restarted_empty_is_told_as_a_loss_and_waiters_are_served
     fresh_server.restart()
     second = await waiting.result()
     assert second.fence > handle.fence
-    await party.until(lambda: handle.lost.is_set(), "the loss is told", within=TTL)
+    await party.until(handle.lost.is_set, "the loss is told", within=TTL)
     with pytest.raises(LockLostError):
         await ask(handle.release())
     assert second.is_held
@@ -137,7 +137,7 @@ async def test_flushing_everything_is_told_as_a_loss_and_waiters_are_served(
         client.flushall()
     second = await waiting.result()
     assert second.fence > handle.fence
-    await party.until(lambda: handle.lost.is_set(), "the loss is told", within=TTL)
+    await party.until(handle.lost.is_set, "the loss is told", within=TTL)
     assert second.is_held
 
 
@@ -167,7 +167,7 @@ async def test_a_server_that_is_gone_for_good_is_an_error_for_waiters_and_a_loss
     fresh_server.kill()
     with pytest.raises(StoreError, match=str(fresh_server.port)):
         await waiting.result()
-    await party.until(lambda: handle.lost.is_set(), "the loss is told", within=TTL + SLACK)
+    await party.until(handle.lost.is_set, "the loss is told", within=TTL + SLACK)
     with pytest.raises(LockLostError):
         await ask(handle.release())
 
@@ -178,7 +178,7 @@ async def test_a_clock_stepped_far_forward_ends_every_lease_and_fences_grow(part
     waiting = party.start(hold(party, server))
     await party.waits(party.client(server.url), "x")
     server.step_clock(60)
-    await party.until(lambda: handle.lost.is_set(), "the loss is told", within=TTL)
+    await party.until(handle.lost.is_set, "the loss is told", within=TTL)
     second = await waiting.result()
     assert second.fence > handle.fence
     await ask(second.release())

@@ -33,9 +33,7 @@ def spawn(server: RedisServer, key_prefix: str) -> Iterator[Spawn]:
     def spawn(scenario: str) -> Process:
         command = [sys.executable, str(WORKERS), scenario, server.url, key_prefix]
         processes.append(
-            subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-            )
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
         )
         return processes[-1]
 

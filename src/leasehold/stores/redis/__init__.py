@@ -71,7 +71,9 @@ class RedisStore:
         strict: bool = False,
         is_member: bool = False,
     ) -> None:
-        if not (isinstance(key_prefix, str) and key_prefix.isprintable() and 0 < len(key_prefix.encode()) <= MAX_PREFIX):
+        if not (
+            isinstance(key_prefix, str) and key_prefix.isprintable() and 0 < len(key_prefix.encode()) <= MAX_PREFIX
+        ):
             msg = f"key_prefix must be printable, and 1 to {MAX_PREFIX} bytes long, got {key_prefix!r}"
             raise InvalidInputError(msg)
         if not isinstance(min_replicas, int) or min_replicas < 0:
