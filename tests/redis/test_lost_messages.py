@@ -192,10 +192,8 @@ async def test_a_client_with_many_dead_connections_does_not_need_as_many_attempt
     party: Party, proxy: FaultProxy
 ) -> None:
     locks = party.client(proxy.url)
-    handles = []
     works = [party.start(lambda name=f"x-{number}": locks.acquire(name, timeout=5)) for number in range(12)]
-    for work in works:
-        handles.append(await work.result())
+    handles = [await work.result() for work in works]
     releases = [party.start(handle.release) for handle in handles]
     for release in releases:
         await release.result()
