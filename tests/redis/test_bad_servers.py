@@ -36,8 +36,8 @@ def flavour(request: pytest.FixtureRequest) -> Flavour:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have whoever listens ask soon whether anybody is still there."""
-    monkeypatch.setattr(_blocking, "SILENCE", 0.3)
-    monkeypatch.setattr(_pipelined, "SILENCE", 0.3)
+    monkeypatch.setattr(_blocking, "SILENCE", 0.15)
+    monkeypatch.setattr(_pipelined, "SILENCE", 0.15)
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ async def test_a_user_with_the_least_rights_can_do_everything(party: Party, fres
     held = await ask(first.acquire("x"))
     waiting = party.start(lambda: second.acquire("x", timeout=20))
     await party.waits(first, "x")
-    await party.passes(1.2)  # long enough for the silence to be noticed, and for an answer to be missed
+    await party.passes(0.7)  # long enough for the silence to be noticed, and for an answer to be missed
     assert held.is_held
     released = time.monotonic()
     await ask(held.release())
@@ -211,6 +211,7 @@ async def test_a_user_who_may_not_listen_is_told_when_he_has_to_wait(
     _held = await ask(party.client(fresh_server.url).acquire("x", ttl=30))
     said = await refusal(party, url, caplog)
     assert "NOPERM" in said
+    assert held.is_held
     await party.waits(party.client(fresh_server.url), "x", 0)
 
 
@@ -223,7 +224,7 @@ async def test_a_user_who_may_not_ping_waits_in_peace(
     held = await ask(party.client(fresh_server.url).acquire("x"))
     waiting = party.start(lambda: party.client(url).acquire("x", timeout=20))
     await party.waits(party.client(fresh_server.url), "x")
-    await party.passes(1.2)
+    await party.passes(0.7)
     await ask(held.release())
     assert (await waiting.result()).is_held
     assert "Traceback" not in caplog.text

@@ -12,7 +12,7 @@ from leasehold import LockLostError, StoreError
 from tests.redis.party import Party, ask
 from tests.servers.redis import RedisServer
 
-TTL = 1.5
+TTL = 1.2
 SLACK = 1.0
 """What a loaded machine may add to a delay."""
 

@@ -51,7 +51,7 @@ def holds() -> None:
 
 def waits() -> None:
     """Wait until killed."""
-    client(ttl=60).acquire("x")
+    client(ttl=1.5).acquire("x")
 
 
 def ends_holding() -> None:
