@@ -208,7 +208,7 @@ async def test_a_user_who_may_not_listen_is_told_when_he_has_to_wait(
     channels = "&other:*" if lacking == "channel" else f"&{party.key_prefix}:*"
     commands = (*MINIMAL, *(["-subscribe"] if lacking == "subscribe" else []))
     url = with_user(fresh_server, f"~{party.key_prefix}:*", "resetchannels", channels, *commands)
-    _held = await ask(party.client(fresh_server.url).acquire("x", ttl=30))
+    held = await ask(party.client(fresh_server.url).acquire("x", ttl=30))
     said = await refusal(party, url, caplog)
     assert "NOPERM" in said
     assert held.is_held
