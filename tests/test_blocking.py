@@ -249,3 +249,24 @@ def test_a_release_the_store_does_not_answer_says_so_and_goes_on(locks: Distribu
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert len(calls) == 3
+
+
+def test_a_renewal_that_fails_after_its_lock_was_released_is_not_worth_a_word(
+    server: MemoryServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, closed, ended = threading.Event(), threading.Event(), threading.Event()
+
+    class ClosesWhileAsked(MemoryStore):
+        async def renew(self, renewals, timeout):
+            begun.set()
+            closed.wait(10)
+            ended.set()
+            raise StoreError("this store is closed")
+
+    with DistributedLock(ClosesWhileAsked(ThreadRuntime(), server), ttl=0.6) as locks, locks.lock("x"):
+        assert begun.wait(10)
+    closed.set()
+    assert ended.wait(10)
+    while any(thread.name == "leasehold-renewal" for thread in threading.enumerate()):
+        time.sleep(0.001)
+    assert "no answer" not in caplog.text

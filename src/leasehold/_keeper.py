@@ -310,7 +310,8 @@ class Keeper:
         try:
             await request
         except Exception as error:
-            self._complain(error)
+            if any(lease.ask.owner in self.leases for lease in (*renewing, *leaving)):  # else nobody minds
+                self._complain(error)
             is_hopeless = self.closing and isinstance(error, StoreError) and not error.transient
             for lease in (*renewing, *leaving):
                 if is_hopeless or self.runtime.now() >= lease.dead_by:
