@@ -1,7 +1,7 @@
 """Distributed locks with leases, fences and fair waiting, for threads and asyncio."""
 
 from leasehold._info import LockInfo
-from leasehold._model import Capabilities, Finding
+from leasehold._model import Capabilities, Finding, Wake
 from leasehold._primitives import LockOptions, TryOptions
 from leasehold._retry import RetryPolicy
 from leasehold._store import Store
@@ -42,6 +42,7 @@ __all__ = [
     "StoreError",
     "TryOptions",
     "UnsupportedError",
+    "Wake",
     "get_async_distributed_lock",
     "get_distributed_lock",
 ]

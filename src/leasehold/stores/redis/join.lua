@@ -11,7 +11,7 @@ local bucket, name = KEYS[1], ARGV[1]
 local ttl, heartbeat, floor, queue, member, owner = struct.unpack('<dddBBI2c0', ARGV[2])
 local time = redis.call('TIME')
 local server_time = time[1] * 1000000 + time[2]
-local state = redis.call('HMGET', bucket, '\0', name, '\0' .. owner)
+local state = redis.call('HMGET', bucket, '\0', name, '\0' .. owner, name .. '\0' .. owner)
 local ticket, last, shift, longest, votes_at, token = 0, 0, 0, 0, 0, ''
 if state[1] then
   ticket, last, shift, longest, votes_at, token = struct.unpack('<ddddd', state[1])
@@ -53,7 +53,7 @@ end
 --include line.lua
 
 if not reply then
-  local line = open(name, state[2])
+  local line = open(name, state[2], owner, state[4])
   settle(line)
   local own = find_living(line, owner)
   local place = own or parse(struct.pack('<dddI4', 0, 0, 0, 0) .. string.sub(ARGV[2], CONSTANT))

@@ -5,7 +5,8 @@
 -- Returns 1 if the place was there, else 0.
 
 local bucket, name, owner = KEYS[1], ARGV[1], ARGV[2]
-local record = redis.call('HGET', bucket, name)
+local state = redis.call('HMGET', bucket, name, name .. '\0' .. owner, '\0')
+local record = state[1]
 if not ARGV[3] then
   if not record then
     return 0
@@ -20,19 +21,19 @@ end
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local state = redis.call('HGET', bucket, '\0')
-if state then
-  local _, last, shift = struct.unpack('<ddd', state)
+if state[3] then
+  local _, last, shift = struct.unpack('<ddd', state[3])
   now = math.max(now + shift, last)
 end
 
 --include line.lua
 
-redis.call('HDEL', bucket, FREES)
-local line = open(name, record)
+local line = open(name, record, owner, state[2])
 local own = find(line, owner)
 if own then
   remove(line, own)
+else
+  redis.call('HDEL', bucket, FREES)
 end
 settle(line)
 save(line, not ARGV[3] and {} or {'\0' .. owner, struct.pack('<d', now + ARGV[3])})

@@ -8,21 +8,21 @@
 --                  after it; then what never changes: owner, channel, capacity, weight, metadata
 --
 -- Times are microseconds on the bucket's clock, which follows the server's but never goes back.
--- A script that includes this file has set `bucket` and `now`. It changes a line in memory, then saves it:
--- first all that may fail for lack of memory: that fails before a script's first write or not at all, so that a step
--- is done as a whole or not at all.
+-- A script that includes this file has set `bucket` and `now`. It changes a line in memory, then saves it. A server
+-- refuses only the first write of a script, so that a step is done as a whole or not at all; and for lack of memory it
+-- does not refuse one that removes something.
 
--- A field that is never there. A server that is out of memory lets a script write once it has begun by removing
--- something: whoever leaves or renews must not be refused for that.
+-- A field that is never there, for whoever must not be refused and may have nothing else to remove.
 local FREES = '\0\0'
 local LINKS = '<dddI2c0I2c0'
 
 local function parse(record)
-  local place, rest = {}, nil
-  place.expires, place.ticket, place.acquired, place.before, place.after, rest = struct.unpack(LINKS, record)
-  place.constant = string.sub(record, rest)
-  place.owner, place.channel, place.capacity, place.weight = struct.unpack('<I2c0I1c0I4I4', place.constant)
-  return place
+  local expires, ticket, acquired, before, after, owner, channel, capacity, weight =
+    struct.unpack('<dddI2c0I2c0I2c0I1c0I4I4', record)
+  return {
+    expires = expires, ticket = ticket, acquired = acquired, before = before, after = after, owner = owner,
+    channel = channel, capacity = capacity, weight = weight, constant = string.sub(record, 29 + #before + #after),
+  }
 end
 
 local function pack(place)
@@ -30,12 +30,16 @@ local function pack(place)
     #place.before, place.before, #place.after, place.after) .. place.constant
 end
 
-local function open(name, record)
+-- Open a line by its name's record; `own`, if given, is the record of a place that is sure to be looked for.
+local function open(name, record, owner, own)
   local line = {name = name, first = '', last = '', linked = false, places = {}, dirty = {}, gone = {}, woken = {}}
   if record and struct.unpack('<d', record) == 0 then
     local _
     _, line.first, line.last = struct.unpack('<dI2c0I2c0', record)
     line.linked = true
+    if owner then
+      line.places[owner] = own and parse(own)
+    end
   elseif record then
     local place = parse(record)
     line.places[place.owner] = place
@@ -160,7 +164,7 @@ local function refresh(line, place, life)
   end
 end
 
--- Lua passes some 8,000 values at most; what follows the first write is not refused for lack of memory.
+-- Lua passes some 8,000 values at most.
 local function write(command, values)
   for i = 1, #values, 4000 do
     redis.call(command, bucket, unpack(values, i, math.min(i + 3999, #values)))
@@ -193,8 +197,8 @@ local function save(line, fields)
     fields[#fields + 1] = name
     fields[#fields + 1] = pack(line.dirty[line.first])
   end
-  write('HSET', fields)
   write('HDEL', gone)
+  write('HSET', fields)
   for _, place in ipairs(line.woken) do
     redis.pcall('PUBLISH', place.channel, place.owner)
   end
