@@ -49,3 +49,12 @@ def test_a_server_that_is_down(leasehold: Leasehold) -> None:
         done = leasehold("doctor", "--url", server.url)
     assert done.returncode == 69
     assert f"127.0.0.1:{server.port}: connection refused" in done.stderr
+
+
+def test_a_clock_that_is_off_is_told_but_no_reason_to_refuse_a_server(leasehold: Leasehold) -> None:
+    with RedisServer(clock=True) as server:
+        server.step_clock(30)
+        done = leasehold("doctor", "--url", server.url)
+        assert leasehold("run", "job", "--url", f"{server.url}?strict=true", "--", "true").returncode == 0
+    assert done.returncode == 1
+    assert "its clock is +30" in done.stdout or "its clock is +29" in done.stdout

@@ -23,7 +23,7 @@ from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores.quorum import Quorum
 from leasehold.stores.redis._address import Address, Deployment, Options, from_client, parse_url
 from leasehold.stores.redis._blocking import BlockingEar, BlockingNode
-from leasehold.stores.redis._checkup import ANSWERS, QUESTIONS, findings
+from leasehold.stores.redis._checkup import ANSWERS, QUESTIONS, findings, skew
 from leasehold.stores.redis._errors import code_of, refused
 from leasehold.stores.redis._node import Ear, Node
 from leasehold.stores.redis._pipelined import PipelinedEar, PipelinedNode
@@ -171,7 +171,8 @@ class RedisStore:
         """Look at every server for what would take locks away."""
         found: list[Finding] = []
         for node in {id(node): node for node in [await self._node_of(key) for key in self._keys]}.values():
-            found += await self._findings(node, INSPECTION_TIMEOUT)
+            replies = await self._interview(node, INSPECTION_TIMEOUT)
+            found += [*findings(node.address, replies, is_member=self._is_member), *skew(node.address, replies)]
         return found
 
     async def close(self) -> None:
@@ -293,7 +294,8 @@ class RedisStore:
 
     async def _check(self, node: Node, timeout: float) -> None:
         """Look for what would take locks away: warn of it, or refuse to use the server if we are to be strict."""
-        for finding in await self._findings(node, timeout):
+        replies = await self._interview(node, timeout)
+        for finding in findings(node.address, replies, is_member=self._is_member):
             message = f"{finding.subject}: {finding.message}"
             if finding.level == "error" or (finding.level == "warning" and self._strict):
                 raise StoreError(message)
@@ -301,11 +303,11 @@ class RedisStore:
                 log.warning("%s", message)
         node.is_checked = True
 
-    async def _findings(self, node: Node, timeout: float) -> list[Finding]:
+    async def _interview(self, node: Node, timeout: float) -> list[Any]:
         replies = await node.ask(QUESTIONS, ANSWERS, timeout)
         if isinstance(replies[0], Exception) and code_of(replies[0]) == "NOAUTH":
             raise self._refused(node, replies[0])
-        return list(findings(node.address, replies, is_member=self._is_member))
+        return replies
 
 
 class _UnconfirmedError(StoreError):
