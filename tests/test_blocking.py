@@ -270,3 +270,13 @@ def test_a_renewal_that_fails_after_its_lock_was_released_is_not_worth_a_word(
     while any(thread.name == "leasehold-renewal" for thread in threading.enumerate()):
         time.sleep(0.001)
     assert "no answer" not in caplog.text
+
+
+def test_an_empty_list_of_nodes_is_not_the_default_store() -> None:
+    with pytest.raises(InvalidInputError, match="3 members"):
+        DistributedLock([])
+
+
+def test_options_for_a_store_that_is_open_already_are_refused(server: MemoryServer) -> None:
+    with pytest.raises(InvalidInputError, match="key_prefix"):
+        DistributedLock(MemoryStore(ThreadRuntime(), server), key_prefix="mine")

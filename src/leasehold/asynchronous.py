@@ -115,7 +115,7 @@ class AsyncDistributedLock:
     ) -> None:
         self._defaults = Defaults(check_ttl(ttl), retry or RetryPolicy())
         self._owns_store = not isinstance(store, Store)
-        opened = store if isinstance(store, Store) else open_store(store, AsyncRuntime(), **options)
+        opened = open_store(store, AsyncRuntime(), **options)
         if not isinstance(opened.runtime, AsyncRuntime):
             msg = "this store belongs to another driver: AsyncDistributedLock needs one with an AsyncRuntime"
             raise InvalidInputError(msg)

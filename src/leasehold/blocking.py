@@ -91,7 +91,7 @@ class DistributedLock:
     ) -> None:
         self._defaults = Defaults(check_ttl(ttl), retry or RetryPolicy())
         self._owns_store = not isinstance(store, Store)
-        opened = store if isinstance(store, Store) else open_store(store, ThreadRuntime(), **options)
+        opened = open_store(store, ThreadRuntime(), **options)
         if not isinstance(opened.runtime, ThreadRuntime):
             msg = "this store belongs to another driver: DistributedLock needs one with a ThreadRuntime"
             raise InvalidInputError(msg)

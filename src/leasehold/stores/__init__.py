@@ -23,10 +23,16 @@ SCHEMES = ("memory", "sqlite", *REDIS_SCHEMES)
 def open_store(source: object, runtime: Runtime, **options: Any) -> Store:
     """Open the store a URL names, or a client object (of redis-py, say) leads to, or several of them for Redlock.
 
-    Without any, LEASEHOLD_URL's, else the user's own SQLite file. Nothing is connected yet: a server that is
-    down shows at the first request.
+    A store is given back as it is. Without any, LEASEHOLD_URL's is opened, else the user's own SQLite file. Nothing is
+    connected yet: a server that is down shows at the first request.
     """
-    source = source or os.environ.get("LEASEHOLD_URL") or "sqlite://"
+    if isinstance(source, Store):
+        if options:
+            msg = f"{', '.join(options)}: give this to the store itself, which is open already"
+            raise InvalidInputError(msg)
+        return source
+    if source is None or source == "":
+        source = os.environ.get("LEASEHOLD_URL") or "sqlite://"
     scheme = source.partition(":")[0].lower() if isinstance(source, str) else ""
     if scheme in REDIS_SCHEMES or not isinstance(source, str):
         return _open_redis(source, runtime, options)

@@ -113,8 +113,6 @@ class _Pipeline(asyncio.Protocol):
                 requests.popleft()
                 if not request.answer.done():
                     request.answer.set_result(request.replies)
-        if self._is_retired and not requests:
-            self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_good = False
