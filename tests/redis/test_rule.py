@@ -52,7 +52,7 @@ class Pair:
         self._channel.psubscribe(f"{key_prefix}:*")
         self._channel.get_message(timeout=5)
         self._heard: set[str] = set()
-        """Owners woken since they last joined."""
+        """Owners woken since they last took a place."""
 
     def close(self) -> None:
         self._channel.close()
@@ -64,7 +64,9 @@ class Pair:
         self.time += TICK
 
     def join(self, ask: Ask) -> None:
-        self._heard.discard(ask.owner)
+        standing = {place.owner for line in self._model.inspect(ask.name, exact=True) for place in line.places}
+        if ask.owner not in standing:
+            self._heard.discard(ask.owner)
         theirs = drive(self._store.join(ask, 5.0))
         ours, woken = self._model.join(ask)
         assert told(theirs) == told(ours)
