@@ -330,3 +330,35 @@ def test_a_coroutine_function_is_no_callback_for_threads(locks: DistributedLock)
     with pytest.raises(InvalidInputError, match="AsyncDistributedLock"):
         locks.acquire("x", on_lost=on_lost)
     assert not locks.is_locked("x")
+
+
+def test_a_release_that_crosses_a_close_is_no_loss(server: MemoryServer) -> None:
+    class Crossing(MemoryStore):
+        """Carries the first leave out after the second, and answers it before."""
+
+        leaves = 0
+
+        async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+            self.leaves += 1
+            if self.leaves == 1:
+                await second_done.wait()
+                return await super().leave(name, owner, timeout, unsure)
+            was_there = await super().leave(name, owner, timeout, unsure)
+            second_done.set()
+            await released
+            return was_there
+
+    async def story() -> None:
+        nonlocal released, second_done
+        second_done = asyncio.Event()
+        client = AsyncDistributedLock(Crossing(AsyncRuntime(), server))
+        handle = await client.acquire("x")
+        released = asyncio.ensure_future(handle.release())
+        await asyncio.sleep(0)
+        await client.close()
+        await released
+
+    released: Any
+    second_done: asyncio.Event
+    released = second_done = None  # type: ignore[assignment]
+    asyncio.run(story())

@@ -63,16 +63,15 @@ class Keeper:
         if self._leave_at_exit:
             _lifecycle.at_exit.add(self.exit)
 
-    def forget(self, lease: Lease) -> bool:
-        """Stop looking after a lease whose place is surely gone; False if somebody has before."""
+    def forget(self, lease: Lease) -> None:
+        """Stop looking after a lease whose place is surely gone."""
         with self.mutex:
-            was_kept = self.leases.pop(lease.ask.owner, None) is not None
+            self.leases.pop(lease.ask.owner, None)
             lease.leaving = True
             if lease.state is not State.LOST:
                 lease.state = State.LEFT
             if not self.leases:
                 _lifecycle.at_exit.discard(self.exit)
-            return was_kept
 
     def note(self, lease: Lease, sent: float, life: float, standing: Standing | None) -> None:
         """Take in the answer to a request for so long a life, sent then; too late for a lease being given up."""
@@ -162,8 +161,10 @@ class Keeper:
         """Give the place up, for good once the store has answered; say whether it was still there."""
         ask = lease.ask
         unsure = max(ask.ttl, GHOST) if lease.unanswered else 0.0
+        lease.leaves += 1
         was_there = await self.store.leave(ask.name, ask.owner, timeout, unsure)
-        return not self.forget(lease) or was_there  # else we ourselves gave it up elsewhere
+        self.forget(lease)
+        return was_there or lease.leaves > 1  # if not there, then because we ourselves gave it up elsewhere
 
     def take_over(self, lease: Lease) -> None:
         """Give the place up in the background, as often as it takes."""

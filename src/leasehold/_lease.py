@@ -50,6 +50,7 @@ class Lease:
         "entered_as",
         "fence",
         "holder",
+        "leaves",
         "leaving",
         "longest",
         "reason",
@@ -78,6 +79,7 @@ class Lease:
         self.holder = ""
         self.reason = ""
         self.leaving = False
+        self.leaves = 0
         self.unanswered = 0
         self.dead_by = inf
         self.trusted_until = -inf
