@@ -14,8 +14,7 @@ import pytest
 
 from leasehold import InvalidInputError, StoreError
 from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores import open_store
-from leasehold.stores.redis import _blocking, _pipelined
+from leasehold.stores import _ear, open_store
 from tests.redis.party import Party, ask
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
 from tests.servers.proxy import FaultProxy
@@ -36,8 +35,7 @@ def flavour(request: pytest.FixtureRequest) -> Flavour:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have whoever listens ask soon whether anybody is still there."""
-    monkeypatch.setattr(_blocking, "SILENCE", 0.15)
-    monkeypatch.setattr(_pipelined, "SILENCE", 0.15)
+    monkeypatch.setattr(_ear, "SILENCE", 0.15)
 
 
 @pytest.fixture

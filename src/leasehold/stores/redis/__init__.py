@@ -14,19 +14,21 @@ from typing import Any, cast
 from zlib import crc32
 
 from leasehold import _rule
-from leasehold._model import Ask, Capabilities, Finding, Line, Membership, Refusal, Renewal, Standing, Wake
+from leasehold._model import UNKNOWN, Ask, Capabilities, Finding, Line, Membership, Refusal, Renewal, Standing, Wake
 from leasehold._runtime import Runtime
 from leasehold._store import Store
 from leasehold.errors import InvalidInputError, StoreError
 from leasehold.runtimes.aio import AsyncRuntime
 from leasehold.runtimes.threads import ThreadRuntime
+from leasehold.stores._ear import BlockingEar, Ear, LoopEar, OnLost, OnWake
 from leasehold.stores.quorum import Quorum
+from leasehold.stores.redis import _blocking, _pipelined
 from leasehold.stores.redis._address import Address, Deployment, Options, from_client, parse_url
-from leasehold.stores.redis._blocking import BlockingEar, BlockingNode
+from leasehold.stores.redis._blocking import BlockingNode
 from leasehold.stores.redis._checkup import ANSWERS, QUESTIONS, findings, skew
 from leasehold.stores.redis._errors import code_of, refused
-from leasehold.stores.redis._node import Ear, Node
-from leasehold.stores.redis._pipelined import PipelinedEar, PipelinedNode
+from leasehold.stores.redis._node import Node
+from leasehold.stores.redis._pipelined import PipelinedNode
 from leasehold.stores.redis._resp import Arg, pack
 from leasehold.stores.redis._routes import route
 from leasehold.stores.redis._scripts import (
@@ -90,11 +92,7 @@ class RedisStore:
         self._route = route(deployment, self._make_node)
         channel = f"{key_prefix}:{secrets.token_hex(8)}"
         self._channel = bytes((len(channel.encode()),)) + channel.encode()
-        self._ear: Ear
-        if isinstance(runtime, AsyncRuntime):
-            self._ear = PipelinedEar(runtime, channel, self._locate)
-        else:
-            self._ear = BlockingEar(cast("ThreadRuntime", runtime), channel, self._locate)
+        self._ear = self._make_ear(channel)
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
         if ask.queue:
@@ -210,6 +208,22 @@ class RedisStore:
             return PipelinedNode(self.runtime, address)
         return BlockingNode(cast("ThreadRuntime", self.runtime), address)
 
+    def _make_ear(self, channel: str) -> Ear:
+        runtime = self.runtime
+        if isinstance(runtime, AsyncRuntime):
+
+            async def subscribe(timeout: float, on_wake: OnWake, on_lost: OnLost) -> _pipelined.Connection:
+                address = await self._locate()
+                return await _pipelined.subscribe(runtime, address, channel, timeout, on_wake=on_wake, on_lost=on_lost)
+
+            return LoopEar(runtime, subscribe)
+        threads = cast("ThreadRuntime", runtime)
+
+        async def listen(timeout: float) -> _blocking.Connection:
+            return await _blocking.subscribe(threads, await self._locate(), channel, timeout)
+
+        return BlockingEar(threads, listen)
+
     async def _locate(self) -> Address:
         """Tell where to listen: any server of a cluster hears everything that is published."""
         return (await self._node_of(self._keys[0])).address
@@ -312,10 +326,6 @@ class RedisStore:
 
 class _UnconfirmedError(StoreError):
     """Done, but not copied to as many replicas as were asked for."""
-
-
-UNKNOWN = Standing(0, False, 0.0)
-"""The standing of a place whose server did not answer: its lease is not renewed, nor lost."""
 
 
 def _standing(answer: Any, now: float) -> Standing:

@@ -72,8 +72,3 @@ def unanswered(address: Address, error: BaseException) -> StoreError:
     failure = StoreError(f"{address}: {what}", transient=not is_hopeless)
     failure.__cause__ = error
     return failure
-
-
-def is_passing(error: BaseException) -> bool:
-    """Tell whether it may help to connect again: somebody who only listens can do without, for a while."""
-    return isinstance(error, OSError) or (isinstance(error, StoreError) and error.transient)

@@ -1,10 +1,9 @@
-"""What the store asks of a driver: to exchange commands with one server, and to hear what it is told there."""
+"""What the store asks of a driver: to exchange commands with one server."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-from leasehold._model import Wake
 from leasehold.stores.redis._address import Address
 
 
@@ -24,24 +23,6 @@ class Node(Protocol):
 
     def refresh(self) -> None:
         """Use new connections from now on: the name may lead elsewhere by now."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class Ear(Protocol):
-    """Hears the wake-ups for the places of one store object, on one connection."""
-
-    channel: str
-
-    def expect(self, owner: str) -> None:
-        """Keep what arrives for a place from before it is asked for."""
-        ...
-
-    def forget(self, owner: str) -> None: ...
-
-    async def wait(self, owner: str, timeout: float) -> Wake:
-        """Wait for a grant. Returns a hint whenever one may have been missed."""
         ...
 
     def close(self) -> None: ...

@@ -10,8 +10,11 @@ import hiredis
 Arg = str | bytes | int
 
 pack = cast("Callable[[tuple[Arg, ...]], bytes]", cast("Any", hiredis.pack_command))
+PING = pack(("PING",))
 
 
-def is_wake_up(message: Any) -> bool:
-    """Tell a message from what else is heard on a channel: answers to a PING, be they refusals."""
-    return isinstance(message, list) and message[0] == b"message"
+def woken(message: Any) -> str | None:
+    """Tell whom a message wakes; None of what else is heard on a channel: answers to a PING, be they refusals."""
+    if isinstance(message, list) and message[0] == b"message":
+        return str(message[2], "utf-8")
+    return None

@@ -1,0 +1,280 @@
+"""How the places of one store object hear, on one connection, that they hold: for threads and for asyncio."""
+
+from __future__ import annotations
+
+import threading
+import time
+from _thread import allocate_lock
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from typing import Generic, Protocol, TypeVar
+
+from leasehold import _lifecycle
+from leasehold._model import Wake
+from leasehold.errors import StoreError
+from leasehold.runtimes.aio import AsyncRuntime
+from leasehold.runtimes.threads import ThreadRuntime
+from leasehold.stores._mailbox import Mailbox
+from leasehold.stores._pipeline import Shared
+
+SILENCE = 3.0
+"""How long the ear hears nothing before it asks whether anybody is there, and then before it connects anew."""
+PAUSE = 0.1
+"""How long a waiter who cannot listen waits before he asks again."""
+LEAST_TIME = 0.25
+"""What a connection is given to come about even if its user has less time."""
+
+
+class Ear(Protocol):
+    def expect(self, owner: str) -> None:
+        """Keep what arrives for a place from before it is asked for."""
+        ...
+
+    def forget(self, owner: str) -> None: ...
+
+    async def wait(self, owner: str, timeout: float) -> Wake:
+        """Wait for a grant. Returns a hint whenever one may have been missed."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Hearing(Protocol):
+    """A connection on which a blocking ear hears. Not to be used again after an exception but TimeoutError."""
+
+    def hear(self, timeout: float) -> Iterable[str]:
+        """Wait for anything to arrive, and return the owners it wakes. Raises TimeoutError."""
+        ...
+
+    def probe(self) -> None:
+        """Ask for a sign of life, which `hear` will return from."""
+        ...
+
+    def shut_down(self) -> None:
+        """End it for whoever is just listening."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class _Waiter:
+    """Somebody who waits, or will. Its latch is opened for a wake-up, or for its turn to listen."""
+
+    __slots__ = ("latch", "wake")
+
+    def __init__(self) -> None:
+        self.latch = allocate_lock()
+        self.latch.acquire()
+        self.wake = Wake.SILENCE
+
+    def ring(self, wake: Wake) -> None:
+        self.wake = max(self.wake, wake)
+        self.open()
+
+    def open(self) -> None:
+        with suppress(RuntimeError):  # it is open already
+            self.latch.release()
+
+
+class BlockingEar:
+    """One of the waiting threads listens for all of them, and hands that on when it goes.
+
+    So whoever waits alone reads the wake-up from the socket himself: no other thread stands between.
+    """
+
+    def __init__(self, runtime: ThreadRuntime, subscribe: Callable[[float], Awaitable[Hearing]]) -> None:
+        self._is_closed = False
+        self._runtime = runtime
+        self._subscribe = subscribe
+        self._start_afresh()
+        _lifecycle.at_fork(self, in_child="_start_afresh")
+
+    def _start_afresh(self) -> None:
+        self._mutex = threading.Lock()
+        self._waiters: dict[str, _Waiter] = {}
+        self._followers: dict[str, _Waiter] = {}
+        self._listener: _Waiter | None = None
+        self._connection: Hearing | None = None
+        self._heard_at = 0.0
+        self._asked_at = 0.0
+
+    def expect(self, owner: str) -> None:
+        self._waiters[owner] = _Waiter()
+
+    def forget(self, owner: str) -> None:
+        self._waiters.pop(owner, None)
+
+    async def wait(self, owner: str, timeout: float) -> Wake:
+        waiter = self._waiters.get(owner) or _Waiter()
+        deadline = self._runtime.now() + timeout
+        try:
+            while not waiter.wake and (left := deadline - self._runtime.now()) > 0:
+                with self._mutex:
+                    if self._listener is None:
+                        self._listener = waiter
+                    elif self._listener is not waiter:
+                        self._followers[owner] = waiter
+                if self._listener is waiter:
+                    await self._listen(waiter, deadline)
+                else:
+                    waiter.latch.acquire(timeout=left)
+        finally:
+            self._hand_on(owner, waiter)
+        wake, waiter.wake = waiter.wake, Wake.SILENCE
+        return wake
+
+    def _hand_on(self, owner: str, waiter: _Waiter) -> None:
+        """See to it that somebody listens, if anybody else waits."""
+        with self._mutex:
+            self._followers.pop(owner, None)
+            if self._listener is waiter:
+                self._listener = None
+            successor = self._followers.popitem()[1] if self._followers and self._listener is None else None
+        if successor is not None:
+            successor.open()
+
+    async def _listen(self, waiter: _Waiter, deadline: float) -> None:
+        """Hear for everybody, until our own wake-up comes."""
+        try:
+            connection = self._connection or await self._connect(deadline)
+            while not waiter.wake and (left := deadline - self._runtime.now()) > 0:
+                self._check_silence(connection)
+                with suppress(TimeoutError):
+                    self._take_in(connection.hear(min(left, SILENCE)))
+        except BaseException as error:
+            self._hang_up()
+            if not is_passing(error):
+                raise
+            time.sleep(min(PAUSE, max(deadline - self._runtime.now(), 0.0)))
+            waiter.ring(Wake.HINT)
+
+    async def _connect(self, deadline: float) -> Hearing:
+        """Connect, and have everybody ask again: what was sent before is lost."""
+        connection = await self._subscribe(max(deadline - self._runtime.now(), LEAST_TIME))
+        self._connection = connection
+        if self._is_closed:
+            msg = "the connection was closed"
+            raise ConnectionAbortedError(msg)
+        self._heard_at = self._asked_at = self._runtime.now()
+        for waiter in list(self._waiters.values()):
+            waiter.ring(Wake.HINT)
+        return connection
+
+    def _take_in(self, owners: Iterable[str]) -> None:
+        self._heard_at = self._runtime.now()
+        for owner in owners:
+            if waiter := self._waiters.get(owner):
+                waiter.ring(Wake.GRANT)
+
+    def _check_silence(self, connection: Hearing) -> None:
+        """Find out whether the other end is still there, if it has not said anything for long."""
+        now = self._runtime.now()
+        if now < self._heard_at + SILENCE:
+            return
+        if self._asked_at <= self._heard_at:
+            connection.probe()
+            self._asked_at = now
+        elif now > self._asked_at + SILENCE:
+            msg = "the server has fallen silent"
+            raise ConnectionResetError(msg)
+
+    def _hang_up(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def close(self) -> None:
+        """Let the connection go; whoever listens finds it closed and, by then, nobody to wait for."""
+        self._is_closed = True
+        connection = self._connection
+        if connection is not None:
+            connection.shut_down()
+            if self._listener is None:
+                self._hang_up()
+
+
+class Probed(Protocol):
+    """What a loop's ear needs of its connection, beside what a pipeline does."""
+
+    is_good: bool
+
+    def probe(self) -> None: ...
+
+    def retire(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+P = TypeVar("P", bound=Probed)
+OnWake = Callable[[str | None], None]
+"""Called with every owner that is woken, and with None at any other sign of life."""
+OnLost = Callable[[], None]
+Subscribe = Callable[[float, OnWake, OnLost], Awaitable[P]]
+"""Connects within a time."""
+
+
+class LoopEar(Generic[P]):
+    """One subscription for all tasks that wait."""
+
+    def __init__(self, runtime: AsyncRuntime, subscribe: Subscribe[P]) -> None:
+        self._runtime = runtime
+        self._subscribe = subscribe
+        self._mailbox = Mailbox(runtime)
+        self._shared = Shared(runtime, self._connect)
+        self._heard_at = self._asked_at = 0.0
+        self._granted: set[str] = set()
+        self.expect = self._mailbox.open
+
+    def forget(self, owner: str) -> None:
+        self._mailbox.close(owner)
+        self._granted.discard(owner)
+
+    async def wait(self, owner: str, timeout: float) -> Wake:
+        self._runtime.bind()
+        connection = self._shared.connection
+        try:
+            if connection is None or not connection.is_good:
+                await self._shared.open(max(timeout, LEAST_TIME))
+            else:
+                self._check_silence(connection)
+        except (OSError, StoreError) as error:
+            if not is_passing(error):
+                raise
+            await self._runtime.sleep(min(timeout, PAUSE))
+            return Wake.HINT
+        is_rung = await self._mailbox.wait(owner, timeout)
+        if owner in self._granted:
+            self._granted.remove(owner)
+            return Wake.GRANT
+        return Wake(is_rung)
+
+    async def _connect(self, timeout: float) -> P:
+        """Connect, and have everybody ask again: what was sent before is lost."""
+        connection = await self._subscribe(timeout, self._take_in, self._mailbox.ring_all)
+        self._heard_at = self._asked_at = self._runtime.now()
+        self._mailbox.ring_all()
+        return connection
+
+    def _take_in(self, owner: str | None) -> None:
+        self._heard_at = self._runtime.now()
+        if owner is not None and self._mailbox.ring(owner):
+            self._granted.add(owner)
+
+    def _check_silence(self, connection: P) -> None:
+        """Find out whether the other end is still there, if it has not said anything for long."""
+        now = self._runtime.now()
+        if now < self._heard_at + SILENCE:
+            return
+        if self._asked_at <= self._heard_at:
+            connection.probe()
+            self._asked_at = now
+        elif now > self._asked_at + SILENCE:
+            connection.close()
+
+    def close(self) -> None:
+        self._shared.close()
+
+
+def is_passing(error: BaseException) -> bool:
+    """Tell whether it may help to connect again: somebody who only listens can do without, for a while."""
+    return isinstance(error, OSError) or (isinstance(error, StoreError) and error.transient)

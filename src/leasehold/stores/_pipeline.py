@@ -1,0 +1,155 @@
+"""For asyncio: a connection on which everybody's requests follow each other, opened once for all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from math import inf
+from typing import Any, Generic, Protocol, TypeVar
+
+from leasehold.runtimes.aio import AsyncRuntime
+
+
+class Request:
+    """A request on its way. It stays in the queue, whatever becomes of its caller, to take its replies."""
+
+    __slots__ = ("answer", "deadline", "missing", "replies")
+
+    def __init__(self, answer: asyncio.Future[list[Any]], count: int, deadline: float) -> None:
+        self.answer = answer
+        self.deadline = deadline
+        self.missing = count
+        self.replies: list[Any] = []
+
+
+class Pipeline:
+    """The requests that wait for their replies, and the one alarm that tells them when their time is over."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.is_good = True
+        self._is_retired = False
+        self._loop = loop
+        self._requests: deque[Request] = deque()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = inf
+
+    def abort(self) -> None:
+        """Cut the connection."""
+        raise NotImplementedError
+
+    def _enqueue(self, count: int, timeout: float) -> asyncio.Future[list[Any]]:
+        """Expect `count` replies to what is being sent."""
+        deadline = self._loop.time() + timeout
+        request = Request(self._loop.create_future(), count, deadline)
+        self._requests.append(request)
+        if deadline < self._alarm_at:
+            self._set_alarm(deadline)
+        return request.answer
+
+    def _take_reply(self, reply: object) -> None:
+        """Give a reply to the oldest request."""
+        request = self._requests[0]
+        request.replies.append(reply)
+        request.missing -= 1
+        if not request.missing:
+            self._requests.popleft()
+            if not request.answer.done():
+                request.answer.set_result(request.replies)
+
+    def _set_alarm(self, moment: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_at = moment
+        self._alarm = self._loop.call_at(moment, self._ring)
+
+    def _ring(self) -> None:
+        """Tell those whose time is over, and set the alarm for the next."""
+        now = self._loop.time()
+        self._alarm, self._alarm_at = None, inf
+        waiting = [request for request in self._requests if not request.answer.done()]
+        for request in waiting:
+            if request.deadline <= now:
+                self.is_good = False
+                request.answer.set_exception(TimeoutError())
+        left = [request.deadline for request in waiting if request.deadline > now]
+        if left:
+            self._set_alarm(min(left))
+        elif not self.is_good:
+            self.close()
+
+    def retire(self) -> None:
+        """Close once nobody waits for an answer any more."""
+        self._is_retired = True
+        if all(request.answer.done() for request in self._requests):
+            self.close()
+
+    def close(self, error: Exception | None = None) -> None:
+        self.is_good = False
+        self.abort()
+        self._fail_all(error or ConnectionAbortedError("the connection was closed"))
+
+    def _fail_all(self, error: Exception) -> None:
+        while self._requests:
+            request = self._requests.popleft()
+            if not request.answer.done():
+                request.answer.set_exception(error)
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm, self._alarm_at = None, inf
+
+
+class Closable(Protocol):
+    def retire(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=Closable)
+
+
+class Shared(Generic[C]):
+    """A connection that is opened when somebody wants it, once for all who do.
+
+    Whoever of them is cancelled meanwhile leaves the others the connection.
+    """
+
+    def __init__(self, runtime: AsyncRuntime, connect: Callable[[float], Coroutine[Any, Any, C]]) -> None:
+        self.connection: C | None = None
+        self._runtime = runtime
+        self._connect = connect
+        self._connecting: asyncio.Task[C] | None = None
+
+    async def open(self, timeout: float) -> C:
+        connecting = self._connecting
+        if connecting is None:
+            connecting = self._runtime.bind().create_task(self._connect(timeout), name="leasehold-connect")
+            connecting.add_done_callback(self._connected)
+            self._connecting = connecting
+        await asyncio.wait([connecting], timeout=timeout)
+        if not connecting.done():
+            raise TimeoutError
+        if connecting.cancelled():
+            msg = "the connection was closed"
+            raise ConnectionAbortedError(msg)
+        return connecting.result()
+
+    def _connected(self, task: asyncio.Task[C]) -> None:
+        self._connecting = None
+        if not task.cancelled() and task.exception() is None:
+            if self.connection is not None:
+                self.connection.retire()
+            self.connection = task.result()
+
+    def refresh(self) -> None:
+        """Use a new connection from now on; who waits for an answer on the old one may still get it."""
+        if self.connection is not None:
+            self.connection.retire()
+            self.connection = None
+
+    def close(self) -> None:
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
