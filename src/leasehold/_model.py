@@ -6,7 +6,7 @@ mean nothing beside a client's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from math import inf
 from typing import Literal, NamedTuple
@@ -72,6 +72,10 @@ class Standing(NamedTuple):
     """While first in waiting: seconds until the line may move because a holder expires."""
 
 
+UNKNOWN = Standing(0, False, 0.0)
+"""The standing of a place that the store could tell nothing of: its lease is not renewed, nor lost."""
+
+
 class Refusal(NamedTuple):
     """Why no place was given: somebody holds, or the line has another capacity."""
 
@@ -105,6 +109,15 @@ class Membership(NamedTuple):
     """Seconds until it votes: 0 once it does, infinite before it is admitted."""
 
 
+class Session(NamedTuple):
+    """The connection a place came by, where a server knows its connections."""
+
+    pid: int
+    """Of the server's process behind it."""
+    application: str
+    address: str
+
+
 @dataclass(slots=True)
 class Place:
     """One owner's place in a line. It holds from the moment `acquired_at` is set."""
@@ -116,6 +129,7 @@ class Place:
     expires_at: float
     acquired_at: float | None
     metadata: str
+    session: Session | None = field(default=None, kw_only=True)
 
 
 class Wake(IntEnum):

@@ -17,7 +17,8 @@ REDIS_SCHEMES = (
     *("redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"),
     *("redlock", "redlocks"),
 )
-SCHEMES = ("memory", "sqlite", *REDIS_SCHEMES)
+POSTGRES_SCHEMES = ("postgresql", "postgres", "postgresql+advisory", "postgres+advisory")
+SCHEMES = ("memory", "sqlite", *REDIS_SCHEMES, *POSTGRES_SCHEMES)
 
 
 def open_store(source: object, runtime: Runtime, **options: Any) -> Store:
@@ -34,6 +35,8 @@ def open_store(source: object, runtime: Runtime, **options: Any) -> Store:
     if source is None or source == "":
         source = os.environ.get("LEASEHOLD_URL") or "sqlite://"
     scheme = source.partition(":")[0].lower() if isinstance(source, str) else ""
+    if scheme in POSTGRES_SCHEMES or _origin(source) in {"psycopg", "psycopg_pool", "sqlalchemy"}:
+        return _open_postgres(source, runtime, options)
     if scheme in REDIS_SCHEMES or not isinstance(source, str):
         return _open_redis(source, runtime, options)
     if scheme not in SCHEMES:
@@ -43,6 +46,10 @@ def open_store(source: object, runtime: Runtime, **options: Any) -> Store:
     if options:
         msg = f"{', '.join(options)}: {scheme}:// takes no such option"
         raise InvalidInputError(msg)
+    return _open_embedded(source, scheme, runtime)
+
+
+def _open_embedded(source: str, scheme: str, runtime: Runtime) -> Store:
     parts = urlsplit(source)
     if parts.query or parts.fragment:
         msg = f"{source!r}: this URL takes no options after '?' or '#'"
@@ -53,6 +60,19 @@ def open_store(source: object, runtime: Runtime, **options: Any) -> Store:
         msg = f"{source!r}: a path needs three slashes (sqlite:///relative.db) or four (sqlite:////absolute.db)"
         raise InvalidInputError(msg)
     return SqliteStore(runtime, unquote(parts.path[1:]) or None)
+
+
+def _origin(source: object) -> str:
+    return type(source).__module__.partition(".")[0]
+
+
+def _open_postgres(source: object, runtime: Runtime, options: dict[str, Any]) -> Store:
+    try:
+        from leasehold.stores.postgres import open_postgres  # noqa: PLC0415
+    except ImportError as error:  # of psycopg, or of libpq
+        msg = f"this store needs psycopg: pip install 'leasehold[postgres]' ({error})"
+        raise InvalidInputError(msg) from error
+    return open_postgres(source, runtime, options)
 
 
 def _open_redis(source: object, runtime: Runtime, options: dict[str, Any]) -> Store:

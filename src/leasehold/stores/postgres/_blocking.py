@@ -1,0 +1,135 @@
+"""PostgreSQL for threads: a connection for each that is asking, and one that hears for all."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from contextlib import suppress
+from math import ceil
+
+import psycopg
+from psycopg.pq.abc import PGconn, PGresult
+
+from leasehold.runtimes.threads import ThreadRuntime
+from leasehold.stores._pool import Pool
+from leasehold.stores.postgres import _libpq
+from leasehold.stores.postgres._address import Address
+from leasehold.stores.postgres._errors import FAILURES, refused, unanswered
+from leasehold.stores.postgres._libpq import ERRORS, Params, Row, Statement
+
+
+class Connection:
+    """A session. Not for two threads at once, and not to be used again after an exception."""
+
+    def __init__(self, connection: PGconn) -> None:
+        self.idle_since = 0.0
+        self.pgconn = connection
+        self.is_pooled = False
+        self._prepared: set[bytes] = set()
+        self._poll = select.poll()
+        self._poll.register(connection.socket, select.POLLIN)
+
+    def exchange(self, statement: Statement, params: Params, timeout: float) -> PGresult:
+        """Run one statement and return its result, be it an error. Raises TimeoutError and psycopg's errors."""
+        deadline = time.monotonic() + timeout
+        if not statement.name or self.is_pooled:
+            self.pgconn.send_query_params(statement.text, params)
+        else:
+            if statement.name not in self._prepared:
+                self.pgconn.send_prepare(statement.name, statement.text)
+                result = self._result(deadline)
+                if result.status in ERRORS:
+                    return result
+                self._prepared.add(statement.name)
+            self.pgconn.send_query_prepared(statement.name, params)
+        return self._result(deadline)
+
+    def _result(self, deadline: float) -> PGresult:
+        answer: PGresult | None = None
+        while True:
+            while self.pgconn.is_busy():
+                self._await_input(deadline)
+                self.pgconn.consume_input()
+            result = self.pgconn.get_result()
+            if result is None:
+                if answer is None:
+                    msg = "the server closed the connection"
+                    raise psycopg.OperationalError(msg)
+                return answer
+            answer = result
+
+    def _await_input(self, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        if left <= 0 or not self._poll.poll(ceil(left * 1000)):
+            raise TimeoutError
+
+    def hear(self, timeout: float) -> list[str]:
+        self._await_input(time.monotonic() + timeout)
+        self.pgconn.consume_input()
+        while not self.pgconn.is_busy() and self.pgconn.get_result() is not None:
+            pass  # the answer to a probe
+        return list(iter(self._next_notice, None))
+
+    def _next_notice(self) -> str | None:
+        notice = self.pgconn.notifies()
+        return None if notice is None else notice.extra.decode()
+
+    def probe(self) -> None:
+        self.pgconn.send_query_params(_libpq.WHO.text, ())
+
+    def is_broken(self) -> bool:
+        return bool(self._poll.poll(0))
+
+    def shut_down(self) -> None:
+        with suppress(OSError), socket.socket(fileno=os.dup(self.pgconn.socket)) as copy:
+            copy.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.pgconn.finish()
+
+    def abandon(self) -> None:
+        os.close(self.pgconn.socket)  # psycopg finishes a connection only in the process that made it
+
+
+def connect(address: Address, timeout: float) -> Connection:
+    """Open a session, and find out whether it is one of our own. Raises StoreError, TimeoutError, psycopg's errors."""
+    deadline = time.monotonic() + timeout
+    connection = Connection(_libpq.connect(address, timeout))
+    (pid,) = ask_on(connection, address, _libpq.WHO, (), deadline - time.monotonic())[0]
+    connection.is_pooled = not address.is_vouched and _libpq.is_pooled(connection.pgconn, pid)
+    return connection
+
+
+def ask_on(connection: Connection, address: Address, statement: Statement, params: Params, timeout: float) -> list[Row]:
+    """Run a statement on a session; close it whatever goes wrong, an error the server answers with included."""
+    try:
+        result = connection.exchange(statement, params, timeout)
+    except BaseException:
+        connection.close()
+        raise
+    if result.status in ERRORS:
+        connection.close()
+        raise refused(address, result)
+    return _libpq.rows(result)
+
+
+class BlockingNode:
+    """The sessions with one server, one for each thread that is asking."""
+
+    def __init__(self, runtime: ThreadRuntime, address: Address) -> None:
+        self._address = address
+        self._pool: Pool[Connection] = Pool(runtime)
+        self.close = self._pool.close
+
+    async def ask(self, statement: Statement, params: Params, timeout: float) -> list[Row]:
+        try:
+            connection = self._pool.take() or connect(self._address, timeout)
+            answer = ask_on(connection, self._address, statement, params, timeout)
+        except FAILURES as error:
+            if not isinstance(error, TimeoutError):
+                self._pool.drop()  # what befell this session has mostly befallen them all
+            raise unanswered(self._address, error) from error
+        self._pool.give_back(connection)
+        return answer

@@ -1,0 +1,67 @@
+"""Say what went wrong at a server, and whether asking again may help."""
+
+from __future__ import annotations
+
+import re
+
+import psycopg
+from psycopg import pq
+from psycopg.errors import error_from_result
+
+from leasehold.errors import StoreError
+from leasehold.stores.postgres._address import Address
+
+FAILURES = (OSError, psycopg.OperationalError)
+"""What ends a connection."""
+
+_TRANSIENT = re.compile("08|40|53|57|58|55P03|25006|XX000")
+"""Beginnings of SQLSTATEs after which the same request may succeed, here or at another of the servers named."""
+_ADVICE = {
+    "25006": "this is a standby: name all servers, and add target_session_attrs=read-write",
+    "42501": "GRANT USAGE ON SCHEMA, and SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN it, to this role",
+    "53300": "raise max_connections, or let fewer processes wait",
+    "55P03": "somebody called a lock function in a transaction that is still open",
+    "22P05": "metadata with a NUL character cannot be stored",
+    "3D000": "create the database, or name another one",
+}
+_MISSING = {"3F000", "42883", "42P01", "42703"}
+_HOPELESS = re.compile(
+    r"authentication failed|does not exist|pg_hba|certificate|no password|password|not permitted|permission denied|"
+    r"SSL|invalid|could not translate"
+)
+"""What a server, or libpq, says of a connection that will not come about however often it is tried."""
+
+
+def refused(address: Address, result: pq.abc.PGresult) -> StoreError:
+    """Translate an error that the server answered with: nothing was done."""
+    code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+    text = _text(result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY))
+    advice = address.if_missing if code in _MISSING else _ADVICE.get(code, "")
+    failure = StoreError(f"{address}: {text}{advice and f' ({advice})'}", transient=_TRANSIENT.match(code) is not None)
+    failure.__cause__ = error_from_result(result)
+    return failure
+
+
+def unanswered(address: Address, error: BaseException) -> StoreError:
+    """Translate a failure of the connection: whether anything was done is unknown."""
+    text = str(error).strip()
+    if isinstance(error, TimeoutError):
+        text = text or "no answer in time"
+    failure = StoreError(f"{address}: {text or type(error).__name__}", transient=True)
+    failure.__cause__ = error
+    return failure
+
+
+def not_connected(address: Address, message: bytes) -> StoreError:
+    """Translate why a connection did not come about. libpq has no codes for that, only words."""
+    text = " ".join(_text(message).split())
+    if "Connection refused" in text or "No such file" in text:
+        text = "connection refused; is the server running there?"
+    cause = psycopg.OperationalError(_text(message))
+    failure = StoreError(f"{address}: {text}", transient=_HOPELESS.search(text) is None)
+    failure.__cause__ = cause
+    return failure
+
+
+def _text(message: bytes | None) -> str:
+    return (message or b"").decode("utf-8", "replace")

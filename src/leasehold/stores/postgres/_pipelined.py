@@ -1,0 +1,168 @@
+"""PostgreSQL for asyncio: one connection on which everybody's requests follow each other, and one that hears."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+import psycopg
+from psycopg.pq import ExecStatus
+from psycopg.pq.abc import PGconn, PGresult
+
+from leasehold.errors import StoreError
+from leasehold.runtimes.aio import AsyncRuntime
+from leasehold.runtimes.threads import ThreadRuntime
+from leasehold.stores._pipeline import Pipeline, Shared
+from leasehold.stores.postgres import _blocking, _libpq
+from leasehold.stores.postgres._address import Address
+from leasehold.stores.postgres._errors import FAILURES, refused, unanswered
+from leasehold.stores.postgres._libpq import ERRORS, Params, Row, Statement
+
+
+class Connection(Pipeline):
+    """A session in pipeline mode: requests do not wait for each other's results, and each is a transaction."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, opened: _blocking.Connection) -> None:
+        super().__init__(loop)
+        self.is_pooled = opened.is_pooled
+        self.on_notice: Callable[[str | None], None] = lambda _: None
+        self.on_lost: Callable[[], None] = lambda: None
+        self.pgconn: PGconn = opened.pgconn
+        self._socket = self.pgconn.socket
+        self._prepared: set[bytes] = set()
+        self._result: PGresult | None = None
+        self._is_writing = False
+        self.pgconn.nonblocking = 1
+        self.pgconn.enter_pipeline_mode()
+        loop.add_reader(self._socket, self._take_in)
+
+    def exchange(self, statement: Statement, params: Params, timeout: float) -> asyncio.Future[list[PGresult]]:
+        if self._socket < 0:
+            msg = "the connection was closed"
+            raise ConnectionResetError(msg)
+        try:
+            if not statement.name or self.is_pooled:
+                self.pgconn.send_query_params(statement.text, params)
+            else:
+                if statement.name not in self._prepared:
+                    self.pgconn.send_prepare(statement.name, statement.text)
+                    self._prepared.add(statement.name)
+                self.pgconn.send_query_prepared(statement.name, params)
+            self.pgconn.pipeline_sync()
+            self._flush()
+        except psycopg.OperationalError as error:
+            self._lose(error)
+            raise
+        return self._enqueue(1, timeout)
+
+    def _flush(self) -> None:
+        is_left = bool(self.pgconn.flush())
+        if is_left != self._is_writing:
+            self._is_writing = is_left
+            if is_left:
+                self._loop.add_writer(self._socket, self._flush)
+            else:
+                self._loop.remove_writer(self._socket)
+
+    def _take_in(self) -> None:
+        try:
+            self.pgconn.consume_input()
+            self._take_results()
+        except psycopg.OperationalError as error:
+            self._lose(error)
+            return
+        self.is_good = True
+        self.on_notice(None)
+        while (notice := self.pgconn.notifies()) is not None:
+            self.on_notice(notice.extra.decode())
+        if self._is_retired and not self._requests:
+            self.close()
+
+    def _take_results(self) -> None:
+        while self._requests and not self.pgconn.is_busy():
+            result = self.pgconn.get_result()
+            if result is None or result.status == ExecStatus.PIPELINE_ABORTED:
+                continue
+            if result.status == ExecStatus.PIPELINE_SYNC:
+                answer, self._result = self._result, None
+                if answer is not None and answer.status in ERRORS:
+                    self._prepared.clear()  # or this one's might count as prepared
+                self._take_reply(answer)
+            else:
+                self._result = result
+
+    def _lose(self, error: Exception) -> None:
+        """Notice that the connection is gone."""
+        self.close(error)
+        self.on_lost()
+
+    def probe(self) -> None:
+        with suppress(*FAILURES):
+            self.exchange(_libpq.WHO, (), 60.0)
+
+    def abort(self) -> None:
+        if self._socket >= 0:
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._socket)
+                self._loop.remove_writer(self._socket)
+            self._socket = -1
+            self.pgconn.finish()
+
+
+async def connect(runtime: AsyncRuntime, address: Address, timeout: float) -> Connection:
+    """Open a session, in a thread: to look up a host's name blocks."""
+    loop = runtime.bind()
+    opened = await asyncio.to_thread(_blocking.connect, address, timeout)
+    return Connection(loop, opened)
+
+
+async def ask_on(
+    connection: Connection, address: Address, statement: Statement, params: Params, timeout: float
+) -> list[Row]:
+    (result,) = await connection.exchange(statement, params, timeout)
+    if result.status in ERRORS:
+        raise refused(address, result)
+    return _libpq.rows(result)
+
+
+class PipelinedNode:
+    """One server as the tasks of one loop see it."""
+
+    def __init__(self, runtime: AsyncRuntime, address: Address) -> None:
+        self._address = address
+        self._is_closed = False
+        self._runtime = runtime
+        self._shared = Shared(runtime, lambda timeout: connect(runtime, address, timeout))
+
+    async def ask(self, statement: Statement, params: Params, timeout: float) -> list[Row]:
+        try:
+            self._runtime.bind()
+        except RuntimeError:  # no loop runs: the interpreter exits
+            node = _blocking.BlockingNode(ThreadRuntime(), self._address)
+            return await node.ask(statement, params, timeout)
+        connection = self._shared.connection
+        try:
+            if self._is_closed:
+                return await self._ask_alone(statement, params, timeout)
+            if connection is None or not connection.is_good:
+                connection = await self._shared.open(timeout)
+            return await ask_on(connection, self._address, statement, params, timeout)
+        except FAILURES as error:
+            raise unanswered(self._address, error) from error
+        except StoreError as error:
+            if error.transient:
+                self._shared.refresh()  # this may be a standby by now, or about to shut down
+            raise
+
+    async def _ask_alone(self, statement: Statement, params: Params, timeout: float) -> list[Row]:
+        """Ask on a session that is closed again: for whoever has yet to leave when everything is closed."""
+        connection = await connect(self._runtime, self._address, timeout)
+        try:
+            return await ask_on(connection, self._address, statement, params, timeout)
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._shared.close()

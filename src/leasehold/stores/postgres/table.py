@@ -1,0 +1,258 @@
+"""`postgresql://`: lines in a table, changed by functions that any language can call.
+
+Every step is one function call in a transaction of its own, so it is atomic, and one round trip. Whoever waits is
+told by NOTIFY, on a channel of its client's own, when its place holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import groupby
+from math import inf
+from typing import Protocol, cast
+
+from leasehold import _rule
+from leasehold._model import UNKNOWN, Ask, Capabilities, Line, Place, Refusal, Renewal, Session, Standing, Wake
+from leasehold._runtime import Runtime
+from leasehold.errors import StoreError
+from leasehold.runtimes.aio import AsyncRuntime
+from leasehold.runtimes.threads import ThreadRuntime
+from leasehold.stores._ear import BlockingEar, Ear, LoopEar, OnLost, OnWake
+from leasehold.stores.postgres import _blocking, _pipelined
+from leasehold.stores.postgres._address import Address
+from leasehold.stores.postgres._errors import FAILURES, unanswered
+from leasehold.stores.postgres._libpq import Params, Row, Statement, array
+from leasehold.stores.postgres._migrations import quoted
+
+log = logging.getLogger("leasehold")
+
+INSPECTION_TIMEOUT = 5.0
+SWEEP_EVERY = 256
+
+
+class Node(Protocol):
+    """One server. Each statement is sent once: no driver of ours repeats anything behind the engine's back."""
+
+    async def ask(self, statement: Statement, params: Params, timeout: float) -> list[Row]:
+        """Run a statement in a transaction of its own. Raises StoreError, transient if it may have been carried out."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class TableStore:
+    """One client's view of the lease table.
+
+    Not promised: that a fail-over keeps what the old primary had not yet sent to its standby. Fences grow all the
+    same, by the servers' clocks.
+    """
+
+    def __init__(
+        self, runtime: Runtime, address: Address, *, schema: str = "leasehold", push: bool = True, ear: Address
+    ) -> None:
+        self.runtime = runtime
+        self.capabilities = Capabilities(push=push)
+        self.schema = schema
+        self._statements = _Statements(quoted(schema))
+        self._channel = f"leasehold_{secrets.token_hex(8)}"
+        self._joins = secrets.randbelow(SWEEP_EVERY)
+        flag = "" if schema == "leasehold" else f" --schema {schema}"
+        missing = f"its lease table is missing or too old: run `leasehold migrate --url URL{flag}`"
+        address = replace(address, if_missing=missing)
+        self._node: Node
+        self._ear: Ear
+        if isinstance(runtime, AsyncRuntime):
+            self._node = _pipelined.PipelinedNode(runtime, address)
+            self._ear = _loop_ear(runtime, ear, self._channel)
+        else:
+            threads = cast("ThreadRuntime", runtime)
+            self._node = _blocking.BlockingNode(threads, address)
+            self._ear = _blocking_ear(threads, ear, self._channel)
+
+    async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
+        hears = ask.queue and self.capabilities.push
+        if hears:
+            self._ear.expect(ask.owner)
+        params = (
+            ask.name.encode(),
+            ask.owner.encode(),
+            b"%r" % ask.ttl,
+            b"%r" % ask.heartbeat,
+            b"%d" % ask.capacity,
+            b"%d" % ask.weight,
+            b"t" if ask.queue else b"f",
+            ask.metadata.encode(),
+            self._channel.encode() if hears else b"",
+        )
+        try:
+            ((ticket, held, now, holder, recheck, capacity),) = await self._node.ask(
+                self._statements.join, params, timeout
+            )
+        except StoreError as error:
+            if not error.transient:
+                self._ear.forget(ask.owner)
+            raise
+        await self._sweep_now_and_then()
+        if ticket is None:
+            return Refusal(_text(holder), _seconds(recheck), int(capacity or 0))
+        return _standing(ticket, held, now, holder, recheck)
+
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+        params = (
+            array([renewal.name for renewal in renewals]),
+            array([renewal.owner for renewal in renewals]),
+            array([repr(renewal.ttl) for renewal in renewals]),
+            array([repr(renewal.heartbeat) for renewal in renewals]),
+            array(["t" if renewal.claim else "f" for renewal in renewals]),
+        )
+        standings: list[Standing | None] = [None] * len(renewals)
+        for number, ticket, *rest in await self._node.ask(self._statements.renew, params, timeout):
+            assert number is not None
+            standings[int(number) - 1] = UNKNOWN if ticket is None else _standing(ticket, *rest)
+        return standings
+
+    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+        statement = self._statements.leave_unsure if unsure else self._statements.leave
+        ((was_there,),) = await self._node.ask(statement, (name.encode(), owner.encode(), b"%r" % unsure), timeout)
+        self._ear.forget(owner)
+        return was_there == b"t"
+
+    async def wait(self, name: str, owner: str, timeout: float) -> Wake:
+        if not self.capabilities.push:
+            await self.runtime.sleep(timeout)
+            return Wake.SILENCE
+        try:
+            return await self._ear.wait(owner, timeout)
+        except _PoolerError as error:
+            if self.capabilities.push:
+                self.capabilities = Capabilities(push=False)
+                log.warning("%s; waiters ask again and again instead", error)
+            return Wake.HINT
+
+    async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
+        statement = self._statements.look if exact else self._statements.list
+        rows = await self._node.ask(statement, (prefix.encode(),), INSPECTION_TIMEOUT)
+        lines = []
+        for name, of_name in groupby(rows, key=lambda row: row[0]):
+            places = list(of_name)
+            now = _number(places[0][1])
+            lines.append(Line(_text(name), now, _rule.live(map(_place, places), now)))
+        return lines
+
+    async def close(self) -> None:
+        self._ear.close()
+        self._node.close()
+
+    async def _sweep_now_and_then(self) -> None:
+        self._joins += 1
+        if self._joins % SWEEP_EVERY == 0:
+            with suppress(StoreError):
+                await self._node.ask(self._statements.sweep, (), INSPECTION_TIMEOUT)
+
+
+class _Statements:
+    """What the store sends, for one schema."""
+
+    def __init__(self, schema: str) -> None:
+        def statement(name: str, text: str) -> Statement:
+            return Statement(text.format(schema=schema).encode(), f"leasehold_{name}".encode())
+
+        self.join = statement("join", "SELECT * FROM {schema}.line_join($1, $2, $3, $4, $5, $6, $7, $8, $9)")
+        self.renew = statement("renew", "SELECT * FROM {schema}.line_renew($1, $2, $3, $4, $5)")
+        # Nothing is lost with a leave that a crash undoes but time: the place ends by itself.
+        self.leave = statement(
+            "leave", "SELECT {schema}.line_leave($1, $2, $3) FROM set_config('synchronous_commit', 'off', true)"
+        )
+        self.leave_unsure = statement("leave_unsure", "SELECT {schema}.line_leave($1, $2, $3)")
+        self.sweep = statement("sweep", "SELECT {schema}.sweep_locks()")
+        look = (
+            "SELECT name, extract(epoch FROM moment), fence, holder, capacity, weight, extract(epoch FROM expires_at),"
+            " extract(epoch FROM acquired_at), metadata, backend, application, host(client_address)"
+            " FROM {schema}.distributed_locks, clock_timestamp() AS moment"
+            " WHERE expires_at > moment AND %s ORDER BY name, fence"
+        )
+        self.look = statement("look", look % "name = $1")
+        self.list = statement("list", look % "starts_with(name, $1)")
+
+
+class _PoolerError(StoreError):
+    """A pooler stands before the server, so that nothing would be heard."""
+
+
+def check_hears(address: Address, *, is_pooled: bool) -> None:
+    if is_pooled:
+        msg = (
+            f"{address}: a pooler stands before the server, and LISTEN hears nothing through one that pools "
+            "transactions: name the server itself with listen=postgresql://…, or vouch with pooler=session that it "
+            "pools sessions"
+        )
+        raise _PoolerError(msg)
+
+
+def _blocking_ear(runtime: ThreadRuntime, address: Address, channel: str) -> Ear:
+    async def subscribe(timeout: float) -> _blocking.Connection:
+        try:
+            connection = _blocking.connect(address, timeout)
+            check_hears(address, is_pooled=connection.is_pooled)
+            _blocking.ask_on(connection, address, _listen(channel), (), timeout)
+        except FAILURES as error:
+            raise unanswered(address, error) from error
+        return connection
+
+    return BlockingEar(runtime, subscribe)
+
+
+def _loop_ear(runtime: AsyncRuntime, address: Address, channel: str) -> Ear:
+    async def subscribe(timeout: float, on_wake: OnWake, on_lost: OnLost) -> _pipelined.Connection:
+        try:
+            connection = await _pipelined.connect(runtime, address, timeout)
+            check_hears(address, is_pooled=connection.is_pooled)
+            await _pipelined.ask_on(connection, address, _listen(channel), (), timeout)
+        except FAILURES as error:
+            raise unanswered(address, error) from error
+        connection.on_notice, connection.on_lost = on_wake, on_lost
+        return connection
+
+    return LoopEar(runtime, subscribe)
+
+
+def _listen(channel: str) -> Statement:
+    return Statement(f"LISTEN {channel}".encode())
+
+
+def _standing(
+    ticket: bytes, held: bytes | None, now: bytes | None, holder: bytes | None, recheck: bytes | None
+) -> Standing:
+    if held == b"t":
+        return Standing(int(ticket), True, _number(now))
+    return Standing(int(ticket), False, _number(now), _text(holder), _seconds(recheck))
+
+
+def _place(row: Row) -> Place:
+    _, _, ticket, owner, capacity, weight, expires_at, acquired_at, metadata, backend, application, address = row
+    return Place(
+        ticket=int(_text(ticket)),
+        owner=_text(owner),
+        capacity=int(_text(capacity)),
+        weight=int(_text(weight)),
+        expires_at=_number(expires_at),
+        acquired_at=None if acquired_at is None else float(acquired_at),
+        metadata=_text(metadata),
+        session=Session(int(_text(backend)), _text(application), _text(address)),
+    )
+
+
+def _text(value: bytes | None) -> str:
+    return "" if value is None else value.decode()
+
+
+def _number(value: bytes | None) -> float:
+    return 0.0 if value is None else float(value)
+
+
+def _seconds(value: bytes | None) -> float:
+    return inf if value is None else float(value)
