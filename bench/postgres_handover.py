@@ -1,7 +1,7 @@
 """How long does a lock on PostgreSQL lie idle when it changes hands, and is it fair?
 
-Gaps and fairness are measured as in bench.handover. The bare driver blocks in `pg_advisory_lock` on a connection of each
-contender's own: the server's queue, with nothing around it.
+Gaps and fairness are measured as in bench.handover. The bare driver blocks in `pg_advisory_lock` on a connection of
+each contender's own: the server's queue, with nothing around it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What does an uncontended acquire + release cost on PostgreSQL, beside pals, sqlalchemy-dlock and the bare calls?
 
-Advisory locks are measured against `pg_try_advisory_lock` and `pg_advisory_unlock` as prepared statements on libpq, the lease table
-against its own two functions, called by psycopg: what is above that is ours. The server runs with its defaults, so
-that every grant in the table is on disk before it counts.
+Advisory locks are measured against `pg_try_advisory_lock` and `pg_advisory_unlock` as prepared statements on libpq,
+the lease table against its own two functions, called by psycopg: what is above that is ours. The server runs with its
+defaults, so that every grant in the table is on disk before it counts.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ TIMEOUT = 5.0
 
 def test_every_scheme_is_under_contract() -> None:
     other_words = {"rediss": "redis", "valkeys": "redis", "valkey": "redis", "unix": "redis", "redlocks": "redlock"}
-    schemes = {scheme.replace("rediss+", "redis+") for scheme in SCHEMES}
+    schemes = {scheme.replace("rediss+", "redis+").replace("postgresql", "postgres") for scheme in SCHEMES}
     without_a_scheme = {"quorum"}
     assert {name.partition("-")[0] for name in STORES} - without_a_scheme == {other_words.get(s, s) for s in schemes}
 
