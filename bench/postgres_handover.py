@@ -12,10 +12,11 @@ from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanag
 from functools import partial
 from statistics import median
 from time import monotonic
+from typing import Any
 
 import pals
 import sqlalchemy
-from sqlalchemy_dlock import create_sadlock
+from sqlalchemy_dlock.factory import create_sadlock
 
 from bench._crowd import Acquire, AsyncAcquire, Slice, case, gaps_of, jain, processes, tasks, threads
 from bench._measure import interleave, report, spread
@@ -96,12 +97,12 @@ def sqlalchemy_dlock(url: str) -> Acquire:
     engine = sqlalchemy.create_engine(sqlalchemy_url(url), isolation_level="AUTOCOMMIT", pool_size=100)
     here = threading.local()
 
-    def acquire() -> object:
+    def acquire() -> Any:
         if not hasattr(here, "connection"):
             here.connection = engine.connect()
         return create_sadlock(here.connection, "bench")
 
-    return acquire  # type: ignore[return-value]
+    return acquire
 
 
 def pals_lock(url: str) -> Acquire:
@@ -109,7 +110,7 @@ def pals_lock(url: str) -> Acquire:
         return sqlalchemy.create_engine(sqlalchemy_url(url), pool_size=100)
 
     locker = pals.Locker("bench", create_engine_callable=create_engine)
-    return lambda: locker.lock("bench")  # type: ignore[no-any-return]
+    return lambda: locker.lock("bench")
 
 
 def leasehold(url: str) -> Acquire:

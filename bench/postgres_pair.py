@@ -13,13 +13,14 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from typing import Any
 
 import pals
 import psycopg
 import sqlalchemy
 import uvloop
 from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy_dlock import create_async_sadlock, create_sadlock
+from sqlalchemy_dlock.factory import create_async_sadlock, create_sadlock
 
 from bench._measure import interleave, report, spread
 from bench._postgres import TTL, Wire, options, served, sqlalchemy_url
@@ -118,7 +119,7 @@ def _for_psycopg(statement: bytes) -> bytes:
 def sqlalchemy_dlock(url: str) -> Iterator[Case]:
     engine = sqlalchemy.create_engine(sqlalchemy_url(url), isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
-        lock = create_sadlock(connection, "bench")
+        lock: Any = create_sadlock(connection, "bench")
 
         def pair() -> None:
             lock.acquire()
@@ -132,7 +133,7 @@ def sqlalchemy_dlock(url: str) -> Iterator[Case]:
 def async_sqlalchemy_dlock(url: str, runner: asyncio.Runner) -> Iterator[Case]:
     engine = create_async_engine(sqlalchemy_url(url), isolation_level="AUTOCOMMIT")
     connection = runner.run(engine.connect().start())
-    lock = create_async_sadlock(connection, "bench")
+    lock: Any = create_async_sadlock(connection, "bench")
 
     async def pair() -> None:
         await lock.acquire()
