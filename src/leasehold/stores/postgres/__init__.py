@@ -1,0 +1,1 @@
+"""Locks on a PostgreSQL server."""
