@@ -55,8 +55,10 @@ class _Psycopg(Borrowed):
     is_async = False
 
     async def _obstacle(self) -> str:
-        from psycopg.pq import TransactionStatus  # noqa: PLC0415
+        from psycopg.pq import PipelineStatus, TransactionStatus  # noqa: PLC0415
 
+        if self._connection.info.pipeline_status != PipelineStatus.OFF:
+            return "a pipeline goes on before it has an answer, so before the lock is held: take the lock outside of it"
         status = self._connection.info.transaction_status
         if self._connection.autocommit and status in {TransactionStatus.IDLE, TransactionStatus.ACTIVE}:
             return _no_transaction("this connection is in autocommit mode", "'with connection.transaction()'")

@@ -65,23 +65,22 @@ def advisory_key(name: Name) -> Key:
     each other: among a million names that happens once in some 37 million cases.
     Raises InvalidInputError for what is no name and for numbers that do not fit.
     """
-    if isinstance(name, tuple):
-        return _from_numbers(name, name)
-    if isinstance(name, int):
-        return _from_numbers((name,), name)
+    if isinstance(name, int | tuple):
+        return _from_numbers(name)
     if numeric := _NUMERIC.fullmatch(check_name(name)):
-        return _from_numbers(tuple(int(number) for number in numeric.groups() if number is not None), name)
+        first, second = numeric.groups()
+        return _from_numbers(int(first) if second is None else (int(first), int(second)))
     return Key(False, int.from_bytes(sha256(name.encode()).digest()[:8], "big", signed=True))
 
 
-def _from_numbers(numbers: tuple[int, ...], name: Name) -> Key:
+def _from_numbers(numbers: int | tuple[int, int]) -> Key:
     match numbers:
-        case [int(number)] if _fits(number, _BIGINT):
+        case int(number) if _fits(number, _BIGINT):
             return Key(False, number)
-        case [int(first), int(second)] if _fits(first, _INT4) and _fits(second, _INT4):
+        case (int(first), int(second)) if _fits(first, _INT4) and _fits(second, _INT4):
             return Key(True, first << _INT4 | second % 2**_INT4)
-    msg = f"a numeric lock is one integer of 64 bits or a pair of 32 bits each, all signed; got {name!r}"
-    raise InvalidInputError(msg, name=str(name)[:40])
+    msg = f"a numeric lock is one integer of 64 bits or a pair of 32 bits each, all signed; got {numbers!r}"
+    raise InvalidInputError(msg, name=str(numbers)[:40])
 
 
 def _fits(number: int, bits: int) -> bool:
