@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from math import ceil, inf
 from typing import Any, TypeVar
@@ -21,26 +21,25 @@ T = TypeVar("T")
 _LOCK_NOT_AVAILABLE = "55P03"
 _MAX_MILLISECONDS = 2**31 - 1
 
-# Every server sorts a materialized query before anything is computed from its rows, and computes row by row.
+# A materialized query is sorted before anything is computed from its rows, which an ORDER BY of our own would not be.
+# The keys are text since asyncpg would ask the server what an array of numbers is, once for each connection.
 _KEYS = """
     WITH key AS MATERIALIZED (
-        SELECT number, is_pair, place
-        FROM unnest(CAST($1 AS bigint[]), CAST($2 AS boolean[])) WITH ORDINALITY AS key (number, is_pair, place)
+        SELECT numbers, strpos(numbers, ',') > 0 AS is_pair
+        FROM unnest(CAST($1 AS text[])) WITH ORDINALITY AS given (numbers, place)
         ORDER BY place
     )
 """
 # A lock_timeout counts for each lock anew, so each has what the ones before it have left.
-_SET_LOCK_TIMEOUT = """set_config('lock_timeout', greatest(1, CAST($3 AS bigint) - floor(
+_SET_LOCK_TIMEOUT = """set_config('lock_timeout', greatest(1, CAST($2 AS bigint) - floor(
     extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000))::bigint::text, true)"""
-_HOLDER = f"""
-    {_KEYS}
-    SELECT number, is_pair, pid, application_name
-    FROM key
-    JOIN pg_locks ON (classid::bigint << 32 | objid::bigint) = number AND objsubid = CASE WHEN is_pair THEN 2 ELSE 1 END
+_HOLDER = """
+    SELECT key, pid, application_name
+    FROM unnest(CAST($1 AS text[])) WITH ORDINALITY AS given (key, place)
+    JOIN pg_locks ON locktype = 'advisory' AND granted AND concat_ws(',', classid, objid, objsubid) = key
     LEFT JOIN pg_stat_activity USING (pid)
-    WHERE locktype = 'advisory' AND granted AND (mode = 'ExclusiveLock' OR NOT CAST($3 AS boolean))
+    WHERE (mode = 'ExclusiveLock' OR NOT CAST($2 AS boolean)) AND pid IS DISTINCT FROM pg_backend_pid()
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-    AND pid IS DISTINCT FROM pg_backend_pid()
     ORDER BY place, pid LIMIT 1
 """
 
@@ -133,12 +132,11 @@ class XactLock:
 
     def _call(self, function: str) -> str:
         function += "_shared" if self._is_shared else ""
-        pair = "CAST(number >> 32 AS integer), CAST(number << 32 >> 32 AS integer)"
-        return f"CASE WHEN is_pair THEN {function}({pair}) ELSE {function}(number) END"
+        pair = "split_part(numbers, ',', 1)::int4, split_part(numbers, ',', 2)::int4"
+        return f"CASE WHEN is_pair THEN {function}({pair}) ELSE {function}(numbers::int8) END"
 
     async def _fetch(self, sql: str, *args: Any) -> Rows:
-        keys = list(self._names)
-        return await self._connection.fetch(sql, [key.number for key in keys], [key.is_pair for key in keys], *args)
+        return await self._connection.fetch(sql, [_join(key.arguments) for key in self._names], *args)
 
     async def _within_savepoint(self, work: Callable[[], Awaitable[T]]) -> T | None:
         """Give back what was locked or set, unless there is a result; a lock that did not come in time is none."""
@@ -164,12 +162,19 @@ class XactLock:
     async def _refusal(self, waited: float) -> LockAcquisitionError:
         name = ", ".join(self._names.values())
         holder, why = "", "somebody who has just left, or waits for it too, was before us"
+        by_key = {_join(key.pg_locks): name for key, name in self._names.items()}
         with suppress(Exception):  # who it was is worth an error message, not an error
-            if rows := await self._within_savepoint(lambda: self._fetch(_HOLDER, self._is_shared)):
-                number, is_pair, pid, application = rows[0]
+            if rows := await self._within_savepoint(
+                lambda: self._connection.fetch(_HOLDER, list(by_key), self._is_shared)
+            ):
+                key, pid, application = rows[0]
                 holder = f"pid {pid}" if pid else "a prepared transaction"
                 holder = f"{application} ({holder})" if application else holder
-                why = f"{self._names[Key(is_pair, number)]!r} is held by {holder}"
+                why = f"{by_key[key]!r} is held by {holder}"
         return LockAcquisitionError(
             f"{name!r} was not acquired in {waited:.1f} s: {why}", name=name, attempts=1, waited=waited, holder=holder
         )
+
+
+def _join(numbers: Iterable[int]) -> str:
+    return ",".join(map(str, numbers))
