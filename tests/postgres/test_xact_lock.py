@@ -324,7 +324,7 @@ async def test_a_limit_of_the_users_own_is_the_drivers_to_report(
     user: User, peer: Peer, prefix: str, setting: str
 ) -> None:
     peer.hold(prefix)
-    await user.execute(f"SET LOCAL {setting} = '20ms'")
+    await user.execute(f"SET LOCAL {setting} = '300ms'")
     with pytest.raises(Exception, match=r"due to (lock|statement) timeout") as caught:
         async with user.lock(prefix, timeout=None if setting == "lock_timeout" else 60):
             pytest.fail("two hold")
