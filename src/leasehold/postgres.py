@@ -37,8 +37,8 @@ _HOLDER = """
     SELECT key, pid, application_name
     FROM unnest(CAST($1 AS text[])) WITH ORDINALITY AS given (key, place)
     JOIN pg_locks ON locktype = 'advisory' AND granted AND concat_ws(',', classid, objid, objsubid) = key
-    LEFT JOIN pg_stat_activity USING (pid)
-    WHERE (mode = 'ExclusiveLock' OR NOT CAST($2 AS boolean)) AND pid IS DISTINCT FROM pg_backend_pid()
+    JOIN pg_stat_activity USING (pid)
+    WHERE (mode = 'ExclusiveLock' OR NOT CAST($2 AS boolean)) AND pid <> pg_backend_pid()
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
     ORDER BY place, pid LIMIT 1
 """
@@ -161,15 +161,14 @@ class XactLock:
 
     async def _refusal(self, waited: float) -> LockAcquisitionError:
         name = ", ".join(self._names.values())
-        holder, why = "", "somebody who has just left, or waits for it too, was before us"
+        holder, why = "", "it was busy, and who held it cannot be told"
         by_key = {_join(key.pg_locks): name for key, name in self._names.items()}
         with suppress(Exception):  # who it was is worth an error message, not an error
             if rows := await self._within_savepoint(
                 lambda: self._connection.fetch(_HOLDER, list(by_key), self._is_shared)
             ):
                 key, pid, application = rows[0]
-                holder = f"pid {pid}" if pid else "a prepared transaction"
-                holder = f"{application} ({holder})" if application else holder
+                holder = f"{application} (pid {pid})" if application else f"pid {pid}"
                 why = f"{by_key[key]!r} is held by {holder}"
         return LockAcquisitionError(
             f"{name!r} was not acquired in {waited:.1f} s: {why}", name=name, attempts=1, waited=waited, holder=holder

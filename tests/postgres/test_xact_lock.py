@@ -25,7 +25,7 @@ from leasehold import InvalidInputError, LockAcquisitionError, LockError
 from leasehold._borrowed import sqlstate
 from leasehold.postgres import xact_lock
 from leasehold.stores.postgres._key import Name, advisory_key
-from tests.postgres.users import AsyncPsycopg, Django, Peer, Psycopg, User, with_driver
+from tests.postgres.users import Asyncpg, AsyncPsycopg, Django, Peer, Psycopg, User, with_driver
 
 EXCLUSIVE, SHARED = "ExclusiveLock", "ShareLock"
 
@@ -333,7 +333,7 @@ async def test_a_limit_of_the_users_own_is_the_drivers_to_report(
         assert await user.execute("SHOW lock_timeout") == "0"
 
 
-@pytest.mark.parametrize("user", [AsyncPsycopg], indirect=True, ids=["AsyncPsycopg"])
+@pytest.mark.parametrize("user", [AsyncPsycopg, Asyncpg], indirect=True, ids=["AsyncPsycopg", "Asyncpg"])
 async def test_a_cancelled_wait_leaves_the_transaction_as_it_was(user: User, peer: Peer, prefix: str) -> None:
     early, late = in_order(prefix + "a", prefix + "b")
     peer.hold(late)
