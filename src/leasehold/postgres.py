@@ -21,7 +21,7 @@ T = TypeVar("T")
 _LOCK_NOT_AVAILABLE = "55P03"
 _MAX_MILLISECONDS = 2**31 - 1
 
-# A materialized query is sorted before anything is computed from its rows, which an ORDER BY of our own would not be.
+# A materialized query is sorted before anything is computed from its rows; a plain ORDER BY leaves that to the planner.
 # The keys are text since asyncpg would ask the server what an array of numbers is, once for each connection.
 _KEYS = """
     WITH key AS MATERIALIZED (
