@@ -70,12 +70,26 @@ BEGIN
 END
 $$;
 
+-- Whoever waited for a name must see what was done meanwhile, which a snapshot that is kept for the whole transaction
+-- does not show: he would find the line empty, and hold beside the other.
+CREATE OR REPLACE FUNCTION {schema}.line_check_isolation() RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE feature_not_supported USING
+            MESSAGE = format('locks cannot be used in a %s transaction', upper(current_setting('transaction_isolation'))),
+            HINT = 'call it in a READ COMMITTED transaction of its own';
+    END IF;
+END
+$$;
+
 -- Lock a name, and give its `first`.
 CREATE OR REPLACE FUNCTION {schema}.line_lock(_name text) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     bound bigint;
 BEGIN
+    PERFORM {schema}.line_check_isolation();
     LOOP
         SELECT n.first INTO bound FROM {schema}.lock_names n WHERE n.name = _name FOR UPDATE;
         EXIT WHEN FOUND;
@@ -257,6 +271,7 @@ DECLARE
     bound bigint;
     tried text[] := '{}';
 BEGIN
+    PERFORM {schema}.line_check_isolation();
     now := extract(epoch FROM moment);
     FOR place IN
         WITH asked AS (
@@ -332,6 +347,7 @@ DECLARE
     left_behind record;
     head record;
 BEGIN
+    PERFORM {schema}.line_check_isolation();
     SELECT n.first INTO bound FROM {schema}.lock_names n WHERE n.name = _name FOR UPDATE;
     moment := clock_timestamp();
     DELETE FROM {schema}.distributed_locks l WHERE l.name = _name AND l.holder = _owner
@@ -364,6 +380,7 @@ DECLARE
     seen integer := 0;
     idle_name record;
 BEGIN
+    PERFORM {schema}.line_check_isolation();
     SELECT s.swept_to INTO start FROM {schema}.lock_state s FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;
