@@ -11,6 +11,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from leasehold.errors import InvalidInputError
+from leasehold.stores.postgres._names import checked_schema
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
@@ -48,16 +49,11 @@ class Options(NamedTuple):
             msg = f"{', '.join(sorted(unknown))}: no such option; there are {', '.join(self._fields)}"
             raise InvalidInputError(msg)
         options = self._replace(**given)
-        if not isinstance(options.schema, str) or not options.schema or len(options.schema.encode()) > MAX_IDENTIFIER:
-            msg = f"schema must be an identifier of 1 to {MAX_IDENTIFIER} bytes, got {options.schema!r}"
-            raise InvalidInputError(msg)
+        checked_schema(options.schema)
         if options.pooler not in {"", "session"}:
             msg = f"pooler may only be 'session', got {options.pooler!r}"
             raise InvalidInputError(msg)
         return options
-
-
-MAX_IDENTIFIER = 63
 
 
 def parse_url(url: str) -> tuple[Address, Options]:

@@ -1,8 +1,6 @@
--- The lease table, for Python and for any language that can call a function. May be run again at any time.
--- {schema} is the schema to put it in. Tables are lock_state, lock_names, distributed_locks, lock_refusals, lock_guards;
+-- The lease table, for Python and for any language that can call a function.
+-- Tables are lock_state, lock_names, distributed_locks, lock_refusals, lock_guards;
 -- for you are acquire_lock, extend_lock, release_lock, check_fence, sweep_locks and the view locks.
-
-CREATE SCHEMA IF NOT EXISTS {schema};
 
 -- One row: which migrations have run, how far the sweep has come, and the last fence of the names it has removed.
 CREATE TABLE IF NOT EXISTS {schema}.lock_state (
@@ -37,7 +35,10 @@ CREATE TABLE IF NOT EXISTS {schema}.distributed_locks (
     PRIMARY KEY (name, fence),
     UNIQUE (name, holder)
 ) WITH (fillfactor = 70);
-CREATE INDEX IF NOT EXISTS distributed_locks_expires_at ON {schema}.distributed_locks (expires_at);
+-- IF NOT EXISTS would lock the table before it looks, and stop everybody until the oldest transaction has ended.
+IF NOT EXISTS (SELECT FROM pg_indexes WHERE schemaname = {schema_text} AND indexname = 'distributed_locks_expires_at') THEN
+    CREATE INDEX distributed_locks_expires_at ON {schema}.distributed_locks (expires_at);
+END IF;
 
 -- Owners that gave up while a request of theirs may still be on its way. It must find no place when it arrives.
 CREATE TABLE IF NOT EXISTS {schema}.lock_refusals (
