@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import psycopg
 import pytest
 import sqlalchemy
 
-from leasehold import DistributedLock
+from leasehold import AsyncDistributedLock, DistributedLock
 from leasehold.errors import InvalidInputError
 from leasehold.stores.postgres._migrations import migration_sql
 from tests.cli.conftest import Leasehold
@@ -75,20 +76,20 @@ def test_what_it_prints_does_the_same(leasehold: Leasehold, postgres_url: str) -
 
 
 def test_it_runs_as_others_run_it(postgres_url: str) -> None:
-    """As Alembic's `op.execute` does, which looks for :parameters, and by a driver that takes one statement at a time."""
+    """As Alembic's `op.execute` does, which looks for :parameters, and by drivers that take one statement at a time."""
     engine = sqlalchemy.create_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
     with engine.begin() as connection:
         connection.execute(sqlalchemy.text(migration_sql("theirs")))
     engine.dispose()
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute(migration_sql("ours").encode(), prepare=True)
-    with DistributedLock(postgres_url, schema="theirs") as theirs, DistributedLock(postgres_url, schema="ours") as ours:
-        with theirs.lock("x"):
-            assert not ours.is_locked("x")
+    ours, theirs = (DistributedLock(postgres_url, schema=schema) for schema in ("ours", "theirs"))
+    with ours, theirs, theirs.lock("x"):
+        assert not ours.is_locked("x")
 
 
 def test_a_newer_schema_is_left_alone(leasehold: Leasehold, postgres_url: str) -> None:
-    leasehold("migrate", "--url", postgres_url)
+    query(postgres_url, migration_sql())
     query(postgres_url, "UPDATE leasehold.lock_state SET version = 7")
     done = leasehold("migrate", "--url", postgres_url)
     assert done.returncode == 2
@@ -134,7 +135,7 @@ def test_rights(leasehold: Leasehold, postgres_server: PostgresServer, postgres_
 
 
 def test_an_open_transaction_does_not_hold_a_repeated_migration_up(leasehold: Leasehold, postgres_url: str) -> None:
-    leasehold("migrate", "--url", postgres_url)
+    query(postgres_url, migration_sql())
     with psycopg.connect(postgres_url) as connection:
         connection.execute("SELECT leasehold.acquire_lock('x', 'me', 60)")
         assert leasehold("migrate", "--url", postgres_url).returncode == 0
@@ -175,7 +176,7 @@ def test_doctor_finds_what_takes_locks_away(
     assert done.returncode == 1
     assert "leasehold migrate" in done.stdout
 
-    leasehold("migrate", "--url", postgres_url)
+    query(postgres_url, migration_sql())
     (fine, *rest) = json.loads(leasehold("doctor", "--url", postgres_url, "--json").stdout)
     assert fine["level"] == "ok"
     assert fine["message"].startswith("PostgreSQL 18")
@@ -196,12 +197,24 @@ def test_doctor_finds_what_takes_locks_away(
 def test_doctor_on_a_sound_server_with_a_pooler(
     leasehold: Leasehold, postgres_url: str, start_pooler: Callable[..., Pooler]
 ) -> None:
-    leasehold("migrate", "--url", postgres_url)
+    query(postgres_url, migration_sql())
     pooled = through(postgres_url, start_pooler().port)
-    found = leasehold("doctor", "--url", pooled).stdout
-    assert "a pooler stands before it" in found
+    assert "a pooler stands before it" in leasehold("doctor", "--url", pooled).stdout
     for cured in (f"{pooled}?pooler=session", f"{pooled}?listen={postgres_url}", f"{pooled}?push=no"):
-        assert "pooler" not in leasehold("doctor", "--url", cured).stdout
+        with DistributedLock(cured) as locks:
+            assert not any("pooler" in finding.message for finding in locks.examine())
+
+
+def test_tasks_examine_too(postgres_url: str, start_pooler: Callable[..., Pooler]) -> None:
+    query(postgres_url, migration_sql())
+
+    async def examine() -> list[str]:
+        async with AsyncDistributedLock(through(postgres_url, start_pooler().port)) as locks:
+            return [finding.message for finding in await locks.examine()]
+
+    messages = asyncio.run(examine())
+    assert messages[0].startswith("PostgreSQL 18")
+    assert any("a pooler stands" in message for message in messages)
 
 
 def test_doctor_on_a_sound_server(leasehold: Leasehold, fresh_postgres: PostgresServer) -> None:

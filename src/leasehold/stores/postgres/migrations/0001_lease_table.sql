@@ -79,6 +79,7 @@ BEGIN
         END IF;
         IF spent + place.weight > place.capacity THEN
             waiting := place.fence;
+            unsettled := unsettled OR place.renewed_at > _now;
             EXIT;
         END IF;
         IF holder IS NULL THEN
@@ -100,9 +101,11 @@ DECLARE
     place record;
     spent bigint := 0;
 BEGIN
-    -- The clock was set back: without this, the dead would outlive it.
-    UPDATE {schema}.distributed_locks l SET expires_at = expires_at - (renewed_at - _now), renewed_at = _now
-    WHERE l.name = _name AND l.renewed_at > _now;
+    -- The clock was set back: without this, the dead would outlive it. Asked of the clock itself: _now is older, and
+    -- who has renewed meanwhile must lose nothing of what was promised.
+    UPDATE {schema}.distributed_locks l
+    SET expires_at = l.expires_at - (l.renewed_at - clock_timestamp()), renewed_at = clock_timestamp()
+    WHERE l.name = _name AND l.renewed_at > clock_timestamp();
     FOR place IN
         SELECT l.fence, l.holder, l.capacity, l.weight, l.acquired_at, l.expires_at, l.channel
         FROM {schema}.distributed_locks l WHERE l.name = _name ORDER BY l.fence
@@ -137,8 +140,9 @@ DECLARE
     moment timestamptz;
     fits boolean;
     drawn bigint;
+    sees_all boolean := current_setting('transaction_isolation') = 'read committed';
 BEGIN
-    IF NOT _queue THEN  -- whoever only asks whether it is free writes nothing if it is not
+    IF NOT _queue AND sees_all THEN  -- whoever only asks whether it is free writes nothing if it is not
         moment := clock_timestamp();
         head := {schema}.line_head(_name, moment);
         IF NOT head.unsettled AND head.capacity = _capacity
@@ -158,6 +162,9 @@ BEGIN
     VALUES (_name, greatest({schema}.line_clock(), (SELECT s.swept_fence + 1 FROM {schema}.lock_state s)))
     ON CONFLICT (name) DO UPDATE SET fence = greatest(n.fence + 1, {schema}.line_clock())
     RETURNING n.fence INTO drawn;
+    IF NOT sees_all THEN  -- what has left since the transaction began would seem to hold: better a serialization error
+        PERFORM FROM {schema}.distributed_locks l WHERE l.name = _name FOR UPDATE;
+    END IF;
     moment := clock_timestamp();
     now := extract(epoch FROM moment);
     head := {schema}.line_head(_name, moment);
@@ -169,7 +176,7 @@ BEGIN
     IF head.holder IS NOT NULL THEN
         UPDATE {schema}.distributed_locks l
         SET expires_at = greatest(
-                l.expires_at,
+                l.expires_at - greatest(l.renewed_at - clock_timestamp(), interval '0'),
                 moment + make_interval(secs => CASE WHEN l.acquired_at IS NULL THEN _heartbeat ELSE _ttl END)
             ),
             renewed_at = moment
@@ -240,7 +247,7 @@ BEGIN
         ), renewed AS (
             UPDATE {schema}.distributed_locks l
             SET expires_at = greatest(
-                    l.expires_at - greatest(l.renewed_at - moment, interval '0'),
+                    l.expires_at - greatest(l.renewed_at - clock_timestamp(), interval '0'),
                     moment + make_interval(
                         secs => CASE WHEN f.claim AND l.acquired_at IS NOT NULL THEN f.ttl ELSE f.heartbeat END
                     )
@@ -255,6 +262,7 @@ BEGIN
             SELECT FROM {schema}.distributed_locks l
             WHERE l.name = a.name AND l.holder = a.owner AND l.expires_at > moment
         )
+        ORDER BY a.n
     LOOP
         n := place.n;
         ticket := place.fence;
@@ -317,47 +325,62 @@ BEGIN
 END
 $$;
 
--- Remove what nobody asks for any more: a little at a time, and by one at a time. leasehold's Python clients call it
--- now and then; where there are none, call it from time to time.
-CREATE OR REPLACE FUNCTION {schema}.sweep_locks(_names integer DEFAULT 100) RETURNS void
-LANGUAGE plpgsql AS $$
+-- Remove what nobody asks for any more: some at a time, and by one at a time. leasehold's Python clients call it now and
+-- then; where there are none, call it from time to time. Waits for nobody who is in a transaction.
+CREATE OR REPLACE FUNCTION {schema}.sweep_locks(_names integer DEFAULT 1000) RETURNS void
+LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
 DECLARE
     moment timestamptz := clock_timestamp();
     idle bigint := {schema}.line_clock() - 60000000;
     start text;
     reached text;
-    seen integer := 0;
-    idle_name record;
+    seen bigint;
+    moved text;
 BEGIN
     SELECT s.swept_to INTO start FROM {schema}.lock_state s FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;
     END IF;
     DELETE FROM {schema}.lock_refusals r WHERE r.until <= moment;
-    FOR idle_name IN
-        SELECT DISTINCT e.name FROM (
-            SELECT l.name FROM {schema}.distributed_locks l WHERE l.expires_at <= moment ORDER BY l.expires_at LIMIT _names
-        ) e ORDER BY e.name
+
+    FOR moved IN
+        WITH expired AS (
+            SELECT l.name, l.fence FROM {schema}.distributed_locks l
+            WHERE l.expires_at <= moment ORDER BY l.expires_at LIMIT _names
+            FOR UPDATE SKIP LOCKED
+        ), gone AS (
+            DELETE FROM {schema}.distributed_locks l USING expired e WHERE l.name = e.name AND l.fence = e.fence
+            RETURNING l.name
+        )
+        SELECT DISTINCT g.name FROM gone g
+        WHERE EXISTS (SELECT FROM {schema}.distributed_locks l WHERE l.name = g.name AND l.expires_at > moment)
+        ORDER BY g.name
     LOOP
-        PERFORM FROM {schema}.lock_names h WHERE h.name = idle_name.name FOR UPDATE SKIP LOCKED;
-        IF FOUND THEN
-            DELETE FROM {schema}.distributed_locks l WHERE l.name = idle_name.name AND l.expires_at <= moment;
-            PERFORM {schema}.line_settle(idle_name.name, moment);
-        END IF;
+        EXIT WHEN clock_timestamp() > moment + interval '1 second';
+        BEGIN
+            PERFORM FROM {schema}.lock_names h WHERE h.name = moved FOR UPDATE SKIP LOCKED;
+            IF FOUND THEN
+                PERFORM {schema}.line_settle(moved, moment);
+            END IF;
+        EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+            NULL;  -- who holds now finds out at its next heartbeat
+        END;
     END LOOP;
-    FOR idle_name IN
-        SELECT h.name, h.fence FROM {schema}.lock_names h WHERE h.name > start ORDER BY h.name LIMIT _names
-    LOOP
-        seen := seen + 1;
-        reached := idle_name.name;
-        CONTINUE WHEN idle_name.fence > idle;
-        PERFORM FROM {schema}.lock_names h WHERE h.name = idle_name.name AND h.fence = idle_name.fence FOR UPDATE SKIP LOCKED;
-        IF FOUND AND NOT EXISTS (SELECT FROM {schema}.distributed_locks l WHERE l.name = idle_name.name) THEN
-            UPDATE {schema}.lock_state SET swept_fence = greatest(swept_fence, idle_name.fence);
-            DELETE FROM {schema}.lock_names h WHERE h.name = idle_name.name;
-        END IF;
-    END LOOP;
-    UPDATE {schema}.lock_state SET swept_to = CASE WHEN seen < _names THEN '' ELSE reached END;
+
+    SELECT max(h.name), count(*) INTO reached, seen
+    FROM (SELECT n.name FROM {schema}.lock_names n WHERE n.name > start ORDER BY n.name LIMIT _names) h;
+    WITH unused AS (
+        -- Whoever takes a place draws a fence, so that this looks again at a name which has been locked meanwhile.
+        SELECT h.name FROM {schema}.lock_names h
+        WHERE h.name > start AND h.name <= reached AND h.fence <= idle
+            AND NOT EXISTS (SELECT FROM {schema}.distributed_locks l WHERE l.name = h.name)
+        FOR UPDATE SKIP LOCKED
+    ), gone AS (
+        DELETE FROM {schema}.lock_names h USING unused u WHERE h.name = u.name RETURNING h.fence
+    )
+    UPDATE {schema}.lock_state s SET
+        swept_fence = greatest(s.swept_fence, (SELECT max(g.fence) FROM gone g)),
+        swept_to = CASE WHEN seen < _names THEN '' ELSE reached END;
 END
 $$;
 
@@ -392,6 +415,11 @@ DECLARE
     standing record;
 BEGIN
     PERFORM {schema}.line_check(name, holder, ttl_seconds);
+    IF jsonb_typeof(metadata) <> 'object' THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = format('metadata must be an object, not %s', jsonb_typeof(metadata)),
+            HINT = 'such as {"host": "web-1"}';
+    END IF;
     standing := {schema}.line_join(
         name, holder, ttl_seconds, least(ttl_seconds, 10), 1, 1, coalesce(queue, false), coalesce(metadata, '{}'), ''
     );
@@ -410,7 +438,10 @@ LANGUAGE plpgsql SET lock_timeout = '5s' AS $$
 BEGIN
     PERFORM {schema}.line_check(name, holder, ttl_seconds);
     UPDATE {schema}.distributed_locks l
-    SET expires_at = greatest(l.expires_at, clock_timestamp() + make_interval(secs => ttl_seconds)),
+    SET expires_at = greatest(
+            l.expires_at - greatest(l.renewed_at - clock_timestamp(), interval '0'),
+            clock_timestamp() + make_interval(secs => ttl_seconds)
+        ),
         renewed_at = clock_timestamp()
     WHERE l.name = extend_lock.name AND l.holder = extend_lock.holder
         AND l.acquired_at IS NOT NULL AND l.expires_at > clock_timestamp();
@@ -437,7 +468,8 @@ DECLARE
 BEGIN
     IF coalesce(resource, '') = '' OR fence IS NULL OR fence < 1 THEN
         RAISE invalid_parameter_value USING
-            MESSAGE = format('check_fence needs a resource and a fence, not %L and %L', resource, fence);
+            MESSAGE = format('check_fence needs a resource and a fence, not %L and %L', resource, fence),
+            HINT = 'the fence is what acquire_lock returned, or a Python handle''s fence';
     END IF;
     INSERT INTO {schema}.lock_guards AS g (resource, fence) VALUES (resource, fence)
     ON CONFLICT ON CONSTRAINT lock_guards_pkey DO UPDATE SET fence = greatest(g.fence, excluded.fence)
