@@ -122,11 +122,13 @@ class BlockingNode:
     def __init__(self, runtime: ThreadRuntime, address: Address) -> None:
         self._address = address
         self._pool: Pool[Connection] = Pool(runtime)
+        self.is_pooled = False
         self.close = self._pool.close
 
     async def ask(self, statement: Statement, params: Params, timeout: float) -> list[Row]:
         try:
             connection = self._pool.take() or connect(self._address, timeout)
+            self.is_pooled = connection.is_pooled
             answer = ask_on(connection, self._address, statement, params, timeout)
         except FAILURES as error:
             if not isinstance(error, TimeoutError):

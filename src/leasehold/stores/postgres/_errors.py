@@ -18,7 +18,7 @@ _TRANSIENT = re.compile("08|40|53|57|58|55P03|25006|XX000")
 """Beginnings of SQLSTATEs after which the same request may succeed, here or at another of the servers named."""
 _ADVICE = {
     "25006": "this is a standby: name all servers, and add target_session_attrs=read-write",
-    "42501": "GRANT USAGE ON SCHEMA, and SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN it, to this role",
+    "42501": "whoever migrates can let this role in: `leasehold migrate --url URL --grant ROLE`",
     "53300": "raise max_connections, or let fewer processes wait",
     "55P03": "somebody called a lock function in a transaction that is still open",
     "22P05": "metadata with a NUL character cannot be stored",

@@ -132,6 +132,7 @@ class PipelinedNode:
     def __init__(self, runtime: AsyncRuntime, address: Address) -> None:
         self._address = address
         self._is_closed = False
+        self.is_pooled = False
         self._runtime = runtime
         self._shared = Shared(runtime, lambda timeout: connect(runtime, address, timeout))
 
@@ -147,6 +148,7 @@ class PipelinedNode:
                 return await self._ask_alone(statement, params, timeout)
             if connection is None or not connection.is_good:
                 connection = await self._shared.open(timeout)
+            self.is_pooled = connection.is_pooled
             return await ask_on(connection, self._address, statement, params, timeout)
         except FAILURES as error:
             raise unanswered(self._address, error) from error
