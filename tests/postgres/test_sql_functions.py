@@ -256,7 +256,7 @@ def test_what_is_rolled_back_has_not_happened(table: Table) -> None:
 def test_an_open_transaction_holds_up_nothing_but_its_own_name(
     postgres_server: PostgresServer, postgres_schema: str
 ) -> None:
-    with Table(postgres_server, postgres_schema, **{"'5s'": "'300ms'"}) as table:
+    with Table(postgres_server, postgres_schema, changes={"'5s'": "'300ms'"}) as table:
         store = table.store()
         for owner, ttl in {"a": 1.0, "b": 1.0, "c": 1.0, "d": 0.25}.items():
             standing = drive(store.join(Ask(f"name-{owner}", owner, ttl, ttl), 5.0))
@@ -393,7 +393,7 @@ def test_a_session_that_stalls_takes_nothing_from_who_has_renewed_meanwhile(
 ) -> None:
     """It read the clock, was not given the processor for a while, and finds places renewed later than its now."""
     stalled = {"moment timestamptz := clock_timestamp();": "moment timestamptz := clock_timestamp() - interval '3 s';"}
-    with Table(postgres_server, postgres_schema, **stalled) as table:
+    with Table(postgres_server, postgres_schema, changes=stalled) as table:
         store = table.store()
         drive(store.join(Ask("x", "me", 60.0, 10.0), 5.0))
         table.sql(EXTEND, "x", "me", 600)
