@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from leasehold.stores.postgres._migrations import script
 from tests.servers.binaries import (
     FLAVOURS,
     POSTGRES_FLAVOURS,
@@ -157,6 +158,32 @@ def postgres_schema(postgres_server: PostgresServer) -> Iterator[str]:
 
 
 @pytest.fixture
+def lease_schemas() -> Iterator[Callable[[PostgresServer], str]]:
+    """Make schemas with the lease table in them, which do not outlive the test."""
+
+    def make(server: PostgresServer) -> str:
+        name = random_name()
+        server.sql(script(name))
+        stack.callback(server.sql, f"DROP SCHEMA {name} CASCADE")
+        return name
+
+    with ExitStack() as stack:
+        yield make
+
+
+@pytest.fixture
+def lease_schema(postgres_server: PostgresServer, lease_schemas: Callable[[PostgresServer], str]) -> str:
+    """Give a schema with the lease table on the shared server."""
+    return lease_schemas(postgres_server)
+
+
+@pytest.fixture
+def lease_url(postgres_server: PostgresServer, lease_schema: str) -> str:
+    """Give the URL of a lease table of the test's own, on the shared server."""
+    return f"{postgres_server.url}?schema={lease_schema}"
+
+
+@pytest.fixture
 def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     """Create a database on the shared server; 200 times slower than a schema."""
     with postgres_server.database() as url:
@@ -190,10 +217,11 @@ def postgres_proxy(postgres_server: PostgresServer) -> Iterator[FaultProxy]:
 @pytest.fixture(params=["own", *(["pgbouncer"] if pgbouncer_program() else [])])
 def start_pooler(request: pytest.FixtureRequest, postgres_server: PostgresServer) -> Iterator[Callable[..., Pooler]]:
     """Start poolers of each kind in front of the shared server, by default in transaction mode with 2 connections."""
-    kind: type[OwnPooler | PgBouncer] = {"own": OwnPooler, "pgbouncer": PgBouncer}[request.param]
+    kind: Any = {"own": OwnPooler, "pgbouncer": PgBouncer}[request.param]
 
     def start(**options: Any) -> Pooler:
-        return stack.enter_context(kind(postgres_server, **options))
+        pooler: Pooler = stack.enter_context(kind(postgres_server, **options))
+        return pooler
 
     with ExitStack() as stack:
         yield start

@@ -15,6 +15,7 @@ from tests.servers.pooler import PoolMode
 from tests.servers.ports import HOST, Port
 from tests.servers.postgres import PostgresServer, private_directory, query, unprivileged
 from tests.servers.process import ServerError, ServerProcess
+from tests.servers.tls import Authority
 
 VARIABLE = "LEASEHOLD_PGBOUNCER"
 
@@ -75,7 +76,7 @@ class PgBouncer:
     def log(self) -> str:
         return self._log.read_text(errors="replace")
 
-    def url_at(self, port: int, tls: None = None) -> str:
+    def url_at(self, port: int, tls: Authority | None = None) -> str:
         return self.server.url_at(port, tls)
 
     def close(self) -> None:

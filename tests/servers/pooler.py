@@ -19,6 +19,7 @@ from tests.servers.background import Background
 from tests.servers.dialects import Postgres
 from tests.servers.ports import HOST, Port
 from tests.servers.postgres import PostgresServer
+from tests.servers.tls import Authority
 
 PoolMode = Literal["transaction", "session"]
 UNDERSTOOD = {"user", "database", "application_name", "client_encoding", "datestyle", "timezone"}
@@ -37,7 +38,7 @@ class Pooler(Protocol):
     @property
     def url(self) -> str: ...
 
-    def url_at(self, port: int, tls: None = None) -> str: ...
+    def url_at(self, port: int, tls: Authority | None = None) -> str: ...
 
 
 class OwnPooler:
@@ -68,7 +69,7 @@ class OwnPooler:
     def url(self) -> str:
         return self.url_at(self.port)
 
-    def url_at(self, port: int, tls: None = None) -> str:
+    def url_at(self, port: int, tls: Authority | None = None) -> str:
         return self.server.url_at(port, tls)
 
     def close(self) -> None:

@@ -269,10 +269,15 @@ def _programs(flavour: PostgresFlavour) -> Path:
     programs = flavour.program.path.resolve().parent
     if (user := unprivileged()) is None or _can_run(programs / "initdb", user):
         return programs
-    copy = private_directory().path / "installation"
-    subprocess.run(["cp", "-a", programs.parent, copy], check=True)
+    installation, package = programs.parent, programs.parent.parent
+    copy = private_directory().path
+    (copy / package.name).mkdir()
+    subprocess.run(["cp", "-a", installation, copy / package.name], check=True)
+    # A wheel's programs look for their libraries here, from where they are.
+    if (libraries := package.with_name(f"{package.name}.libs")).exists():
+        subprocess.run(["cp", "-a", libraries, copy], check=True)
     subprocess.run(["chown", "-R", user, copy], check=True)
-    return copy / programs.name
+    return copy / package.name / installation.name / programs.name
 
 
 def _can_run(program: Path, user: str) -> bool:

@@ -64,7 +64,8 @@ class ServerProcess:
 
     @property
     def is_paused(self) -> bool:
-        return self.is_running and all(_state(pid) in {"T", None} for pid in (self.pid, *children(self.pid)))
+        # One that ended meanwhile waits for its parent.
+        return self.is_running and {_state(pid) for pid in (self.pid, *children(self.pid))} <= {"T", "Z", None}
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Ask for an end, orderly if that is what the signal means, and wait for it."""

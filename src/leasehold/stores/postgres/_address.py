@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from leasehold.errors import InvalidInputError
-from leasehold.stores.postgres._names import checked_schema
 
+MAX_IDENTIFIER = 63
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
 
@@ -49,11 +50,19 @@ class Options(NamedTuple):
             msg = f"{', '.join(sorted(unknown))}: no such option; there are {', '.join(self._fields)}"
             raise InvalidInputError(msg)
         options = self._replace(**given)
-        checked_schema(options.schema)
+        check_schema(options.schema)
         if options.pooler not in {"", "session"}:
             msg = f"pooler may only be 'session', got {options.pooler!r}"
             raise InvalidInputError(msg)
         return options
+
+
+def check_schema(schema: str) -> str:
+    """Accept what is safe in any part of a script: in quotes of either kind, and between dollars."""
+    if isinstance(schema, str) and re.fullmatch(r"[\w-]+", schema) and len(schema.encode()) <= MAX_IDENTIFIER:
+        return schema
+    msg = f"schema must be 1 to {MAX_IDENTIFIER} bytes of letters, digits, '_' and '-', got {schema!r}"
+    raise InvalidInputError(msg)
 
 
 def parse_url(url: str) -> tuple[Address, Options]:
@@ -64,11 +73,11 @@ def parse_url(url: str) -> tuple[Address, Options]:
     except ValueError:
         msg = "this is no URL"
         raise InvalidInputError(msg) from None
-    query = parse_qsl(parts.query, keep_blank_values=True)
-    ours: dict[str, Any] = {key: value for key, value in query if key in Options._fields}
+    given = [pair.partition("=") for pair in parts.query.split("&") if pair]
+    ours: dict[str, Any] = {key: unquote(value) for key, _, value in given if key in Options._fields}
     if "push" in ours:
         ours["push"] = _flag(ours["push"])
-    theirs = urlencode([(key, value) for key, value in query if key not in Options._fields])
+    theirs = "&".join("".join(pair) for pair in given if pair[0] not in Options._fields)
     try:
         settings = conninfo_to_dict(urlunsplit(parts._replace(query=theirs)))
     except psycopg.Error as error:

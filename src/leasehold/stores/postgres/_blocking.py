@@ -77,7 +77,7 @@ class Connection:
         return None if notice is None else notice.extra.decode()
 
     def probe(self) -> None:
-        self.pgconn.send_query_params(_libpq.WHO.text, ())
+        self.pgconn.send_query_params(_libpq.NOTHING.text, ())
 
     def is_broken(self) -> bool:
         return bool(self._poll.poll(0))
@@ -97,8 +97,9 @@ def connect(address: Address, timeout: float) -> Connection:
     """Open a session, and find out whether it is one of our own. Raises StoreError, TimeoutError, psycopg's errors."""
     deadline = time.monotonic() + timeout
     connection = Connection(_libpq.connect(address, timeout))
-    (pid,) = ask_on(connection, address, _libpq.WHO, (), deadline - time.monotonic())[0]
-    connection.is_pooled = not address.is_vouched and _libpq.is_pooled(connection.pgconn, pid)
+    greeting = (b"%d" % connection.pgconn.backend_pid,)
+    ((is_pooled, _),) = ask_on(connection, address, _libpq.GREETING, greeting, deadline - time.monotonic())
+    connection.is_pooled = is_pooled == b"t" and not address.is_vouched
     return connection
 
 

@@ -9,9 +9,8 @@ from typing import NamedTuple
 import psycopg
 
 from leasehold.errors import InvalidInputError
-from leasehold.stores.postgres._address import Address
+from leasehold.stores.postgres._address import Address, check_schema
 from leasehold.stores.postgres._errors import not_connected
-from leasehold.stores.postgres._names import checked_schema, quoted
 
 VERSION = 1
 """The last migration that this release has, and needs."""
@@ -30,9 +29,14 @@ class Migrated(NamedTuple):
     server: str
 
 
+def quoted(identifier: str) -> str:
+    """Write an identifier as SQL wants it, whatever is in it."""
+    return '"' + identifier.replace('"', '""') + '"'
+
+
 def script(schema: str) -> str:
     """Give all migrations, in order, as one statement. It may be run again, on a schema of any earlier version."""
-    checked_schema(schema)
+    check_schema(schema)
     folder = files("leasehold.stores.postgres")
     steps = sorted(folder.joinpath("migrations").iterdir(), key=lambda file: file.name)
     return (
@@ -40,7 +44,7 @@ def script(schema: str) -> str:
         .read_text("utf-8")
         .replace("{migrations}", "\n".join(step.read_text("utf-8") for step in steps))
         .replace("{version}", str(VERSION))
-        .replace("{schema_text}", "'" + schema.replace("'", "''") + "'")
+        .replace("{schema_text}", f"'{schema}'")
         .replace("{schema}", quoted(schema))
     )
 
@@ -53,6 +57,7 @@ def grants(schema: str, roles: Sequence[str]) -> str:
     return (
         f"GRANT USAGE ON SCHEMA {place} TO {to};\n"
         f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {place} TO {to};\n"
+        f"GRANT USAGE, SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA {place} TO {to};\n"
         f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {place} TO {to};\n"
     )
 
@@ -82,7 +87,7 @@ def migrate(address: Address, schema: str, roles: Sequence[str] = (), timeout: f
         msg = f"{address}: a transaction that uses the tables stays open: end it, and try again"
         raise InvalidInputError(msg) from error
     except psycopg.OperationalError as error:
-        raise not_connected(address, str(error).encode()) from error
+        raise not_connected(address, str(error)) from error
     except psycopg.Error as error:
         raise InvalidInputError(f"{address}: {_explained(error, schema)}") from error
 

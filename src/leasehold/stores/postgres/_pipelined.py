@@ -99,7 +99,7 @@ class Connection(Pipeline):
 
     def probe(self) -> None:
         with suppress(*FAILURES):
-            self.exchange(_libpq.WHO, (), 60.0)
+            self.exchange(_libpq.NOTHING, (), 60.0)
 
     def abort(self) -> None:
         if self._socket >= 0:

@@ -27,7 +27,7 @@ from leasehold.stores.postgres._address import Address
 from leasehold.stores.postgres._checkup import QUESTION, findings
 from leasehold.stores.postgres._errors import FAILURES, unanswered
 from leasehold.stores.postgres._libpq import Params, Row, Statement, array
-from leasehold.stores.postgres._names import quoted
+from leasehold.stores.postgres._migrations import quoted
 
 log = logging.getLogger("leasehold")
 
@@ -61,7 +61,7 @@ class TableStore:
         self.runtime = runtime
         self.capabilities = Capabilities(push=push)
         self.schema = schema
-        self._statements = _Statements(quoted(schema))
+        self._statements = Statements(quoted(schema))
         self._channel = f"leasehold_{secrets.token_hex(8)}"
         self._joins = secrets.randbelow(SWEEP_EVERY)
         flag = "" if schema == "leasehold" else f" --schema {schema}"
@@ -170,7 +170,7 @@ class TableStore:
                 await self._node.ask(self._statements.sweep, (), INSPECTION_TIMEOUT)
 
 
-class _Statements:
+class Statements:
     """What the store sends, for one schema."""
 
     def __init__(self, schema: str) -> None:

@@ -2,19 +2,23 @@
 -- Tables are lock_state, lock_names, distributed_locks, lock_refusals, lock_guards;
 -- for you are acquire_lock, extend_lock, release_lock, check_fence, sweep_locks and the view locks.
 
--- One row: which migrations have run, how far the sweep has come, and the last fence of the names it has removed.
+-- One row: which migrations have run, and how far the sweep has come.
 CREATE TABLE IF NOT EXISTS {schema}.lock_state (
     singleton boolean PRIMARY KEY DEFAULT true CHECK (singleton),
     version integer NOT NULL,
-    swept_to text COLLATE "C" NOT NULL DEFAULT '',
-    swept_fence bigint NOT NULL DEFAULT 0
+    swept_to text COLLATE "C" NOT NULL DEFAULT ''
 );
 INSERT INTO {schema}.lock_state (version) VALUES (1) ON CONFLICT DO NOTHING;
 
+-- The last fence drawn, of all names.
+CREATE SEQUENCE IF NOT EXISTS {schema}.lock_fence CACHE 1;
+
 -- A row for every name in use. Whoever changes a line locks it first: an empty line has no other row to lock.
+-- It is hardly ever written, for a row that is written often gets slow while anybody has an old snapshot: `first` is
+-- a bound below which there are no places, raised now and then, which spares those who look for them the dead rows.
 CREATE TABLE IF NOT EXISTS {schema}.lock_names (
     name text COLLATE "C" PRIMARY KEY,
-    fence bigint NOT NULL
+    first bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 70);
 
 -- Every place in every line, in the order of fences. You hold if everything up to and including you fits.
@@ -52,17 +56,56 @@ CREATE TABLE IF NOT EXISTS {schema}.lock_guards (
     fence bigint NOT NULL
 );
 
-CREATE OR REPLACE FUNCTION {schema}.line_clock() RETURNS bigint
-LANGUAGE sql VOLATILE AS $$
-    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+-- Draw the next fence. It follows the clock, so that it grows even where the sequence was lost or went back, as after
+-- a fail-over. The name is locked, so that its fences are drawn one after another.
+CREATE OR REPLACE FUNCTION {schema}.line_draw() RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    drawn bigint := nextval('{schema}.lock_fence');
+    clock bigint := extract(epoch FROM clock_timestamp()) * 1000000;
+BEGIN
+    IF drawn < clock THEN
+        drawn := setval('{schema}.lock_fence', clock);
+    END IF;
+    RETURN drawn;
+END
+$$;
+
+-- Whoever waited for a name must see what was done meanwhile, which a snapshot that is kept for the whole transaction
+-- does not show: he would find the line empty, and hold beside the other.
+CREATE OR REPLACE FUNCTION {schema}.line_check_isolation() RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE feature_not_supported USING
+            MESSAGE = format('locks cannot be used in a %s transaction', upper(current_setting('transaction_isolation'))),
+            HINT = 'call it in a READ COMMITTED transaction of its own';
+    END IF;
+END
+$$;
+
+-- Lock a name, and give its `first`.
+CREATE OR REPLACE FUNCTION {schema}.line_lock(_name text) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    bound bigint;
+BEGIN
+    PERFORM {schema}.line_check_isolation();
+    LOOP
+        SELECT n.first INTO bound FROM {schema}.lock_names n WHERE n.name = _name FOR UPDATE;
+        EXIT WHEN FOUND;
+        INSERT INTO {schema}.lock_names (name) VALUES (_name) ON CONFLICT (name) DO NOTHING;
+    END LOOP;
+    RETURN bound;
+END
 $$;
 
 -- Look at the front of a line without touching it: what its holders weigh, the first of them, when the first of them
 -- ends, the fence of the first who waits, and whether anything there has to be settled.
 CREATE OR REPLACE FUNCTION {schema}.line_head(
-    _name text, _now timestamptz,
-    OUT capacity integer, OUT spent bigint, OUT holder text, OUT ends timestamptz, OUT waiting bigint,
-    OUT unsettled boolean
+    _name text, _first bigint, _now timestamptz,
+    OUT capacity integer, OUT spent bigint, OUT holder text, OUT ends timestamptz,
+    OUT waiting bigint, OUT unsettled boolean
 ) LANGUAGE plpgsql AS $$
 DECLARE
     place record;
@@ -71,7 +114,7 @@ BEGIN
     unsettled := false;
     FOR place IN
         SELECT l.fence, l.holder, l.capacity, l.weight, l.acquired_at, l.renewed_at, l.expires_at
-        FROM {schema}.distributed_locks l WHERE l.name = _name ORDER BY l.fence
+        FROM {schema}.distributed_locks l WHERE l.name = _name AND l.fence >= _first ORDER BY l.fence
     LOOP
         IF place.expires_at <= _now THEN
             unsettled := true;
@@ -95,7 +138,7 @@ $$;
 
 -- Drop what has expired at the front of a line, and wake who holds by that. The caller has locked the name.
 -- Renewals do not lock the name, so that what looks expired is looked at again before it is deleted.
-CREATE OR REPLACE FUNCTION {schema}.line_settle(_name text, _now timestamptz) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.line_settle(_name text, _first bigint, _now timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     place record;
@@ -105,10 +148,10 @@ BEGIN
     -- who has renewed meanwhile must lose nothing of what was promised.
     UPDATE {schema}.distributed_locks l
     SET expires_at = l.expires_at - (l.renewed_at - clock_timestamp()), renewed_at = clock_timestamp()
-    WHERE l.name = _name AND l.renewed_at > clock_timestamp();
+    WHERE l.name = _name AND l.fence >= _first AND l.renewed_at > clock_timestamp();
     FOR place IN
         SELECT l.fence, l.holder, l.capacity, l.weight, l.acquired_at, l.expires_at, l.channel
-        FROM {schema}.distributed_locks l WHERE l.name = _name ORDER BY l.fence
+        FROM {schema}.distributed_locks l WHERE l.name = _name AND l.fence >= _first ORDER BY l.fence
     LOOP
         IF place.expires_at <= _now THEN
             DELETE FROM {schema}.distributed_locks l
@@ -138,13 +181,14 @@ DECLARE
     head record;
     own record;
     moment timestamptz;
+    bound bigint;
     fits boolean;
-    drawn bigint;
-    sees_all boolean := current_setting('transaction_isolation') = 'read committed';
 BEGIN
-    IF NOT _queue AND sees_all THEN  -- whoever only asks whether it is free writes nothing if it is not
+    IF NOT _queue THEN  -- whoever only asks whether it is free writes nothing if it is not
+        PERFORM {schema}.line_check_isolation();
         moment := clock_timestamp();
-        head := {schema}.line_head(_name, moment);
+        SELECT n.first INTO bound FROM {schema}.lock_names n WHERE n.name = _name;
+        head := {schema}.line_head(_name, bound, moment);
         IF NOT head.unsettled AND head.capacity = _capacity
             AND (head.waiting IS NOT NULL OR head.spent + _weight > _capacity)
             AND NOT EXISTS (
@@ -158,19 +202,13 @@ BEGIN
         END IF;
     END IF;
 
-    INSERT INTO {schema}.lock_names AS n (name, fence)
-    VALUES (_name, greatest({schema}.line_clock(), (SELECT s.swept_fence + 1 FROM {schema}.lock_state s)))
-    ON CONFLICT (name) DO UPDATE SET fence = greatest(n.fence + 1, {schema}.line_clock())
-    RETURNING n.fence INTO drawn;
-    IF NOT sees_all THEN  -- what has left since the transaction began would seem to hold: better a serialization error
-        PERFORM FROM {schema}.distributed_locks l WHERE l.name = _name FOR UPDATE;
-    END IF;
+    bound := {schema}.line_lock(_name);
     moment := clock_timestamp();
     now := extract(epoch FROM moment);
-    head := {schema}.line_head(_name, moment);
+    head := {schema}.line_head(_name, bound, moment);
     IF head.unsettled THEN
-        PERFORM {schema}.line_settle(_name, moment);
-        head := {schema}.line_head(_name, moment);
+        PERFORM {schema}.line_settle(_name, bound, moment);
+        head := {schema}.line_head(_name, bound, moment);
     END IF;
 
     IF head.holder IS NOT NULL THEN
@@ -205,14 +243,19 @@ BEGIN
     IF EXISTS (SELECT FROM {schema}.lock_refusals r WHERE r.holder = _owner AND r.until > moment) THEN
         RETURN;
     END IF;
-    DELETE FROM {schema}.distributed_locks l WHERE l.name = _name AND l.holder = _owner;  -- expired, behind the front
+    -- Whatever became of the sequence and of the clock, nobody may come before the bound, where he would not be seen,
+    -- nor before those who are there already.
+    ticket := greatest({schema}.line_draw(), bound);
+    IF head.holder IS NOT NULL THEN
+        DELETE FROM {schema}.distributed_locks l WHERE l.name = _name AND l.holder = _owner;  -- expired behind the front
+        SELECT greatest(ticket, max(l.fence) + 1) INTO ticket FROM {schema}.distributed_locks l WHERE l.name = _name;
+    END IF;
     INSERT INTO {schema}.distributed_locks
         (name, fence, holder, capacity, weight, acquired_at, renewed_at, expires_at, metadata, channel)
     VALUES (
-        _name, drawn, _owner, _capacity, _weight, CASE WHEN fits THEN moment END, moment,
+        _name, ticket, _owner, _capacity, _weight, CASE WHEN fits THEN moment END, moment,
         moment + make_interval(secs => CASE WHEN fits THEN _ttl ELSE _heartbeat END), _metadata, _channel
     );
-    ticket := drawn;
     held := fits;
     IF NOT fits THEN
         holder := head.holder;
@@ -232,8 +275,10 @@ DECLARE
     moment timestamptz := clock_timestamp();
     place record;
     head record;
+    bound bigint;
     tried text[] := '{}';
 BEGIN
+    PERFORM {schema}.line_check_isolation();
     now := extract(epoch FROM moment);
     FOR place IN
         WITH asked AS (
@@ -270,14 +315,15 @@ BEGIN
         holder := NULL;
         recheck := NULL;
         IF NOT held THEN
-            head := {schema}.line_head(place.name, moment);
+            SELECT h.first INTO bound FROM {schema}.lock_names h WHERE h.name = place.name;
+            head := {schema}.line_head(place.name, bound, moment);
             IF head.unsettled AND place.name <> ALL (tried) THEN
                 tried := tried || place.name;
                 BEGIN
                     PERFORM FROM {schema}.lock_names h WHERE h.name = place.name FOR UPDATE SKIP LOCKED;
                     IF FOUND THEN
-                        PERFORM {schema}.line_settle(place.name, moment);
-                        head := {schema}.line_head(place.name, moment);
+                        PERFORM {schema}.line_settle(place.name, bound, moment);
+                        head := {schema}.line_head(place.name, bound, moment);
                     END IF;
                 EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
                     NULL;  -- somebody else is settling it just now, and wakes whom it concerns
@@ -305,23 +351,32 @@ CREATE OR REPLACE FUNCTION {schema}.line_leave(_name text, _owner text, _unsure 
 LANGUAGE plpgsql SET lock_timeout = '5s' AS $$
 DECLARE
     moment timestamptz;
-    ended timestamptz;
+    bound bigint;
+    left_behind record;
     head record;
 BEGIN
-    PERFORM FROM {schema}.lock_names h WHERE h.name = _name FOR UPDATE;
+    PERFORM {schema}.line_check_isolation();
+    SELECT n.first INTO bound FROM {schema}.lock_names n WHERE n.name = _name FOR UPDATE;
     moment := clock_timestamp();
     DELETE FROM {schema}.distributed_locks l WHERE l.name = _name AND l.holder = _owner
-    RETURNING l.expires_at INTO ended;
+    RETURNING l.fence, l.expires_at INTO left_behind;
     IF _unsure > 0 THEN
         INSERT INTO {schema}.lock_refusals AS r (holder, until)
         VALUES (_owner, moment + make_interval(secs => _unsure))
         ON CONFLICT (holder) DO UPDATE SET until = greatest(r.until, excluded.until);
     END IF;
-    head := {schema}.line_head(_name, moment);
+    head := {schema}.line_head(_name, bound, moment);
     IF head.unsettled THEN
-        PERFORM {schema}.line_settle(_name, moment);
+        PERFORM {schema}.line_settle(_name, bound, moment);
     END IF;
-    RETURN coalesce(ended > moment, false);
+    IF random() < 0.02 THEN  -- looked at anew, for who seemed to have expired may have been renewed meanwhile
+        UPDATE {schema}.lock_names n SET first = greatest(n.first, coalesce(
+            (SELECT min(l.fence) FROM {schema}.distributed_locks l WHERE l.name = _name AND l.fence >= bound),
+            left_behind.fence + 1, 0
+        ))
+        WHERE n.name = _name;
+    END IF;
+    RETURN coalesce(left_behind.expires_at > moment, false);
 END
 $$;
 
@@ -331,12 +386,13 @@ CREATE OR REPLACE FUNCTION {schema}.sweep_locks(_names integer DEFAULT 1000) RET
 LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
 DECLARE
     moment timestamptz := clock_timestamp();
-    idle bigint := {schema}.line_clock() - 60000000;
     start text;
     reached text;
     seen bigint;
     moved text;
+    unused text[];
 BEGIN
+    PERFORM {schema}.line_check_isolation();
     SELECT s.swept_to INTO start FROM {schema}.lock_state s FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;
@@ -360,7 +416,7 @@ BEGIN
         BEGIN
             PERFORM FROM {schema}.lock_names h WHERE h.name = moved FOR UPDATE SKIP LOCKED;
             IF FOUND THEN
-                PERFORM {schema}.line_settle(moved, moment);
+                PERFORM {schema}.line_settle(moved, 0, moment);
             END IF;
         EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
             NULL;  -- who holds now finds out at its next heartbeat
@@ -369,18 +425,16 @@ BEGIN
 
     SELECT max(h.name), count(*) INTO reached, seen
     FROM (SELECT n.name FROM {schema}.lock_names n WHERE n.name > start ORDER BY n.name LIMIT _names) h;
-    WITH unused AS (
-        -- Whoever takes a place draws a fence, so that this looks again at a name which has been locked meanwhile.
+    -- In two statements: only the second sees who took a place before the name was locked.
+    SELECT array_agg(u.name) INTO unused FROM (
         SELECT h.name FROM {schema}.lock_names h
-        WHERE h.name > start AND h.name <= reached AND h.fence <= idle
+        WHERE h.name > start AND h.name <= reached
             AND NOT EXISTS (SELECT FROM {schema}.distributed_locks l WHERE l.name = h.name)
         FOR UPDATE SKIP LOCKED
-    ), gone AS (
-        DELETE FROM {schema}.lock_names h USING unused u WHERE h.name = u.name RETURNING h.fence
-    )
-    UPDATE {schema}.lock_state s SET
-        swept_fence = greatest(s.swept_fence, (SELECT max(g.fence) FROM gone g)),
-        swept_to = CASE WHEN seen < _names THEN '' ELSE reached END;
+    ) u;
+    DELETE FROM {schema}.lock_names h
+    WHERE h.name = ANY (unused) AND NOT EXISTS (SELECT FROM {schema}.distributed_locks l WHERE l.name = h.name);
+    UPDATE {schema}.lock_state SET swept_to = CASE WHEN seen < _names THEN '' ELSE reached END;
 END
 $$;
 
