@@ -41,6 +41,7 @@ class Pair:
         self._ear = table.connect()
         self._ear.add_notify_handler(self._hear)
         self._ear.execute(f"LISTEN {self.store._channel}".encode())
+        self._refused: dict[str, float] = {}
         self._heard: set[str] = set()
         """Owners told that they hold, since they last took a place."""
         self._owed: set[str] = set()
@@ -70,6 +71,9 @@ class Pair:
 
     def leave(self, name: str, owner: str, unsure: float) -> None:
         theirs = drive(self.store.leave(name, owner, 5.0, unsure))
+        if unsure:  # here, a second leave does not shorten what the first asked for
+            self._refused[owner] = max(self._refused.get(owner, 0.0), self.time + unsure)
+            unsure = self._refused[owner] - self.time
         ours, woken = self.model.leave(name, owner, unsure)
         assert theirs == ours
         self._check_woken(woken, settled=name)
