@@ -1,8 +1,8 @@
 """A worker is paused while it holds; its late write to PostgreSQL is refused inside its own transaction.
 
-Run it: python examples/fence_guard.py postgresql://localhost/app      (or set LEASEHOLD_URL)
+Run it: python examples/fence_guard.py postgresql://localhost      (or set LEASEHOLD_URL)
 
-The database must have been migrated: leasehold migrate --url postgresql://localhost/app
+The database must have been migrated: leasehold migrate --url postgresql://localhost
 """
 
 from __future__ import annotations
