@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from leasehold import DistributedLock, LockAcquisitionError
+from leasehold import LockAcquisitionError
 from leasehold._model import UNKNOWN, Ask, Refusal, Renewal, Standing
 from leasehold._runtime import drive
 from leasehold.errors import StoreError
@@ -427,9 +427,8 @@ def test_a_session_that_stalls_takes_nothing_from_who_has_renewed_meanwhile(
         assert table.sql("SELECT expires_at FROM {s}.distributed_locks") == promised
 
 
-def test_a_newer_snapshot_is_not_needed_to_wait_in_vain(table: Table) -> None:
-    """A default client of Python waits for a lock that an SQL caller lets expire."""
+def test_a_python_waiter_follows_an_sql_holder_that_lets_it_expire(table: Table) -> None:
     table.sql(ACQUIRE, "x", "sql", 0.4)
-    locks: DistributedLock = table.client()
+    locks = table.client()
     with locks.lock("x", timeout=10):
         assert table.sql(ACQUIRE, "x", "sql", 1) is None
