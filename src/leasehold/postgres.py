@@ -1,4 +1,4 @@
-"""Locks that end with a transaction of your own."""
+"""For programs that have PostgreSQL themselves: locks that end with a transaction of yours, and the migration."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from leasehold._runtime import drive
 from leasehold.errors import InvalidInputError, LockAcquisitionError
 from leasehold.runtimes._clock import now
 from leasehold.stores.postgres._key import Key, Name, advisory_key
+from leasehold.stores.postgres._migrations import migration_sql
 
-__all__ = ["XactLock", "xact_lock"]
+__all__ = ["XactLock", "migration_sql", "xact_lock"]
 
 T = TypeVar("T")
 

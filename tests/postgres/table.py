@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, Self
 
@@ -23,7 +24,9 @@ EPOCH = 1_900_000_000
 class Table:
     """The table, and whoever talks to it. Statements are written with {s} for the schema."""
 
-    def __init__(self, server: PostgresServer, schema: str, *, clock: bool = False, **changes: str) -> None:
+    def __init__(
+        self, server: PostgresServer, schema: str, *, clock: bool = False, changes: Mapping[str, str] | None = None
+    ) -> None:
         self.url = server.url
         self.schema = schema
         self._stack = ExitStack()
@@ -38,7 +41,7 @@ class Table:
                 " 'SELECT moment FROM {s}.test_time'"
             )
             text = text.replace("clock_timestamp()", f"{schema}.test_clock()")
-        for old, new in changes.items():
+        for old, new in (changes or {}).items():
             assert old in text
             text = text.replace(old, new)
         self.connection.execute(text.encode())

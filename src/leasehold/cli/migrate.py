@@ -30,7 +30,7 @@ def migrate(arguments: Namespace) -> int:
         msg = f"only PostgreSQL needs a migration, {named} does not: name the database with --url postgresql://…"
         raise Failure(Exit.BAD_INPUT, msg)
     try:
-        from leasehold.stores.postgres import _migrations  # noqa: PLC0415
+        from leasehold.stores.postgres import _migrating, _migrations  # noqa: PLC0415
         from leasehold.stores.postgres._address import Options, parse_url  # noqa: PLC0415
     except ImportError as error:  # of psycopg, or of libpq
         msg = f"this needs psycopg: pip install 'leasehold[postgres]' ({error})"
@@ -41,7 +41,7 @@ def migrate(arguments: Namespace) -> int:
         sql = _migrations.migration_sql(schema, grant=arguments.grant)
         print(HEADER.format(version=_migrations.VERSION, schema=visible(schema)), sql, sep="\n", end="")
         return 0
-    done = _migrations.migrate(address, schema, arguments.grant)
+    done = _migrating.migrate(address, schema, arguments.grant)
     if arguments.json:
         told = {
             "schema": schema,

@@ -11,7 +11,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from leasehold.errors import InvalidInputError
-from leasehold.stores.postgres._names import checked_schema
+from leasehold.stores.postgres._migrations import check_schema
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
@@ -49,7 +49,7 @@ class Options(NamedTuple):
             msg = f"{', '.join(sorted(unknown))}: no such option; there are {', '.join(self._fields)}"
             raise InvalidInputError(msg)
         options = self._replace(**given)
-        checked_schema(options.schema)
+        check_schema(options.schema)
         if options.pooler not in {"", "session"}:
             msg = f"pooler may only be 'session', got {options.pooler!r}"
             raise InvalidInputError(msg)

@@ -50,8 +50,8 @@ def findings(address: Address, answer: Row, *, is_deaf: bool) -> Iterator[Findin
         msg = "synchronous_commit=off: a crash may take back the newest grants: set it on for this role"
         yield Finding("warning", subject, msg)
     if isolation != "read committed":
-        msg = f"default_transaction_isolation={isolation}: whoever asks at the same time fails and has to ask again"
-        yield Finding("warning", subject, msg)
+        msg = f"default_transaction_isolation={isolation}: no lock is granted: set it to read committed for this role"
+        yield Finding("error", subject, msg)
     if abs(ahead := float(clock) - time.time()) > SKEW:
         yield Finding("warning", subject, f"its clock is {ahead:+.1f} s off this machine's")
     if is_deaf:

@@ -1,38 +1,34 @@
-"""The SQL that makes the lease table, for a schema of one's choice, and what runs it."""
+"""The SQL that makes the lease table, for a schema of one's choice."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from importlib.resources import files
-from typing import NamedTuple
-
-import psycopg
 
 from leasehold.errors import InvalidInputError
-from leasehold.stores.postgres._address import Address
-from leasehold.stores.postgres._errors import not_connected
-from leasehold.stores.postgres._names import checked_schema, quoted
 
 VERSION = 1
 """The last migration that this release has, and needs."""
-
-LOCK_TIMEOUT = 10.0
-"""Seconds a migration waits for whoever uses the tables. All others queue behind it meanwhile."""
-
-_TOO_NEW = "LH002"
+MAX_IDENTIFIER = 63
 
 
-class Migrated(NamedTuple):
-    """What a migration found, and where."""
+def check_schema(schema: str) -> str:
+    """Accept what is safe in any part of a script: in quotes of either kind, and between dollars."""
+    if isinstance(schema, str) and re.fullmatch(r"[\w-]+", schema) and len(schema.encode()) <= MAX_IDENTIFIER:
+        return schema
+    msg = f"schema must be 1 to {MAX_IDENTIFIER} bytes of letters, digits, '_' and '-', got {schema!r}"
+    raise InvalidInputError(msg)
 
-    was: int | None
-    database: str
-    server: str
+
+def quoted(identifier: str) -> str:
+    """Write an identifier as SQL wants it, whatever is in it."""
+    return '"' + identifier.replace('"', '""') + '"'
 
 
 def script(schema: str) -> str:
     """Give all migrations, in order, as one statement. It may be run again, on a schema of any earlier version."""
-    checked_schema(schema)
+    check_schema(schema)
     folder = files("leasehold.stores.postgres")
     steps = sorted(folder.joinpath("migrations").iterdir(), key=lambda file: file.name)
     return (
@@ -40,7 +36,7 @@ def script(schema: str) -> str:
         .read_text("utf-8")
         .replace("{migrations}", "\n".join(step.read_text("utf-8") for step in steps))
         .replace("{version}", str(VERSION))
-        .replace("{schema_text}", "'" + schema.replace("'", "''") + "'")
+        .replace("{schema_text}", f"'{schema}'")
         .replace("{schema}", quoted(schema))
     )
 
@@ -53,7 +49,7 @@ def grants(schema: str, roles: Sequence[str]) -> str:
     return (
         f"GRANT USAGE ON SCHEMA {place} TO {to};\n"
         f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {place} TO {to};\n"
-        f"GRANT USAGE, UPDATE ON ALL SEQUENCES IN SCHEMA {place} TO {to};\n"
+        f"GRANT USAGE, SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA {place} TO {to};\n"
         f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {place} TO {to};\n"
     )
 
@@ -64,48 +60,3 @@ def migration_sql(schema: str = "leasehold", *, grant: Sequence[str] = ()) -> st
     Run it as it stands, without parameters: with Alembic's `op.execute`, or Django's `migrations.RunSQL`.
     """
     return script(schema) + grants(schema, grant)
-
-
-def migrate(address: Address, schema: str, roles: Sequence[str] = (), timeout: float = 10.0) -> Migrated:
-    """Make the lease table, or bring it up to date, in one transaction.
-
-    Raises InvalidInputError where the server refuses, with what it takes, and StoreError if it cannot be reached.
-    """
-    sql = migration_sql(schema, grant=roles)
-    try:
-        with psycopg.connect(address.conninfo.decode(), connect_timeout=max(int(timeout), 2)) as connection:
-            connection.execute(f"SET LOCAL lock_timeout = {int(LOCK_TIMEOUT * 1000)}".encode())
-            connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('leasehold migrate', 0))")
-            was = _version(connection, schema)
-            connection.execute(sql.encode())
-            return Migrated(was, connection.info.dbname, f"{connection.info.host}:{connection.info.port}")
-    except psycopg.errors.LockNotAvailable as error:
-        msg = f"{address}: a transaction that uses the tables stays open: end it, and try again"
-        raise InvalidInputError(msg) from error
-    except psycopg.OperationalError as error:
-        raise not_connected(address, str(error)) from error
-    except psycopg.Error as error:
-        raise InvalidInputError(f"{address}: {_explained(error, schema)}") from error
-
-
-def _version(connection: psycopg.Connection, schema: str) -> int | None:
-    row = connection.execute("SELECT to_regclass(%s)", [f"{quoted(schema)}.lock_state"]).fetchone()
-    if row is None or row[0] is None:
-        return None
-    row = connection.execute(f"SELECT version FROM {quoted(schema)}.lock_state".encode()).fetchone()
-    return None if row is None else int(row[0])
-
-
-def _explained(error: psycopg.Error, schema: str) -> str:
-    text = error.diag.message_primary or str(error)
-    if error.sqlstate == _TOO_NEW:
-        return f"{text}: upgrade leasehold"
-    if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return (
-            f"{text}. A migration needs the right to create schemas (GRANT CREATE ON DATABASE … TO …), or a schema of "
-            f"its own (CREATE SCHEMA {quoted(schema)} AUTHORIZATION …); later ones, to be the same role. "
-            "Or have an administrator run what `leasehold migrate --print --grant ROLE` prints"
-        )
-    if isinstance(error, psycopg.errors.UndefinedObject):
-        return f"{text}: create it, or name another with --grant"
-    return text

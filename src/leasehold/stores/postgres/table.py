@@ -27,7 +27,7 @@ from leasehold.stores.postgres._address import Address
 from leasehold.stores.postgres._checkup import QUESTION, findings
 from leasehold.stores.postgres._errors import FAILURES, unanswered
 from leasehold.stores.postgres._libpq import Params, Row, Statement, array
-from leasehold.stores.postgres._names import quoted
+from leasehold.stores.postgres._migrations import quoted
 
 log = logging.getLogger("leasehold")
 

@@ -90,6 +90,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     bound bigint;
 BEGIN
+    PERFORM {schema}.line_check_isolation();
     LOOP
         SELECT n.first INTO bound FROM {schema}.lock_names n WHERE n.name = _name FOR UPDATE;
         EXIT WHEN FOUND;
@@ -103,7 +104,7 @@ $$;
 -- ends, the fence of the first who waits, and whether anything there has to be settled.
 CREATE OR REPLACE FUNCTION {schema}.line_head(
     _name text, _first bigint, _now timestamptz,
-    OUT first bigint, OUT capacity integer, OUT spent bigint, OUT holder text, OUT ends timestamptz,
+    OUT capacity integer, OUT spent bigint, OUT holder text, OUT ends timestamptz,
     OUT waiting bigint, OUT unsettled boolean
 ) LANGUAGE plpgsql AS $$
 DECLARE
@@ -125,7 +126,6 @@ BEGIN
             EXIT;
         END IF;
         IF holder IS NULL THEN
-            first := place.fence;
             holder := place.holder;
             capacity := place.capacity;
         END IF;
@@ -184,8 +184,8 @@ DECLARE
     bound bigint;
     fits boolean;
 BEGIN
-    PERFORM {schema}.line_check_isolation();
     IF NOT _queue THEN  -- whoever only asks whether it is free writes nothing if it is not
+        PERFORM {schema}.line_check_isolation();
         moment := clock_timestamp();
         SELECT n.first INTO bound FROM {schema}.lock_names n WHERE n.name = _name;
         head := {schema}.line_head(_name, bound, moment);
@@ -243,10 +243,13 @@ BEGIN
     IF EXISTS (SELECT FROM {schema}.lock_refusals r WHERE r.holder = _owner AND r.until > moment) THEN
         RETURN;
     END IF;
-    IF head.holder IS NOT NULL THEN  -- it may have expired behind the front
-        DELETE FROM {schema}.distributed_locks l WHERE l.name = _name AND l.holder = _owner;
+    -- Whatever became of the sequence and of the clock, nobody may come before the bound, where he would not be seen,
+    -- nor before those who are there already.
+    ticket := greatest({schema}.line_draw(), bound);
+    IF head.holder IS NOT NULL THEN
+        DELETE FROM {schema}.distributed_locks l WHERE l.name = _name AND l.holder = _owner;  -- expired behind the front
+        SELECT greatest(ticket, max(l.fence) + 1) INTO ticket FROM {schema}.distributed_locks l WHERE l.name = _name;
     END IF;
-    ticket := {schema}.line_draw();
     INSERT INTO {schema}.distributed_locks
         (name, fence, holder, capacity, weight, acquired_at, renewed_at, expires_at, metadata, channel)
     VALUES (
@@ -353,7 +356,7 @@ DECLARE
     head record;
 BEGIN
     PERFORM {schema}.line_check_isolation();
-    bound := {schema}.line_lock(_name);
+    SELECT n.first INTO bound FROM {schema}.lock_names n WHERE n.name = _name FOR UPDATE;
     moment := clock_timestamp();
     DELETE FROM {schema}.distributed_locks l WHERE l.name = _name AND l.holder = _owner
     RETURNING l.fence, l.expires_at INTO left_behind;
@@ -366,8 +369,11 @@ BEGIN
     IF head.unsettled THEN
         PERFORM {schema}.line_settle(_name, bound, moment);
     END IF;
-    IF random() < 0.02 THEN
-        UPDATE {schema}.lock_names n SET first = greatest(n.first, coalesce(head.first, left_behind.fence + 1, 0))
+    IF random() < 0.02 THEN  -- looked at anew, for who seemed to have expired may have been renewed meanwhile
+        UPDATE {schema}.lock_names n SET first = greatest(n.first, coalesce(
+            (SELECT min(l.fence) FROM {schema}.distributed_locks l WHERE l.name = _name AND l.fence >= bound),
+            left_behind.fence + 1, 0
+        ))
         WHERE n.name = _name;
     END IF;
     RETURN coalesce(left_behind.expires_at > moment, false);
@@ -419,13 +425,14 @@ BEGIN
 
     SELECT max(h.name), count(*) INTO reached, seen
     FROM (SELECT n.name FROM {schema}.lock_names n WHERE n.name > start ORDER BY n.name LIMIT _names) h;
+    -- In two statements: only the second sees who took a place before the name was locked.
     SELECT array_agg(u.name) INTO unused FROM (
         SELECT h.name FROM {schema}.lock_names h
         WHERE h.name > start AND h.name <= reached
             AND NOT EXISTS (SELECT FROM {schema}.distributed_locks l WHERE l.name = h.name)
         FOR UPDATE SKIP LOCKED
     ) u;
-    DELETE FROM {schema}.lock_names h  -- looked at again, now that they are locked
+    DELETE FROM {schema}.lock_names h
     WHERE h.name = ANY (unused) AND NOT EXISTS (SELECT FROM {schema}.distributed_locks l WHERE l.name = h.name);
     UPDATE {schema}.lock_state SET swept_to = CASE WHEN seen < _names THEN '' ELSE reached END;
 END
@@ -483,7 +490,6 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.extend_lock(name text, holder text, ttl_seconds double precision) RETURNS boolean
 LANGUAGE plpgsql SET lock_timeout = '5s' AS $$
 BEGIN
-    PERFORM {schema}.line_check_isolation();
     PERFORM {schema}.line_check(name, holder, ttl_seconds);
     UPDATE {schema}.distributed_locks l
     SET expires_at = greatest(
