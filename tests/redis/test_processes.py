@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.redis.party import Party, ask
+from tests.party import Party, ask
 from tests.servers.redis import RedisServer
 
 WORKERS = Path(__file__).with_name("workers.py")
