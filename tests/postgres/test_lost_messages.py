@@ -14,6 +14,7 @@ from leasehold._model import Ask, Refusal, Standing
 from leasehold._primitives import HEARTBEAT
 from leasehold._retry import RetryPolicy
 from tests.party import Party, ask
+from tests.postgres.sessions import listening, named, places
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import FaultProxy
 
@@ -32,10 +33,6 @@ async def know_statements(locks: Any) -> None:
     handle = await ask(locks.acquire("known"))
     await ask(handle.extend(2))
     await ask(handle.release())
-
-
-def places(party: Party, server: PostgresServer) -> list[tuple[Any, ...]]:
-    return server.sql(f"SELECT name, holder FROM {party.options['schema']}.distributed_locks ORDER BY name, fence")
 
 
 async def test_an_acquire_whose_reply_is_lost_holds_its_own_place(party: Party, proxy: FaultProxy) -> None:
@@ -150,15 +147,14 @@ async def test_an_extension_whose_reply_is_lost_says_so_and_keeps_the_lock(party
 
 
 async def test_a_waiter_whose_connections_are_reset_is_served_promptly(party: Party, proxy: FaultProxy) -> None:
-    locks, other = party.client(proxy.url, ttl=30), party.client(proxy.server.url)
+    locks, other = party.client(named(proxy.url, party.options["schema"]), ttl=30), party.client(proxy.server.url)
     first = await ask(other.acquire("x"))
     waiting = party.start(lambda: locks.acquire("x", timeout=10))
     await party.waits(other, "x")
-    await party.until(lambda: proxy.open >= 2, "it listens")
-    before = proxy.accepted
+    await party.until(lambda: listening(proxy.server, party.options["schema"]), "it listens")
+    before = listening(proxy.server, party.options["schema"])
     proxy.reset_all()
-    await party.until(lambda: proxy.accepted > before, "it listens again")
-    await party.passes(0.3)
+    await party.until(lambda: set(listening(proxy.server, party.options["schema"])) - set(before), "it listens again")
     released = time.monotonic()
     await ask(first.release())
     assert (await waiting.result()).fence > first.fence
@@ -166,11 +162,11 @@ async def test_a_waiter_whose_connections_are_reset_is_served_promptly(party: Pa
 
 
 async def test_a_release_right_after_a_reset_is_not_missed(party: Party, proxy: FaultProxy) -> None:
-    locks, other = party.client(proxy.url, ttl=30), party.client(proxy.server.url)
+    locks, other = party.client(named(proxy.url, party.options["schema"]), ttl=30), party.client(proxy.server.url)
     first = await ask(other.acquire("x"))
     waiting = party.start(lambda: locks.acquire("x", timeout=10))
     await party.waits(other, "x")
-    await party.until(lambda: proxy.open >= 2, "it listens")
+    await party.until(lambda: listening(proxy.server, party.options["schema"]), "it listens")
     proxy.reset_all()
     released = time.monotonic()
     await ask(first.release())
@@ -181,23 +177,16 @@ async def test_a_release_right_after_a_reset_is_not_missed(party: Party, proxy: 
 async def test_a_waiter_that_hears_nothing_any_more_is_served_within_a_heartbeat(
     party: Party, proxy: FaultProxy
 ) -> None:
-    locks, other = party.client(proxy.url, ttl=30), party.client(proxy.server.url)
+    me = party.options["schema"]
+    other = party.client(proxy.server.url)
+    locks = party.client(proxy.server.url, ttl=30, listen=named(proxy.url, me))
     first = await ask(other.acquire("x"))
-    looks: list[list[bytes]] = []
-
-    def look(command: list[bytes]) -> bool:
-        if calls("line_renew")(command):
-            looks.append(command)
-        return False
-
-    proxy.lose_request(when=look)
     waiting = party.start(lambda: locks.acquire("x", timeout=10))
-    await party.until(lambda: len(looks) >= 2, "it has looked once more after it began to listen")
+    await party.waits(other, "x")
+    await party.until(lambda: listening(proxy.server, me), "it listens")
     proxy.black_hole("replies")
     released = time.monotonic()
     await ask(first.release())
-    await party.until(lambda: proxy.dropped, "the wake-up is lost")
-    proxy.swallowed.clear()  # what lost something stays dumb, everything else works
     await waiting.result()
     assert waiting.ended_at - released < HEARTBEAT + SLACK
 

@@ -6,7 +6,8 @@ import os
 import select
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from math import ceil
 
 import psycopg
@@ -67,9 +68,10 @@ class Connection:
 
     def hear(self, timeout: float) -> list[str]:
         self._await_input(time.monotonic() + timeout)
-        self.pgconn.consume_input()
-        while not self.pgconn.is_busy() and self.pgconn.get_result() is not None:
-            pass  # the answer to a probe
+        with _ending_as_sockets_do():
+            self.pgconn.consume_input()
+            while not self.pgconn.is_busy() and self.pgconn.get_result() is not None:
+                pass  # the answer to a probe
         return list(iter(self._next_notice, None))
 
     def _next_notice(self) -> str | None:
@@ -77,7 +79,8 @@ class Connection:
         return None if notice is None else notice.extra.decode()
 
     def probe(self) -> None:
-        self.pgconn.send_query_params(_libpq.WHO.text, ())
+        with _ending_as_sockets_do():
+            self.pgconn.send_query_params(_libpq.WHO.text, ())
 
     def is_broken(self) -> bool:
         return bool(self._poll.poll(0))
@@ -91,6 +94,15 @@ class Connection:
 
     def abandon(self) -> None:
         os.close(self.pgconn.socket)  # psycopg finishes a connection only in the process that made it
+
+
+@contextmanager
+def _ending_as_sockets_do() -> Iterator[None]:
+    """Tell an ear, which knows nothing of psycopg, that a connection has ended."""
+    try:
+        yield
+    except psycopg.OperationalError as error:
+        raise ConnectionResetError(str(error)) from error
 
 
 def connect(address: Address, timeout: float) -> Connection:
