@@ -14,7 +14,7 @@ from leasehold.stores.postgres._address import Address
 FAILURES = (OSError, psycopg.OperationalError)
 """What ends a connection."""
 
-_TRANSIENT = re.compile("08|40|53|57|58|55P03|25006|XX000")
+_TRANSIENT = re.compile("08|26000|40|53|57|58|55P03|25006|XX000")
 """Beginnings of SQLSTATEs after which the same request may succeed, here or at another of the servers named."""
 _ADVICE = {
     "25006": "this is a standby: name all servers, and add target_session_attrs=read-write",
