@@ -15,10 +15,16 @@ from psycopg.pq.abc import PGconn, PGresult
 
 from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores._pool import Pool
+from leasehold.stores._turns import Turns
 from leasehold.stores.postgres import _libpq
 from leasehold.stores.postgres._address import Address
 from leasehold.stores.postgres._errors import FAILURES, refused, unanswered
 from leasehold.stores.postgres._libpq import ERRORS, Params, Row, Statement
+
+MOST = 8
+"""How many threads ask at the same time: a server has few connections, each dear, and is no quicker with more."""
+PATIENCE = 0.5
+"""How long a thread waits for another's session before it opens one more."""
 
 
 class Connection:
@@ -27,6 +33,7 @@ class Connection:
     def __init__(self, connection: PGconn) -> None:
         self.idle_since = 0.0
         self.pgconn = connection
+        self.pgconn.nonblocking = 1  # or a request that the network does not take would know no time-out
         self.is_pooled = False
         self._prepared: set[bytes] = set()
         self._poll = select.poll()
@@ -48,6 +55,9 @@ class Connection:
         return self._result(deadline)
 
     def _result(self, deadline: float) -> PGresult:
+        while self.pgconn.flush():
+            _libpq.await_socket(self.pgconn, deadline, select.POLLIN | select.POLLOUT)
+            self.pgconn.consume_input()
         answer: PGresult | None = None
         while True:
             while self.pgconn.is_busy():
@@ -132,16 +142,19 @@ class BlockingNode:
 
     def __init__(self, runtime: ThreadRuntime, address: Address) -> None:
         self._address = address
-        self._pool: Pool[Connection] = Pool(runtime)
+        self._pool: Pool[Connection] = Pool(runtime, MOST)
+        self._turns = Turns(MOST)
         self.close = self._pool.close
 
     async def ask(self, statement: Statement, params: Params, timeout: float) -> list[Row]:
-        try:
-            connection = self._pool.take() or connect(self._address, timeout)
-            answer = ask_on(connection, self._address, statement, params, timeout)
-        except FAILURES as error:
-            if not isinstance(error, TimeoutError):
-                self._pool.drop()  # what befell this session has mostly befallen them all
-            raise unanswered(self._address, error) from error
-        self._pool.give_back(connection)
+        deadline = time.monotonic() + timeout
+        with self._turns.take(min(timeout / 4, PATIENCE)):
+            try:
+                connection = self._pool.take() or connect(self._address, deadline - time.monotonic())
+                answer = ask_on(connection, self._address, statement, params, deadline - time.monotonic())
+            except FAILURES as error:
+                if not isinstance(error, TimeoutError):
+                    self._pool.drop()  # what befell this session has mostly befallen them all
+                raise unanswered(self._address, error) from error
+            self._pool.give_back(connection)
         return answer
