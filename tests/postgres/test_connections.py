@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import random
 import time
 
@@ -137,9 +138,13 @@ def test_a_loop_that_ends_without_a_close_leaves_no_connection(party: Party, ser
         await (await locks.acquire("x")).release()
         assert server.connections(me) == 1
 
+    asyncio.run(main())  # which imports what it needs, once
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
     asyncio.run(main())
     gc.collect()
     eventually(lambda: server.connections(me) == 0, "nothing is connected")
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @only_threads

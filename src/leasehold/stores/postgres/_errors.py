@@ -16,12 +16,15 @@ FAILURES = (OSError, psycopg.OperationalError)
 
 _TRANSIENT = re.compile("08|26000|40|53|57|58|55P03|25006|XX000")
 """Beginnings of SQLSTATEs after which the same request may succeed, here or at another of the servers named."""
+_SHARED = "a pooler gives this session to others in between: it does not pool sessions, so take pooler=session away"
 _ADVICE = {
     "25006": "this is a standby: name all servers, and add target_session_attrs=read-write",
     "42501": "GRANT USAGE ON SCHEMA, and SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN it, to this role",
     "53300": "raise max_connections, or let fewer processes wait",
     "55P03": "somebody called a lock function in a transaction that is still open",
     "22P05": "metadata with a NUL character cannot be stored",
+    "26000": _SHARED,
+    "42P05": _SHARED,
     "3D000": "create the database, or name another one",
 }
 _MISSING = {"3F000", "42883", "42P01", "42703"}
