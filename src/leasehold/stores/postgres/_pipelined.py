@@ -126,6 +126,11 @@ class Connection(Pipeline):
             self._socket = -1
             self.pgconn.finish()
 
+    def abandon(self) -> None:
+        os.close(self._socket)
+        os.close(self.pgconn.socket)
+        self._socket = -1
+
     def __del__(self) -> None:
         if self._socket >= 0:
             os.close(self._socket)
