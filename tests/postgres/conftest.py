@@ -1,47 +1,74 @@
 from __future__ import annotations
 
-import inspect
-import secrets
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
-from tests.postgres.users import KINDS, Peer, User
+from leasehold.stores.postgres._migrations import script
+from tests.party import Party, pytest_pyfunc_call  # noqa: F401
+from tests.processes.conftest import seed  # noqa: F401
 from tests.servers.binaries import POSTGRES18, PostgresFlavour
-from tests.servers.postgres import PostgresServer
+from tests.servers.pooler import Pooler
+from tests.servers.postgres import PostgresServer, random_name
+from tests.servers.proxy import FaultProxy
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def driver(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture
-def shared_url(shared_postgres: Callable[[PostgresFlavour], PostgresServer]) -> str:
-    """Give the URL of a PostgreSQL 18 that all tests share: keep to names that begin with the `prefix`."""
-    return shared_postgres(POSTGRES18).url
-
-
-@pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
-def user(request: pytest.FixtureRequest, shared_url: str) -> User:
-    """Give somebody with a connection, once for each kind there is; the test finds it in a transaction."""
-    return request.param(shared_url)  # type: ignore[no-any-return]
+def postgres_flavour(request: pytest.FixtureRequest) -> PostgresFlavour:
+    """PostgreSQL 18 only: tests for which servers may differ are marked with `on_each_flavour`."""
+    return getattr(request, "param", POSTGRES18)
 
 
 @pytest.fixture
-def peer(shared_url: str) -> Iterator[Peer]:
-    with Peer(shared_url) as peer:
-        yield peer
+def schema() -> str:
+    """Draw the name of the schema that this test's lease table is in, on whatever server."""
+    return random_name()
 
 
 @pytest.fixture
-def prefix() -> str:
-    """Begin the names of this test only."""
-    return secrets.token_hex(4) + ":"
+def party(driver: str, schema: str) -> Party:
+    return Party(driver, schema=schema)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine as its user would: under asyncio, or without any event loop."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    wanted = inspect.signature(pyfuncitem.obj).parameters
-    user: Any = pyfuncitem.funcargs["user"]
-    user.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
-    return True
+@pytest.fixture
+def server(postgres_server: PostgresServer, schema: str) -> Iterator[PostgresServer]:
+    """Give the server that all tests share, with a lease table of this test's own: do it no harm."""
+    postgres_server.sql(script(schema))
+    yield postgres_server
+    postgres_server.sql(f"DROP SCHEMA {schema} CASCADE")
+
+
+@pytest.fixture
+def start(start_postgres: Callable[..., PostgresServer], schema: str) -> Callable[..., PostgresServer]:
+    """Start servers with settings, and with a lease table, to be broken."""
+
+    def start(**settings: str) -> PostgresServer:
+        server = start_postgres(**settings)
+        server.sql(script(schema))
+        return server
+
+    return start
+
+
+@pytest.fixture
+def fresh(start: Callable[..., PostgresServer]) -> PostgresServer:
+    """Give a server of the test's own, to be broken; it syncs what it commits."""
+    return start()
+
+
+@pytest.fixture
+def proxy(server: PostgresServer) -> Iterator[FaultProxy]:
+    """Put a network that can be broken in front of the shared server, which takes no harm."""
+    with FaultProxy(server) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def pooler(server: PostgresServer, start_pooler: Callable[..., Pooler]) -> Pooler:
+    """Put a pooler in transaction mode in front of the shared server."""
+    return start_pooler()

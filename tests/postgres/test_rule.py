@@ -15,6 +15,7 @@ from leasehold._runtime import drive
 from leasehold.stores.memory import MemoryServer
 from tests.postgres.table import Table
 from tests.processes.conftest import seed  # noqa: F401
+from tests.servers.binaries import postgres_flavours
 from tests.servers.postgres import PostgresServer
 
 TICK = 10.0
@@ -22,6 +23,11 @@ LIVES = (0.5 * TICK, 1.5 * TICK, 3.5 * TICK)
 NAMES = ("x", "y")
 CLIENTS = range(7)
 STEPS = 400
+
+
+pytestmark = pytest.mark.parametrize(
+    "postgres_flavour", postgres_flavours(), indirect=True, ids=lambda flavour: flavour.name
+)
 
 
 @pytest.fixture

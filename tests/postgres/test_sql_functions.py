@@ -16,12 +16,18 @@ from leasehold._runtime import drive
 from leasehold.errors import StoreError
 from tests.postgres.table import Table
 from tests.processes.helpers import eventually
+from tests.servers.binaries import postgres_flavours
 from tests.servers.postgres import PostgresServer
 
 ACQUIRE = "SELECT {s}.acquire_lock(%s, %s, %s)"
 QUEUE = "SELECT {s}.acquire_lock(%s, %s, %s, queue => true)"
 EXTEND = "SELECT {s}.extend_lock(%s, %s, %s)"
 RELEASE = "SELECT {s}.release_lock(%s, %s)"
+
+
+pytestmark = pytest.mark.parametrize(
+    "postgres_flavour", postgres_flavours(), indirect=True, ids=lambda flavour: flavour.name
+)
 
 
 @pytest.fixture

@@ -214,8 +214,12 @@ def _blocking_ear(runtime: ThreadRuntime, address: Address, channel: str) -> Ear
     async def subscribe(timeout: float) -> _blocking.Connection:
         try:
             connection = _blocking.connect(address, timeout)
-            check_hears(address, is_pooled=connection.is_pooled)
-            _blocking.ask_on(connection, address, _listen(channel), (), timeout)
+            try:
+                check_hears(address, is_pooled=connection.is_pooled)
+                _blocking.ask_on(connection, address, _listen(channel), (), timeout)
+            except BaseException:
+                connection.close()
+                raise
         except FAILURES as error:
             raise unanswered(address, error) from error
         return connection
@@ -227,8 +231,12 @@ def _loop_ear(runtime: AsyncRuntime, address: Address, channel: str) -> Ear:
     async def subscribe(timeout: float, on_wake: OnWake, on_lost: OnLost) -> _pipelined.Connection:
         try:
             connection = await _pipelined.connect(runtime, address, timeout)
-            check_hears(address, is_pooled=connection.is_pooled)
-            await _pipelined.ask_on(connection, address, _listen(channel), (), timeout)
+            try:
+                check_hears(address, is_pooled=connection.is_pooled)
+                await _pipelined.ask_on(connection, address, _listen(channel), (), timeout)
+            except BaseException:
+                connection.close()
+                raise
         except FAILURES as error:
             raise unanswered(address, error) from error
         connection.on_notice, connection.on_lost = on_wake, on_lost

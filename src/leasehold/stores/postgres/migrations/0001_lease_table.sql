@@ -356,7 +356,11 @@ DECLARE
     head record;
 BEGIN
     PERFORM {schema}.line_check_isolation();
-    SELECT n.first INTO bound FROM {schema}.lock_names n WHERE n.name = _name FOR UPDATE;
+    IF _unsure > 0 THEN  -- a join that is just being carried out may have made the name, which nobody else sees yet
+        bound := {schema}.line_lock(_name);
+    ELSE
+        SELECT n.first INTO bound FROM {schema}.lock_names n WHERE n.name = _name FOR UPDATE;
+    END IF;
     moment := clock_timestamp();
     DELETE FROM {schema}.distributed_locks l WHERE l.name = _name AND l.holder = _owner
     RETURNING l.fence, l.expires_at INTO left_behind;

@@ -25,7 +25,7 @@ from leasehold import InvalidInputError, LockAcquisitionError, LockError
 from leasehold._borrowed import sqlstate
 from leasehold.postgres import xact_lock
 from leasehold.stores.postgres._key import Name, advisory_key
-from tests.postgres.users import Asyncpg, AsyncPsycopg, Django, Peer, Psycopg, User, with_driver
+from tests.transactions.users import Asyncpg, AsyncPsycopg, Django, Peer, Psycopg, User, with_driver
 
 EXCLUSIVE, SHARED = "ExclusiveLock", "ShareLock"
 
