@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 LEAST_PATIENCE = 0.25
 """What a request is given even if its caller has less time: knowing is worth more than being punctual."""
+UNSURE = (0.005, 0.02, 0.1)
+"""The pauses before asking again for an extension that the store could not tell about."""
 POLL = RetryPolicy(retry_delay=0.005, max_delay=0.1)
 """The pauses of a waiter whom no store wakes."""
 
@@ -122,12 +124,16 @@ class Engine:
         self.check(lease)
         sent = self.runtime.now()
         lease.longest = max(lease.longest, sent + seconds)
-        (standing,) = await self.store.renew([lease.renewal(seconds)], PATIENCE)
-        self.keeper.note(lease, sent, seconds, standing)
-        self.check(lease)
-        if standing is not None and not standing.held:
-            msg = f"too few nodes confirmed that {lease.ask.name!r} was extended; it is held as before"
-            raise StoreError(msg, name=lease.ask.name, transient=True)
+        for pause in (*UNSURE, None):
+            (standing,) = await self.store.renew([lease.renewal(seconds)], PATIENCE)
+            self.keeper.note(lease, sent, seconds, standing)
+            self.check(lease)
+            if standing is None or standing.held:
+                return
+            if pause is not None:
+                await self.runtime.sleep(pause)
+        msg = f"nobody confirmed that {lease.ask.name!r} was extended; it is held as before"
+        raise StoreError(msg, name=lease.ask.name, transient=True)
 
     async def release(self, lease: Lease) -> None:
         """Give the lease up; harmless to repeat, and in a forked child.

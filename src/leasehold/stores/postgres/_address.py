@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -21,7 +21,8 @@ _FALSE = {"0", "false", "no", "off"}
 class Address:
     """One server, or several of which one is right. Shown without the password, in errors and elsewhere."""
 
-    conninfo: bytes = field(repr=False)
+    settings: Mapping[str, Any] = field(repr=False)
+    """libpq's, the hosts among them still in one list."""
     label: str
     is_vouched: bool = False
     """Whether a pooler in between is known to give every connection a session of its own."""
@@ -30,6 +31,10 @@ class Address:
 
     def __str__(self) -> str:
         return self.label
+
+    @property
+    def conninfo(self) -> str:
+        return make_conninfo("", **self.settings)
 
 
 class Options(NamedTuple):
@@ -58,21 +63,20 @@ class Options(NamedTuple):
 
 def parse_url(url: str) -> tuple[Address, Options]:
     """Read postgresql://, taking out what is meant for us: the rest is libpq's."""
-    scheme, colon, rest = url.partition(":")
-    try:
-        parts = urlsplit(f"{scheme.partition('+')[0]}{colon}{rest}")
-    except ValueError:
-        msg = "this is no URL"
-        raise InvalidInputError(msg) from None
-    given = [pair.partition("=") for pair in parts.query.split("&") if pair]
+    scheme, _, rest = url.partition(":")
+    place, _, query = rest.partition("?")
+    given = [pair.partition("=") for pair in query.split("&") if pair]
     ours: dict[str, Any] = {key: unquote(value) for key, _, value in given if key in Options._fields}
     if "push" in ours:
         ours["push"] = _flag(ours["push"])
-    theirs = "&".join("".join(pair) for pair in given if pair[0] not in Options._fields)
+    theirs = [pair for pair in given if pair[0] not in Options._fields]
+    if unknown := [key for key, _, _ in theirs if key not in _KEYWORDS | {"ssl"}]:
+        msg = f"{', '.join(unknown)}: no such option, neither of libpq's nor of ours: {', '.join(Options._fields)}"
+        raise InvalidInputError(msg)
     try:
-        settings = conninfo_to_dict(urlunsplit(parts._replace(query=theirs)))
-    except psycopg.Error as error:
-        msg = f"{scheme}://…{parts.path}: {error}".strip()
+        settings = conninfo_to_dict(f"postgresql:{place}?{'&'.join(''.join(pair) for pair in theirs)}")
+    except psycopg.Error:  # which may quote a password
+        msg = f"{scheme}://… is no URL that libpq can read: percent-encode what is special in its user and password"
         raise InvalidInputError(msg) from None
     return _address(settings), Options().changed(ours)
 
@@ -82,12 +86,9 @@ def from_object(source: Any) -> Address:
     engine = getattr(source, "sync_engine", source)
     url = getattr(engine, "url", None)
     if url is not None and hasattr(url, "get_backend_name"):
-        return _from_sqlalchemy(url)
+        return _from_sqlalchemy(engine)
     if isinstance(source, psycopg.Connection | psycopg.AsyncConnection):
-        settings = dict(source.info.get_parameters())
-        if source.info.password:
-            settings["password"] = source.info.password
-        return _address(settings)
+        return _from_connection(source)
     conninfo = getattr(source, "conninfo", None)
     if isinstance(conninfo, str):  # of psycopg_pool
         extra = {key: value for key, value in (source.kwargs or {}).items() if key in _KEYWORDS}
@@ -99,19 +100,32 @@ def from_object(source: Any) -> Address:
 _KEYWORDS = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
 
 
-def _from_sqlalchemy(url: Any) -> Address:
+def _from_connection(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> Address:
+    if connection.closed:
+        msg = "this psycopg connection is closed: pass an open one, or a URL"
+        raise InvalidInputError(msg)
+    settings = dict(connection.info.get_parameters())
+    if connection.info.password:
+        settings["password"] = connection.info.password
+    if "host" in settings:
+        settings.pop("hostaddr", None)  # what the name led to then
+    return _address(settings)
+
+
+def _from_sqlalchemy(engine: Any) -> Address:
+    url = engine.url
     if url.get_backend_name() != "postgresql":
         msg = f"the engine is for {url.get_backend_name()}: leasehold needs one for postgresql"
         raise InvalidInputError(msg)
-    settings = {
-        "host": url.host,
-        "port": url.port,
-        "user": url.username,
-        "password": str(url.password) if url.password is not None else None,
-        "dbname": url.database,
-        **{key: value for key, value in url.query.items() if key in _KEYWORDS and isinstance(value, str)},
-    }
-    return _address({key: value for key, value in settings.items() if value is not None})
+    if engine.driver in {"psycopg", "psycopg2", "psycopg_async"}:
+        _, settings = engine.dialect.create_connect_args(url)
+    else:
+        fields = {"host": url.host, "port": url.port, "user": url.username, "password": url.password}
+        settings = fields | {"dbname": url.database, **url.query}
+    if unknown := settings.keys() - _KEYWORDS:
+        msg = f"{', '.join(sorted(unknown))} of this engine's URL means nothing to libpq: pass a URL of its own instead"
+        raise InvalidInputError(msg)
+    return _address({key: str(value) for key, value in settings.items() if value is not None})
 
 
 def _address(settings: Mapping[str, Any]) -> Address:
@@ -120,7 +134,7 @@ def _address(settings: Mapping[str, Any]) -> Address:
     port = settings.get("port")
     database = settings.get("dbname")
     label = f"{host}{f':{port}' if port else ''}{f'/{database}' if database else ''}"
-    return Address(make_conninfo("", **kept).encode(), label)
+    return Address(kept, label)
 
 
 def _flag(text: str) -> bool:

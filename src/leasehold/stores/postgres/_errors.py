@@ -18,7 +18,7 @@ _TRANSIENT = re.compile("08|26000|40|53|57|58|55P03|25006|XX000")
 """Beginnings of SQLSTATEs after which the same request may succeed, here or at another of the servers named."""
 _SHARED = "a pooler gives this session to others in between: it does not pool sessions, so take pooler=session away"
 _ADVICE = {
-    "25006": "this is a standby: name all servers, and add target_session_attrs=read-write",
+    "25006": "this is a standby, or read-only by default: name all servers, and add target_session_attrs=read-write",
     "42501": "whoever migrates can let this role in: `leasehold migrate --url URL --grant ROLE`",
     "53300": "raise max_connections, or let fewer processes wait",
     "55P03": "somebody called a lock function in a transaction that is still open",
@@ -29,8 +29,10 @@ _ADVICE = {
 _UNTRANSLATABLE = "22P05"
 _MISSING = {"3F000", "42883", "42P01", "42703"}
 _PREFIX = re.compile(r"connection to server (at|on) .*? failed: |^FATAL: *", re.MULTILINE)
-_PASSING = re.compile("too many|connection slots|starting up|shutting down|recovery|terminating|not yet accepting")
-_HOPELESS = re.compile("FATAL|certificate|SSL|no password|invalid|authentication")
+_HOPELESS = re.compile(
+    "authentication failed|does not exist|pg_hba|no password|not permitted|permission denied|unrecognized|"
+    "certificate verify|does not support SSL|server certificate|invalid response|but received|invalid value|root.crt"
+)
 _QUOTED = re.compile('"[^"\\n]*"')
 """libpq has no codes for why a connection did not come about, only words, between the names of this and that."""
 _CAUSES = {
@@ -53,6 +55,12 @@ def refused(address: Address, result: pq.abc.PGresult) -> StoreError:
     return failure
 
 
+def ends_session(error: StoreError) -> bool:
+    """Tell whether another connection is needed: this server is about to shut down, or a standby by now."""
+    code = getattr(error.__cause__, "sqlstate", None) or ""
+    return code.startswith(("08", "57", "58", "XX", "25006", "26000"))
+
+
 def unanswered(address: Address, error: BaseException) -> StoreError:
     """Translate a failure of the connection: whether anything was done is unknown."""
     text = str(error).strip()
@@ -71,8 +79,8 @@ def not_connected(address: Address, message: str) -> StoreError:
         text = "connection refused; is the server running there?"
     words = _QUOTED.sub("", message)
     advice = next((advice for cause, advice in _CAUSES.items() if cause.search(words)), "")
-    is_transient = bool(_PASSING.search(words)) or not _HOPELESS.search(words)
-    failure = StoreError(f"{address}: {text}{advice and f' ({advice})'}", transient=is_transient)
+    is_hopeless = _HOPELESS.search(words) is not None
+    failure = StoreError(f"{address}: {text}{advice and f' ({advice})'}", transient=not is_hopeless)
     failure.__cause__ = psycopg.OperationalError(message)
     return failure
 

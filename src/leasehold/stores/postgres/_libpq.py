@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import select
+import socket
 import time
-from collections.abc import Sequence
-from math import ceil
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil, inf
+from typing import Any, NamedTuple
 
 from psycopg import pq
+from psycopg.conninfo import make_conninfo
 from psycopg.pq.abc import PGconn, PGresult
 
+from leasehold.errors import StoreError
 from leasehold.stores.postgres._address import Address
 from leasehold.stores.postgres._errors import not_connected
 
@@ -30,6 +33,7 @@ class Statement(NamedTuple):
 NOTHING = Statement(b"SELECT")
 GREETING = Statement(
     b"SELECT pid <> $1::int, CASE pid WHEN $1::int THEN set_config('idle_session_timeout', '0', false)"
+    b" || set_config('extra_float_digits', '1', false)"
     b" || set_config('default_transaction_isolation', 'read committed', false) END FROM pg_backend_pid() AS pid"
 )
 """Tells whether a pooler stands in between: it makes up the process number it greets its clients with. If none does,
@@ -37,9 +41,40 @@ the session is ours, and what the server's administrator prefers for others is s
 
 
 def connect(address: Address, timeout: float) -> PGconn:
-    """Connect and log in. Blocks; raises StoreError if the server will not have us, and TimeoutError."""
+    """Connect and log in to the first of the hosts that will have us; none may take the others' time.
+
+    Blocks. Raises StoreError if none will have us, OSError if their names lead nowhere, and TimeoutError.
+    """
     deadline = time.monotonic() + timeout
-    connection = pq.PGconn.connect_start(address.conninfo)
+    attempts = list(_attempts(address.settings))
+    limit = float(address.settings.get("connect_timeout") or 0) or inf
+    for number, attempt in enumerate(attempts, start=1):
+        left = deadline - time.monotonic()
+        try:
+            return _connect(address, attempt, min(left / (len(attempts) - number + 1), limit))
+        except (StoreError, TimeoutError):
+            if number == len(attempts):
+                raise
+    raise TimeoutError
+
+
+def _attempts(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Give the settings for each host by itself, and look up what its name leads to: libpq would stop all threads."""
+    lists = {key: str(settings[key]).split(",") for key in ("host", "hostaddr", "port") if settings.get(key)}
+    count = max((len(values) for values in lists.values()), default=1)
+    for number in range(count):
+        one = {key: values[number if len(values) > 1 else 0] for key, values in lists.items()}
+        host, port = one.get("host", ""), one.get("port") or "5432"
+        if not host or host.startswith(("/", "@")) or one.get("hostaddr"):
+            yield {**settings, **one}
+            continue
+        for found in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM):
+            yield {**settings, **one, "hostaddr": found[4][0]}
+
+
+def _connect(address: Address, settings: Mapping[str, Any], timeout: float) -> PGconn:
+    deadline = time.monotonic() + timeout
+    connection = pq.PGconn.connect_start(make_conninfo("", **settings).encode())
     while True:
         if connection.status == pq.ConnStatus.BAD:
             raise not_connected(address, connection.get_error_message())

@@ -33,7 +33,7 @@ def migrate(address: Address, schema: str, roles: Sequence[str] = (), timeout: f
     """
     sql = migration_sql(schema, grant=roles)
     try:
-        with psycopg.connect(address.conninfo.decode(), connect_timeout=max(int(timeout), 2)) as connection:
+        with psycopg.connect(address.conninfo, connect_timeout=max(int(timeout), 2)) as connection:
             connection.execute(f"SET LOCAL lock_timeout = {int(LOCK_TIMEOUT * 1000)}".encode())
             connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('leasehold migrate', 0))")
             was = _version(connection, schema)

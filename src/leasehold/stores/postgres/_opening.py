@@ -20,5 +20,8 @@ def open_postgres(source: object, runtime: Runtime, options: Mapping[str, Any]) 
         address, settings = from_object(source), Options()
     settings = settings.changed(options)
     address = replace(address, is_vouched=settings.pooler == "session")
-    ear = parse_url(settings.listen)[0] if settings.listen else address
+    ear = address
+    if settings.listen:
+        ear, heard = parse_url(settings.listen)
+        ear = replace(ear, is_vouched=heard.pooler == "session")
     return TableStore(runtime, address, schema=settings.schema, push=settings.push, ear=ear)

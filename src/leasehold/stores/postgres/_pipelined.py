@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,8 +19,12 @@ from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores._pipeline import Pipeline, Shared
 from leasehold.stores.postgres import _blocking, _libpq
 from leasehold.stores.postgres._address import Address
-from leasehold.stores.postgres._errors import FAILURES, refused, unanswered
+from leasehold.stores.postgres._errors import FAILURES, ends_session, refused, unanswered
 from leasehold.stores.postgres._libpq import ERRORS, Params, Row, Statement
+
+STUCK = 0.1
+"""Seconds after which a request that is not answered holds up no others."""
+MOST_LANES = 4
 
 
 class Connection(Pipeline):
@@ -137,10 +142,33 @@ class Connection(Pipeline):
 
 
 async def connect(runtime: AsyncRuntime, address: Address, timeout: float) -> Connection:
-    """Open a session, in a thread: to look up a host's name blocks."""
+    """Open a session, in a thread of its own: to look up a host's name blocks, and others keep theirs busy."""
     loop = runtime.bind()
-    opened = await asyncio.to_thread(_blocking.connect, address, timeout)
-    return Connection(loop, opened)
+    opening: asyncio.Future[_blocking.Connection] = loop.create_future()
+
+    def tell(opened: _blocking.Connection | None, error: BaseException | None) -> None:
+        if opening.done():
+            if opened is not None:
+                opened.close()
+        elif error is not None:
+            opening.set_exception(error)
+        elif opened is not None:
+            opening.set_result(opened)
+
+    def work() -> None:
+        opened = error = None
+        try:
+            opened = _blocking.connect(address, timeout)
+        except BaseException as failure:
+            error = failure
+        try:
+            loop.call_soon_threadsafe(tell, opened, error)
+        except RuntimeError:  # the loop is closed
+            if opened is not None:
+                opened.close()
+
+    threading.Thread(target=work, name="leasehold-connect", daemon=True).start()
+    return Connection(loop, await opening)
 
 
 async def ask_on(
@@ -153,14 +181,18 @@ async def ask_on(
 
 
 class PipelinedNode:
-    """One server as the tasks of one loop see it."""
+    """One server as the tasks of one loop see it.
+
+    All share one connection. While a request on it is stuck, behind somebody's open transaction say, the others take
+    another.
+    """
 
     def __init__(self, runtime: AsyncRuntime, address: Address) -> None:
+        self.is_pooled = False
         self._address = address
         self._is_closed = False
-        self.is_pooled = False
         self._runtime = runtime
-        self._shared = Shared(runtime, lambda timeout: connect(runtime, address, timeout))
+        self._lanes: list[Shared[Connection]] = []
 
     async def ask(self, statement: Statement, params: Params, timeout: float) -> list[Row]:
         try:
@@ -168,20 +200,33 @@ class PipelinedNode:
         except RuntimeError:  # no loop runs: the interpreter exits
             node = _blocking.BlockingNode(ThreadRuntime(), self._address)
             return await node.ask(statement, params, timeout)
-        connection = self._shared.connection
+        lane = self._lane()
         try:
             if self._is_closed:
                 return await self._ask_alone(statement, params, timeout)
+            connection = lane.connection
             if connection is None or not connection.is_good:
-                connection = await self._shared.open(timeout)
+                connection = await lane.open(timeout)
             self.is_pooled = connection.is_pooled
             return await ask_on(connection, self._address, statement, params, timeout)
         except FAILURES as error:
             raise unanswered(self._address, error) from error
         except StoreError as error:
-            if error.transient:
-                self._shared.refresh()  # this may be a standby by now, or about to shut down
+            if ends_session(error):
+                lane.refresh()
             raise
+
+    def _lane(self) -> Shared[Connection]:
+        """Choose the first connection on which nothing is stuck; those beyond it that are idle are no longer needed."""
+        for number, lane in enumerate(self._lanes):
+            connection = lane.connection
+            if connection is None or not connection.is_good or connection.lag() < STUCK:
+                while len(self._lanes) > number + 1 and self._lanes[-1].is_idle():
+                    self._lanes.pop().close()
+                return lane
+        if len(self._lanes) < MOST_LANES:
+            self._lanes.append(Shared(self._runtime, lambda timeout: connect(self._runtime, self._address, timeout)))
+        return self._lanes[-1]
 
     async def _ask_alone(self, statement: Statement, params: Params, timeout: float) -> list[Row]:
         """Ask on a session that is closed again: for whoever has yet to leave when everything is closed."""
@@ -193,4 +238,5 @@ class PipelinedNode:
 
     def close(self) -> None:
         self._is_closed = True
-        self._shared.close()
+        for lane in self._lanes:
+            lane.close()

@@ -101,7 +101,7 @@ class TableStore:
             if not error.transient:
                 self._ear.forget(ask.owner)
             raise
-        await self._sweep_now_and_then()
+        self._sweep_now_and_then()
         if ticket is None:
             return Refusal(_text(holder), _seconds(recheck), int(capacity or 0))
         return _standing(ticket, held, now, holder, recheck)
@@ -163,11 +163,18 @@ class TableStore:
         self._ear.close()
         self._node.close()
 
-    async def _sweep_now_and_then(self) -> None:
+    def _sweep_now_and_then(self) -> None:
         self._joins += 1
         if self._joins % SWEEP_EVERY == 0:
-            with suppress(StoreError):
-                await self._node.ask(self._statements.sweep, (), INSPECTION_TIMEOUT)
+            work = self._sweep()
+            try:
+                self.runtime.spawn(work, "leasehold-sweep")
+            except RuntimeError:  # no more threads to be had
+                work.close()
+
+    async def _sweep(self) -> None:
+        with suppress(StoreError):
+            await self._node.ask(self._statements.sweep, (), INSPECTION_TIMEOUT)
 
 
 class Statements:

@@ -338,7 +338,10 @@ BEGIN
             held := FOUND;
             IF NOT held THEN
                 holder := head.holder;
-                recheck := CASE WHEN head.waiting = ticket THEN extract(epoch FROM head.ends - moment) END;
+                recheck := CASE  -- soon, where somebody else may be settling by what he saw before
+                    WHEN head.unsettled THEN 0.05
+                    WHEN head.waiting = ticket THEN extract(epoch FROM head.ends - moment)
+                END;
             END IF;
         END IF;
         RETURN NEXT;
