@@ -257,7 +257,7 @@ async def test_a_leave_waits_for_a_join_that_is_just_being_carried_out(
         await store.join(Ask("x", "somebody/1", ttl=30.0, heartbeat=3.0), 5.0)
         await store.leave("x", "somebody/1", 5.0)
     with psycopg.connect(server.url) as slow:
-        join = f"SELECT {party.options['schema']}.line_join('x', 'ghost/1', 30, 3, 1, 1, true, '{{}}', '')"
+        join = f"SELECT {party.options['schema']}.line_join('x', 'ghost/1', 30, 3, 1, 1, true, '{{}}', '', '')"
         slow.execute(join.encode())
         leaving = party.start(lambda: store.leave("x", "ghost/1", 5.0, unsure=5.0))
         in_line = "SELECT pid FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"

@@ -15,11 +15,10 @@ from leasehold.runtimes.aio import AsyncRuntime
 class Request:
     """A request on its way. It stays in the queue, whatever becomes of its caller, to take its replies."""
 
-    __slots__ = ("answer", "deadline", "missing", "replies", "sent")
+    __slots__ = ("answer", "deadline", "missing", "replies")
 
-    def __init__(self, answer: asyncio.Future[list[Any]], count: int, sent: float, deadline: float) -> None:
+    def __init__(self, answer: asyncio.Future[list[Any]], count: int, deadline: float) -> None:
         self.answer = answer
-        self.sent = sent
         self.deadline = deadline
         self.missing = count
         self.replies: list[Any] = []
@@ -45,17 +44,12 @@ class Pipeline:
 
     def _enqueue(self, count: int, timeout: float) -> asyncio.Future[list[Any]]:
         """Expect `count` replies to what is being sent."""
-        sent = self._loop.time()
-        deadline = sent + timeout
-        request = Request(self._loop.create_future(), count, sent, deadline)
+        deadline = self._loop.time() + timeout
+        request = Request(self._loop.create_future(), count, deadline)
         self._requests.append(request)
         if deadline < self._alarm_at:
             self._set_alarm(deadline)
         return request.answer
-
-    def lag(self) -> float:
-        """Tell for how long the oldest request has been waiting."""
-        return self._loop.time() - self._requests[0].sent if self._requests else 0.0
 
     def _take_reply(self, reply: object) -> None:
         """Give a reply to the oldest request."""
@@ -110,8 +104,6 @@ class Pipeline:
 
 
 class Closable(Protocol):
-    def lag(self) -> float: ...
-
     def retire(self) -> None: ...
 
     def close(self) -> None: ...
@@ -155,9 +147,6 @@ class Shared(Generic[C]):
             if self.connection is not None:
                 self.connection.retire()
             self.connection = task.result()
-
-    def is_idle(self) -> bool:
-        return self._connecting is None and (self.connection is None or self.connection.lag() == 0)
 
     def refresh(self) -> None:
         """Use a new connection from now on; who waits for an answer on the old one may still get it."""

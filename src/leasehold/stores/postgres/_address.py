@@ -118,7 +118,8 @@ def _from_sqlalchemy(engine: Any) -> Address:
         msg = f"the engine is for {url.get_backend_name()}: leasehold needs one for postgresql"
         raise InvalidInputError(msg)
     if engine.driver in {"psycopg", "psycopg2", "psycopg_async"}:
-        _, settings = engine.dialect.create_connect_args(url)
+        _, given = engine.dialect.create_connect_args(url)
+        settings = {key: value for key, value in given.items() if key in _KEYWORDS}  # the others are psycopg's own
     else:
         fields = {"host": url.host, "port": url.port, "user": url.username, "password": url.password}
         settings = fields | {"dbname": url.database, **url.query}

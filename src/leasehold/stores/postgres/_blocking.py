@@ -19,10 +19,11 @@ from leasehold.stores._turns import Turns
 from leasehold.stores.postgres import _libpq
 from leasehold.stores.postgres._address import Address
 from leasehold.stores.postgres._errors import FAILURES, refused, unanswered
-from leasehold.stores.postgres._libpq import ERRORS, Params, Row, Statement
+from leasehold.stores.postgres._libpq import ERRORS, Lane, Params, Row, Statement
 
 MOST = 8
 """How many threads ask at the same time: a server has few connections, each dear, and is no quicker with more."""
+MOST_STUCK = 2
 PATIENCE = 0.5
 """How long a thread waits for another's session before it opens one more."""
 
@@ -145,13 +146,13 @@ class BlockingNode:
     def __init__(self, runtime: ThreadRuntime, address: Address) -> None:
         self._address = address
         self._pool: Pool[Connection] = Pool(runtime, MOST)
-        self._turns = Turns(MOST)
+        self._turns = {Lane.COMMON: Turns(MOST), Lane.STEADY: Turns(MOST), Lane.STUCK: Turns(MOST_STUCK)}
         self.is_pooled = False
         self.close = self._pool.close
 
-    async def ask(self, statement: Statement, params: Params, timeout: float) -> list[Row]:
+    async def ask(self, statement: Statement, params: Params, timeout: float, lane: Lane = Lane.COMMON) -> list[Row]:
         deadline = time.monotonic() + timeout
-        with self._turns.take(min(timeout / 4, PATIENCE)):
+        with self._turns[lane].take(min(timeout / 4, PATIENCE)):
             try:
                 connection = self._pool.take() or connect(self._address, deadline - time.monotonic())
                 self.is_pooled = connection.is_pooled

@@ -55,6 +55,11 @@ def refused(address: Address, result: pq.abc.PGresult) -> StoreError:
     return failure
 
 
+def was_busy(error: StoreError) -> bool:
+    """Tell whether nothing was done because somebody has a name locked."""
+    return getattr(error.__cause__, "sqlstate", None) == "55P03"
+
+
 def ends_session(error: StoreError) -> bool:
     """Tell whether another connection is needed: this server is about to shut down, or a standby by now."""
     code = getattr(error.__cause__, "sqlstate", None) or ""

@@ -6,6 +6,7 @@ import select
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 from math import ceil, inf
 from typing import Any, NamedTuple
 
@@ -28,6 +29,14 @@ class Statement(NamedTuple):
 
     text: bytes
     name: bytes = b""
+
+
+class Lane(Enum):
+    """Which requests share a connection, so that none is held up by what it has nothing to do with."""
+
+    COMMON = "those that wait for a name at most for a moment"
+    STEADY = "those that wait for nobody"
+    STUCK = "those that found a name in use, in somebody's open transaction perhaps"
 
 
 NOTHING = Statement(b"SELECT")

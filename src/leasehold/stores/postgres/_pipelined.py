@@ -20,11 +20,7 @@ from leasehold.stores._pipeline import Pipeline, Shared
 from leasehold.stores.postgres import _blocking, _libpq
 from leasehold.stores.postgres._address import Address
 from leasehold.stores.postgres._errors import FAILURES, ends_session, refused, unanswered
-from leasehold.stores.postgres._libpq import ERRORS, Params, Row, Statement
-
-STUCK = 0.1
-"""Seconds after which a request that is not answered holds up no others."""
-MOST_LANES = 4
+from leasehold.stores.postgres._libpq import ERRORS, Lane, Params, Row, Statement
 
 
 class Connection(Pipeline):
@@ -181,52 +177,36 @@ async def ask_on(
 
 
 class PipelinedNode:
-    """One server as the tasks of one loop see it.
-
-    All share one connection. While a request on it is stuck, behind somebody's open transaction say, the others take
-    another.
-    """
+    """One server as the tasks of one loop see it: they share one connection for each lane that is used."""
 
     def __init__(self, runtime: AsyncRuntime, address: Address) -> None:
         self.is_pooled = False
         self._address = address
         self._is_closed = False
         self._runtime = runtime
-        self._lanes: list[Shared[Connection]] = []
+        self._lanes = {lane: Shared(runtime, lambda timeout: connect(runtime, self._address, timeout)) for lane in Lane}
 
-    async def ask(self, statement: Statement, params: Params, timeout: float) -> list[Row]:
+    async def ask(self, statement: Statement, params: Params, timeout: float, lane: Lane = Lane.COMMON) -> list[Row]:
         try:
             self._runtime.bind()
         except RuntimeError:  # no loop runs: the interpreter exits
             node = _blocking.BlockingNode(ThreadRuntime(), self._address)
             return await node.ask(statement, params, timeout)
-        lane = self._lane()
+        shared = self._lanes[lane]
         try:
             if self._is_closed:
                 return await self._ask_alone(statement, params, timeout)
-            connection = lane.connection
+            connection = shared.connection
             if connection is None or not connection.is_good:
-                connection = await lane.open(timeout)
+                connection = await shared.open(timeout)
             self.is_pooled = connection.is_pooled
             return await ask_on(connection, self._address, statement, params, timeout)
         except FAILURES as error:
             raise unanswered(self._address, error) from error
         except StoreError as error:
             if ends_session(error):
-                lane.refresh()
+                shared.refresh()
             raise
-
-    def _lane(self) -> Shared[Connection]:
-        """Choose the first connection on which nothing is stuck; those beyond it that are idle are no longer needed."""
-        for number, lane in enumerate(self._lanes):
-            connection = lane.connection
-            if connection is None or not connection.is_good or connection.lag() < STUCK:
-                while len(self._lanes) > number + 1 and self._lanes[-1].is_idle():
-                    self._lanes.pop().close()
-                return lane
-        if len(self._lanes) < MOST_LANES:
-            self._lanes.append(Shared(self._runtime, lambda timeout: connect(self._runtime, self._address, timeout)))
-        return self._lanes[-1]
 
     async def _ask_alone(self, statement: Statement, params: Params, timeout: float) -> list[Row]:
         """Ask on a session that is closed again: for whoever has yet to leave when everything is closed."""
@@ -238,5 +218,5 @@ class PipelinedNode:
 
     def close(self) -> None:
         self._is_closed = True
-        for lane in self._lanes:
-            lane.close()
+        for shared in self._lanes.values():
+            shared.close()

@@ -25,8 +25,8 @@ from leasehold.stores._ear import BlockingEar, Ear, LoopEar, OnLost, OnWake
 from leasehold.stores.postgres import _blocking, _pipelined
 from leasehold.stores.postgres._address import Address
 from leasehold.stores.postgres._checkup import QUESTION, findings
-from leasehold.stores.postgres._errors import FAILURES, unanswered
-from leasehold.stores.postgres._libpq import Params, Row, Statement, array
+from leasehold.stores.postgres._errors import FAILURES, unanswered, was_busy
+from leasehold.stores.postgres._libpq import Lane, Params, Row, Statement, array
 from leasehold.stores.postgres._migrations import quoted
 
 log = logging.getLogger("leasehold")
@@ -41,7 +41,7 @@ class Node(Protocol):
     is_pooled: bool
     """Whether a pooler stood in between when it last was asked."""
 
-    async def ask(self, statement: Statement, params: Params, timeout: float) -> list[Row]:
+    async def ask(self, statement: Statement, params: Params, timeout: float, lane: Lane = Lane.COMMON) -> list[Row]:
         """Run a statement in a transaction of its own. Raises StoreError, transient if it may have been carried out."""
         ...
 
@@ -94,7 +94,7 @@ class TableStore:
             self._channel.encode() if hears else b"",
         )
         try:
-            ((ticket, held, now, holder, recheck, capacity),) = await self._node.ask(
+            ((ticket, held, now, holder, recheck, capacity),) = await self._change(
                 self._statements.join, params, timeout
             )
         except StoreError as error:
@@ -115,14 +115,14 @@ class TableStore:
             array(["t" if renewal.claim else "f" for renewal in renewals]),
         )
         standings: list[Standing | None] = [None] * len(renewals)
-        for number, ticket, *rest in await self._node.ask(self._statements.renew, params, timeout):
+        for number, ticket, *rest in await self._node.ask(self._statements.renew, params, timeout, Lane.STEADY):
             assert number is not None
             standings[int(number) - 1] = UNKNOWN if ticket is None else _standing(ticket, *rest)
         return standings
 
     async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
         statement = self._statements.leave_unsure if unsure else self._statements.leave
-        ((was_there,),) = await self._node.ask(statement, (name.encode(), owner.encode(), b"%r" % unsure), timeout)
+        ((was_there,),) = await self._change(statement, (name.encode(), owner.encode(), b"%r" % unsure), timeout)
         self._ear.forget(owner)
         return was_there == b"t"
 
@@ -163,6 +163,17 @@ class TableStore:
         self._ear.close()
         self._node.close()
 
+    async def _change(self, statement: Statement, params: Params, timeout: float) -> list[Row]:
+        """Do what has to lock a name; if others have it locked, wait for it where that is in nobody's way."""
+        deadline = self.runtime.now() + timeout
+        try:
+            return await self._node.ask(statement, (*params, b"50ms"), timeout)
+        except StoreError as error:
+            if not was_busy(error):
+                raise
+        left = max(deadline - self.runtime.now(), 0.05)
+        return await self._node.ask(statement, (*params, b"%dms" % (1000 * left)), left + 0.05, Lane.STUCK)
+
     def _sweep_now_and_then(self) -> None:
         self._joins += 1
         if self._joins % SWEEP_EVERY == 0:
@@ -174,7 +185,7 @@ class TableStore:
 
     async def _sweep(self) -> None:
         with suppress(StoreError):
-            await self._node.ask(self._statements.sweep, (), INSPECTION_TIMEOUT)
+            await self._node.ask(self._statements.sweep, (), INSPECTION_TIMEOUT, Lane.STUCK)
 
 
 class Statements:
@@ -184,13 +195,14 @@ class Statements:
         def statement(name: str, text: str) -> Statement:
             return Statement(text.format(schema=schema).encode(), f"leasehold_{name}".encode())
 
-        self.join = statement("join", "SELECT * FROM {schema}.line_join($1, $2, $3, $4, $5, $6, $7, $8, $9)")
+        self.join = statement("join", "SELECT * FROM {schema}.line_join($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)")
         self.renew = statement("renew", "SELECT * FROM {schema}.line_renew($1, $2, $3, $4, $5)")
         # Nothing is lost with a leave that a crash undoes but time: the place ends by itself.
         self.leave = statement(
-            "leave", "SELECT {schema}.line_leave($1, $2, $3) FROM set_config('synchronous_commit', 'off', true)"
+            "leave",
+            "SELECT {schema}.line_leave($1, $2, $3, $4) FROM set_config('synchronous_commit', 'off', true)",
         )
-        self.leave_unsure = statement("leave_unsure", "SELECT {schema}.line_leave($1, $2, $3)")
+        self.leave_unsure = statement("leave_unsure", "SELECT {schema}.line_leave($1, $2, $3, $4)")
         self.sweep = statement("sweep", "SELECT {schema}.sweep_locks()")
         self.examine = Statement(QUESTION.format(schema=schema).encode())
         look = (

@@ -171,12 +171,13 @@ END
 $$;
 
 -- Take a place, or refresh the one the owner has. No ticket: refused, because of another capacity if that is told.
+-- `_lock_timeout` is set for the rest of the transaction, so only for one of the caller's own.
 CREATE OR REPLACE FUNCTION {schema}.line_join(
     _name text, _owner text, _ttl double precision, _heartbeat double precision, _capacity integer, _weight integer,
-    _queue boolean, _metadata jsonb, _channel text,
+    _queue boolean, _metadata jsonb, _channel text, _lock_timeout text,
     OUT ticket bigint, OUT held boolean, OUT now double precision, OUT holder text, OUT recheck double precision,
     OUT other_capacity integer
-) LANGUAGE plpgsql SET lock_timeout = '5s' AS $$
+) LANGUAGE plpgsql AS $$
 DECLARE
     head record;
     own record;
@@ -184,6 +185,9 @@ DECLARE
     bound bigint;
     fits boolean;
 BEGIN
+    IF _lock_timeout <> '' THEN
+        PERFORM set_config('lock_timeout', _lock_timeout, true);
+    END IF;
     IF NOT _queue THEN  -- whoever only asks whether it is free writes nothing if it is not
         PERFORM {schema}.line_check_isolation();
         moment := clock_timestamp();
@@ -350,14 +354,18 @@ END
 $$;
 
 -- Give a place up, say whether it was alive, and wake who holds by that. Safe to repeat.
-CREATE OR REPLACE FUNCTION {schema}.line_leave(_name text, _owner text, _unsure double precision) RETURNS boolean
-LANGUAGE plpgsql SET lock_timeout = '5s' AS $$
+CREATE OR REPLACE FUNCTION {schema}.line_leave(
+    _name text, _owner text, _unsure double precision, _lock_timeout text
+) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     moment timestamptz;
     bound bigint;
     left_behind record;
     head record;
 BEGIN
+    IF _lock_timeout <> '' THEN
+        PERFORM set_config('lock_timeout', _lock_timeout, true);
+    END IF;
     PERFORM {schema}.line_check_isolation();
     IF _unsure > 0 THEN  -- a join that is just being carried out may have made the name, which nobody else sees yet
         bound := {schema}.line_lock(_name);
@@ -471,7 +479,7 @@ $$;
 -- if that is shorter) until the fence comes; release_lock gives it up.
 CREATE OR REPLACE FUNCTION {schema}.acquire_lock(
     name text, holder text, ttl_seconds double precision, metadata jsonb DEFAULT '{}', queue boolean DEFAULT false
-) RETURNS bigint LANGUAGE plpgsql AS $$
+) RETURNS bigint LANGUAGE plpgsql SET lock_timeout = '5s' AS $$
 DECLARE
     standing record;
 BEGIN
@@ -482,7 +490,7 @@ BEGIN
             HINT = 'such as {"host": "web-1"}';
     END IF;
     standing := {schema}.line_join(
-        name, holder, ttl_seconds, least(ttl_seconds, 10), 1, 1, coalesce(queue, false), coalesce(metadata, '{}'), ''
+        name, holder, ttl_seconds, least(ttl_seconds, 10), 1, 1, coalesce(queue, false), coalesce(metadata, '{}'), '', ''
     );
     IF standing.other_capacity IS NOT NULL THEN
         RAISE object_in_use USING
@@ -512,10 +520,10 @@ $$;
 
 -- Give a lock, or a place in its line, up. False: this holder did not have it (any more).
 CREATE OR REPLACE FUNCTION {schema}.release_lock(name text, holder text) RETURNS boolean
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET lock_timeout = '5s' AS $$
 BEGIN
     PERFORM {schema}.line_check(name, holder, 1);
-    RETURN {schema}.line_leave(name, holder, 0);
+    RETURN {schema}.line_leave(name, holder, 0, '');
 END
 $$;
 
