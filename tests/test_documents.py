@@ -22,19 +22,31 @@ def python_blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=lambda page: page.name)
+def code_of(document: Path) -> str:
+    return document.read_text("utf-8") if document.suffix == ".py" else "\n\n".join(python_blocks(document))
+
+
+NEED_POSTGRES = [document for document in PAGES + EXAMPLES if "postgresql://localhost" in code_of(document)]
+"""Run where there is such a server: tests/postgres/test_documents.py."""
+
+
+def without_postgres(documents: list[Path]) -> list[Path]:
+    return [document for document in documents if code_of(document) and document not in NEED_POSTGRES]
+
+
+@pytest.mark.parametrize("page", without_postgres(PAGES), ids=lambda page: page.name)
 def test_the_code_of_a_page_runs_from_top_to_bottom(
     page: Path, tmp_path: Path, shared_servers: Callable[[Flavour], RedisServer]
 ) -> None:
     program = tmp_path / "page.py"
-    code = "\n\n".join(python_blocks(page))
+    code = code_of(page)
     if "redis://localhost:6379" in code:
         code = code.replace("redis://localhost:6379", f"redis://localhost:{shared_servers(VALKEY9).port}")
     program.write_text(code, "utf-8")
     run(program, tmp_path)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+@pytest.mark.parametrize("example", without_postgres(EXAMPLES), ids=lambda example: example.name)
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     run(example, tmp_path)
 
@@ -58,6 +70,6 @@ def run(program: Path, folder: Path) -> None:
         text=True,
         timeout=60,
         check=False,
-        env={"HOME": str(folder), "PATH": "/usr/bin:/bin"},
+        env={"HOME": str(folder), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "src")},
     )
     assert done.returncode == 0, done.stdout + done.stderr
