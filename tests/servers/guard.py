@@ -7,6 +7,7 @@ The parent-death signal of the kernel will not do: it is sent when the *thread* 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import shutil
 import signal
@@ -52,8 +53,38 @@ def guard() -> Guard:
         return _guard
 
 
+def children(pid: int) -> list[int]:
+    """List the processes that a process forked: those of PostgreSQL are in sessions of their own."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        # It may be gone by now.
+        with suppress(OSError), open(f"/proc/{name}/stat") as stat:
+            if int(stat.read().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(name))
+    return found
+
+
+def kill_all(leader: int) -> list[int]:
+    """Kill a process with all it forked, and return those."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGSTOP)  # so that it forks no more
+    forked = children(leader)
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+    for pid in forked:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return forked
+
+
+def remove_segment(identifier: int) -> None:
+    """Remove shared memory of System V, which outlives the killed processes that had it."""
+    ctypes.CDLL(None).shmctl(identifier, 0, None)
+
+
 def _stand_by() -> None:
     sessions: set[int] = set()
+    segments: set[int] = set()
     directories: set[str] = set()
     for line in sys.stdin:
         verb, _, what = line.rstrip("\n").partition(" ")
@@ -61,13 +92,16 @@ def _stand_by() -> None:
             sessions.add(int(what))
         elif verb == "forget":
             sessions.discard(int(what))
+        elif verb == "segment":
+            segments.add(int(what))
         elif verb == "remove":
             directories.add(what)
         elif verb == "removed":
             directories.discard(what)
     for session in sessions:
-        with suppress(ProcessLookupError):
-            os.killpg(session, signal.SIGKILL)
+        kill_all(session)
+    for segment in segments:
+        remove_segment(segment)
     for directory in directories:
         shutil.rmtree(directory, ignore_errors=True)
 

@@ -6,6 +6,7 @@ import random
 import socket
 from contextlib import suppress
 
+HOST = "127.0.0.1"
 BUS = 10_000
 """How far above a cluster node's port its bus is: fixed before Redis 7."""
 
@@ -49,7 +50,7 @@ def _is_free(number: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", number))
+            probe.bind((HOST, number))
         except OSError:
             return False
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -10,9 +11,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from tests.processes.helpers import PATIENCE, eventually
-from tests.servers.guard import guard
+from tests.servers.guard import children, guard, kill_all
 
 
 class ServerError(RuntimeError):
@@ -34,7 +36,13 @@ class Directory:
 class ServerProcess:
     """A process in a session of its own, out of reach of the terminal's Ctrl-C, that ends with its starter."""
 
-    def __init__(self, command: Sequence[str | Path], log: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str | Path],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> None:
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [str(word) for word in command],
@@ -42,7 +50,9 @@ class ServerProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=os.environ | (environment or {}),
+                cwd=log.parent,
                 start_new_session=True,
+                **identity(user),
             )
         self.pid = self._process.pid
         guard().tell("watch", self.pid)
@@ -54,12 +64,13 @@ class ServerProcess:
 
     @property
     def is_paused(self) -> bool:
-        return self.is_running and _state(self.pid) == "T"
+        # One that ended meanwhile waits for its parent.
+        return self.is_running and {_state(pid) for pid in (self.pid, *children(self.pid))} <= {"T", "Z", None}
 
-    def stop(self) -> None:
-        """Ask for an orderly end, and wait for it."""
-        self._signal(signal.SIGTERM)
-        self._signal(signal.SIGCONT)
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Ask for an end, orderly if that is what the signal means, and wait for it."""
+        self._signal(number)
+        self.resume()
         try:
             self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
@@ -68,26 +79,48 @@ class ServerProcess:
 
     def kill(self) -> None:
         """End it without a warning, as a power cut does to its memory (but not to what it gave to the kernel)."""
-        self._signal(signal.SIGKILL)
-        self._process.wait(PATIENCE)
+        if self.is_running:
+            forked = kill_all(self.pid)
+            self._process.wait(PATIENCE)
+            eventually(lambda: {_state(pid) for pid in forked} <= {"Z", None}, f"all of {self.pid} are gone")
         self._forget()
 
     def pause(self) -> None:
         """Let it neither run nor close its connections, as a machine that hangs."""
         self._signal(signal.SIGSTOP)
+        self._signal_children(signal.SIGSTOP)
         eventually(lambda: self.is_paused, f"process {self.pid} is stopped")
 
     def resume(self) -> None:
+        self._signal_children(signal.SIGCONT)
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
+        """Send to its group, where those it forked stay unless they leave it."""
         if self.is_running:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
+
+    def _signal_children(self, number: signal.Signals) -> None:
+        for pid in children(self.pid) if self.is_running else []:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def _forget(self) -> None:
         guard().tell("forget", self.pid)
 
 
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+def identity(user: str | None) -> dict[str, Any]:
+    """Say to `subprocess` as whom to run something."""
+    if user is None:
+        return {}
+    known = pwd.getpwnam(user)
+    return {"user": known.pw_uid, "group": known.pw_gid, "extra_groups": []}
+
+
+def _state(pid: int) -> str | None:
+    """Return the letter of a process's state, or None if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return None

@@ -5,40 +5,42 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Protocol, Self
 
-import hiredis
-
-from tests.servers.ports import Port
-from tests.servers.redis import HOST, RedisServer
+from tests.servers.background import Background
+from tests.servers.dialects import Command, Dialect
+from tests.servers.ports import HOST, Port
 from tests.servers.tls import Authority
 
-T = TypeVar("T")
-Command = list[bytes]
 Direction = Literal["both", "requests", "replies"]
 
 CHUNK = 1 << 16
-HANDSHAKE = {b"AUTH", b"CLIENT", b"HELLO", b"SELECT"}
-"""What clients say when they connect, which a test that loses "the next request" does not mean."""
 
 
-def is_not_handshake(command: Command) -> bool:
-    return command[0].upper() not in HANDSHAKE
+class Upstream(Protocol):
+    """What a proxy can stand in front of."""
+
+    @property
+    def port(self) -> int: ...
+
+    @property
+    def dialect(self) -> Callable[[], Dialect]: ...
+
+    def url_at(self, port: int, tls: Authority | None = None) -> str: ...
 
 
 class FaultProxy:
     """A port in front of a server's, whose faults befall connections that are open as well as new ones.
 
-    With `tls`, it speaks TLS to the clients, for servers that do not. Commands are not told apart on connections that
-    subscribe, or speak TLS to the server itself: faults by command do not work on those.
+    With `tls`, it speaks TLS to the clients, for Redis servers that do not. Commands are not told apart on connections
+    that subscribe, or speak TLS to the server itself: faults by command do not work on those.
     """
 
-    def __init__(self, server: RedisServer, *, tls: Authority | None = None) -> None:
-        self.server = server
+    def __init__(self, server: Upstream, *, tls: Authority | None = None) -> None:
+        self.server: Any = server
         self.accepted = 0
         """Connections so far."""
         self.commands = 0
@@ -55,10 +57,8 @@ class FaultProxy:
         self.swallowed: set[str] = set()
         self.held: set[str] = set()
         self.losses: list[_Loss] = []
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="fault proxy", daemon=True)
-        self._thread.start()
-        self._run(self._begin())
+        self._background = Background("fault proxy")
+        self._background.run(self._begin())
 
     def __enter__(self) -> Self:
         return self
@@ -77,7 +77,7 @@ class FaultProxy:
     @property
     def url(self) -> str:
         """The server's URL, through here."""
-        return self.server.url_at(self.port, self._tls)
+        return str(self.server.url_at(self.port, self._tls))
 
     @property
     def open(self) -> int:
@@ -86,42 +86,40 @@ class FaultProxy:
 
     def delay(self, seconds: float, direction: Direction = "both") -> None:
         """Let every chunk take longer."""
-        self._do(lambda: self.delays.update(dict.fromkeys(_ways(direction), seconds)))
+        self._background.do(lambda: self.delays.update(dict.fromkeys(_ways(direction), seconds)))
 
     def black_hole(self, direction: Direction = "both") -> None:
         """Accept everything and deliver nothing, never: connections that lost something are reset by `heal`."""
-        self._do(lambda: self.swallowed.update(_ways(direction)))
+        self._background.do(lambda: self.swallowed.update(_ways(direction)))
 
     def hold(self, direction: Direction = "both") -> None:
         """Deliver nothing until `heal`, which delivers it late: as TCP does after a cut."""
-        self._do(lambda: self.held.update(_ways(direction)))
+        self._background.do(lambda: self.held.update(_ways(direction)))
 
     def refuse(self) -> None:
         """Refuse new connections; open ones go on."""
-        self._do(self._stop_listening)
+        self._background.do(self._stop_listening)
 
     def reset_all(self) -> None:
         """Reset all connections, once."""
-        self._do(self._reset_all)
+        self._background.do(self._reset_all)
 
-    def lose_reply(self, count: int = 1, when: Callable[[Command], bool] = is_not_handshake) -> None:
+    def lose_reply(self, count: int = 1, when: Callable[[Command], bool] | None = None) -> None:
         """Let the server execute the next commands of a kind, and reset the connection in place of each reply."""
-        self._do(lambda: self.losses.append(_Loss("replies", count, when)))
+        self._background.do(lambda: self.losses.append(_Loss("replies", count, when or self._is_not_handshake)))
 
-    def lose_request(self, count: int = 1, when: Callable[[Command], bool] = is_not_handshake) -> None:
+    def lose_request(self, count: int = 1, when: Callable[[Command], bool] | None = None) -> None:
         """Reset the connection in place of delivering the next commands of a kind."""
-        self._do(lambda: self.losses.append(_Loss("requests", count, when)))
+        self._background.do(lambda: self.losses.append(_Loss("requests", count, when or self._is_not_handshake)))
 
     def heal(self) -> None:
         """Be a good network from now on; what was swallowed stays lost."""
-        self._run(self._heal())
+        self._background.run(self._heal())
 
     def close(self) -> None:
-        if not self._loop.is_closed():
-            self._run(self._end())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+        if not self._background.is_closed:
+            self._background.run(self._end())
+            self._background.close()
             self._port.close()
 
     def loses(self, way: str, command: Command) -> bool:
@@ -132,16 +130,8 @@ class FaultProxy:
                 return True
         return False
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(15.0)
-
-    def _do(self, work: Callable[[], object]) -> None:
-        """Switch in the proxy's own thread, so that it is done when this returns."""
-
-        async def switch() -> None:
-            work()
-
-        self._run(switch())
+    def _is_not_handshake(self, command: Command) -> bool:
+        return not self.server.dialect.is_handshake(command)
 
     async def _begin(self) -> None:
         self.changed = asyncio.Condition()
@@ -209,8 +199,7 @@ class _Link:
         self._proxy = proxy
         self._client = client
         self._server = server
-        self._requests = _Messages()
-        self._replies = _Messages()
+        self._conversation: Dialect = proxy.server.dialect()
         self._ways: list[asyncio.Task[None]] = []
         self._doomed: deque[bool] = deque()
         """For each command that is not answered yet, whether its reply is to be lost."""
@@ -267,7 +256,7 @@ class _Link:
 
     def _is_request_lost(self, chunk: bytes) -> bool:
         is_lost = False
-        for command in self._requests.read(chunk):
+        for command in self._conversation.requests(chunk):
             self._proxy.commands += 1
             is_lost |= self._proxy.loses("requests", command)
             self._doomed.append(self._proxy.loses("replies", command))
@@ -275,28 +264,10 @@ class _Link:
 
     def _is_reply_lost(self, chunk: bytes) -> bool:
         is_lost = False
-        for reply in self._replies.read(chunk):
-            if self._doomed and not isinstance(reply, hiredis.PushNotification):
+        for _ in range(self._conversation.replies(chunk)):
+            if self._doomed:
                 is_lost |= self._doomed.popleft()
         return is_lost
-
-
-class _Messages:
-    """The messages of the protocol in a stream of bytes; none if it turns out to be something else."""
-
-    def __init__(self) -> None:
-        self._incomplete = object()
-        self._reader: hiredis.Reader | None = hiredis.Reader(notEnoughData=self._incomplete)
-
-    def read(self, chunk: bytes) -> Iterator[Any]:
-        if self._reader is None:
-            return
-        self._reader.feed(chunk)
-        try:
-            while (message := self._reader.gets()) is not self._incomplete:
-                yield message
-        except hiredis.ProtocolError:
-            self._reader = None
 
 
 def _ways(direction: Direction) -> list[str]:

@@ -18,13 +18,12 @@ from redis.retry import Retry
 from tests.processes.helpers import PATIENCE, eventually
 from tests.servers.binaries import VALKEY9, Flavour
 from tests.servers.clock import SteppedClock
-from tests.servers.ports import Port
+from tests.servers.dialects import Resp
+from tests.servers.ports import HOST, Port
 from tests.servers.process import Directory, ServerError, ServerProcess
 
 if TYPE_CHECKING:  # a benchmark does without what makes certificates
     from tests.servers.tls import Authority
-
-HOST = "127.0.0.1"
 
 
 class RedisServer:
@@ -36,6 +35,8 @@ class RedisServer:
 
     Raises ServerError, with the server's log, if it does not start.
     """
+
+    dialect = Resp
 
     def __init__(
         self,

@@ -11,7 +11,8 @@ from redis.sentinel import Sentinel
 
 from tests.processes.helpers import eventually
 from tests.servers.binaries import VALKEY9, Flavour
-from tests.servers.redis import HOST, RedisServer
+from tests.servers.ports import HOST
+from tests.servers.redis import RedisServer
 
 SERVICE = "leasehold"
 FAIL_OVER = 30.0
