@@ -57,6 +57,8 @@ def not_connected(address: Address, message: bytes) -> StoreError:
     text = " ".join(_text(message).split())
     if "Connection refused" in text or "No such file" in text:
         text = "connection refused; is the server running there?"
+    if "too many clients" in text or "too many connections" in text or "connection slots" in text:
+        text += f" ({_ADVICE['53300']})"
     cause = psycopg.OperationalError(_text(message))
     failure = StoreError(f"{address}: {text}", transient=_HOPELESS.search(text) is None)
     failure.__cause__ = cause
