@@ -336,29 +336,30 @@ def test_a_release_that_crosses_a_close_is_no_loss(server: MemoryServer) -> None
     class Crossing(MemoryStore):
         """Carries the first leave out after the second, and answers it before."""
 
-        leaves = 0
+        def __init__(self) -> None:
+            super().__init__(AsyncRuntime(), server)
+            self.leaves = 0
+            self.second_done = asyncio.Event()
+            self.first_answered = asyncio.Event()
 
         async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
             self.leaves += 1
             if self.leaves == 1:
-                await second_done.wait()
+                await self.second_done.wait()
                 return await super().leave(name, owner, timeout, unsure)
             was_there = await super().leave(name, owner, timeout, unsure)
-            second_done.set()
-            await released
+            self.second_done.set()
+            await self.first_answered.wait()
             return was_there
 
     async def story() -> None:
-        nonlocal released, second_done
-        second_done = asyncio.Event()
-        client = AsyncDistributedLock(Crossing(AsyncRuntime(), server))
+        store = Crossing()
+        client = AsyncDistributedLock(store)
         handle = await client.acquire("x")
-        released = asyncio.ensure_future(handle.release())
+        release = asyncio.ensure_future(handle.release())
+        release.add_done_callback(lambda _: store.first_answered.set())
         await asyncio.sleep(0)
         await client.close()
-        await released
+        await release
 
-    released: Any
-    second_done: asyncio.Event
-    released = second_done = None  # type: ignore[assignment]
     asyncio.run(story())

@@ -17,7 +17,7 @@ from leasehold.stores import open_store
 from leasehold.stores.memory import MemberServer, MemberStore, MemoryServer, MemoryStore
 from leasehold.stores.quorum import Quorum
 from leasehold.stores.sqlite import SqliteStore
-from tests.servers.binaries import Flavour, redis_flavours
+from tests.servers.binaries import POSTGRES18, Flavour, PostgresFlavour, postgres_flavours, redis_flavours
 
 Opener = Callable[[Runtime], Store]
 Fixture = Callable[[str], Any]
@@ -56,6 +56,15 @@ def redlock(fixture: Fixture) -> Opener:
     return _at(f"redlock://{_hosts(server.address for server in fixture('redlock_servers'))}", fixture)
 
 
+def postgres(flavour: PostgresFlavour, **options: Any) -> Callable[[Fixture], Opener]:
+    def at(fixture: Fixture) -> Opener:
+        server = fixture("shared_postgres")(flavour)
+        schema = fixture("lease_schemas")(server)
+        return lambda runtime: open_store(server.url, runtime, schema=schema, **options)
+
+    return at
+
+
 def quorum(fixture: Fixture) -> Opener:
     servers = [MemberServer() for _ in range(5)]
     names = [f"member-{number}" for number in range(5)]
@@ -79,6 +88,8 @@ STORES: dict[str, Callable[[Fixture], Opener]] = {
     "redis+sentinel": sentinel,
     "redis+cluster": cluster,
     "redlock": redlock,
+    **{f"postgres-{flavour.name}": postgres(flavour) for flavour in postgres_flavours()},
+    "postgres-polling": postgres(POSTGRES18, push=False),
     "quorum": quorum,
 }
 DRIVERS = ("threads", "asyncio")

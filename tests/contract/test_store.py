@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ TIMEOUT = 5.0
 
 def test_every_scheme_is_under_contract() -> None:
     other_words = {"rediss": "redis", "valkeys": "redis", "valkey": "redis", "unix": "redis", "redlocks": "redlock"}
-    schemes = {scheme.replace("rediss+", "redis+") for scheme in SCHEMES}
+    schemes = {scheme.replace("rediss+", "redis+").replace("postgresql", "postgres") for scheme in SCHEMES}
     without_a_scheme = {"quorum"}
     assert {name.partition("-")[0] for name in STORES} - without_a_scheme == {other_words.get(s, s) for s in schemes}
 
@@ -395,7 +396,7 @@ def test_an_inspection_shows_the_line_as_it_is(rig: Rig) -> None:
         lines = await store.inspect("jobs:")
         assert [line.name for line in lines] == ["jobs:a", "jobs:b"]
         holder, *waiters = lines[1].places
-        assert (holder.owner, holder.metadata) == ("alice/1", '{"job":1}')
+        assert (holder.owner, json.loads(holder.metadata)) == ("alice/1", {"job": 1})
         assert holder.acquired_at is not None
         assert 0 <= lines[1].now - holder.acquired_at < 5.0
         assert [waiter.acquired_at for waiter in waiters] == ([None] if store.capabilities.fifo else [])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from leasehold.stores.postgres._migrations import script
 from tests.servers.binaries import (
     FLAVOURS,
     POSTGRES_FLAVOURS,
@@ -154,6 +155,32 @@ def postgres_schema(postgres_server: PostgresServer) -> Iterator[str]:
     name = random_name()
     yield name
     postgres_server.sql(f"DROP SCHEMA IF EXISTS {name} CASCADE")
+
+
+@pytest.fixture
+def lease_schemas() -> Iterator[Callable[[PostgresServer], str]]:
+    """Make schemas with the lease table in them, which do not outlive the test."""
+
+    def make(server: PostgresServer) -> str:
+        name = random_name()
+        server.sql(script(name))
+        stack.callback(server.sql, f"DROP SCHEMA {name} CASCADE")
+        return name
+
+    with ExitStack() as stack:
+        yield make
+
+
+@pytest.fixture
+def lease_schema(postgres_server: PostgresServer, lease_schemas: Callable[[PostgresServer], str]) -> str:
+    """Give a schema with the lease table on the shared server."""
+    return lease_schemas(postgres_server)
+
+
+@pytest.fixture
+def lease_url(postgres_server: PostgresServer, lease_schema: str) -> str:
+    """Give the URL of a lease table of the test's own, on the shared server."""
+    return f"{postgres_server.url}?schema={lease_schema}"
 
 
 @pytest.fixture

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from leasehold.errors import InvalidInputError
 
+MAX_IDENTIFIER = 63
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
 
@@ -54,16 +56,19 @@ class Options(NamedTuple):
             msg = f"{', '.join(sorted(unknown))}: no such option; there are {', '.join(self._fields)}"
             raise InvalidInputError(msg)
         options = self._replace(**given)
-        if not isinstance(options.schema, str) or not options.schema or len(options.schema.encode()) > MAX_IDENTIFIER:
-            msg = f"schema must be an identifier of 1 to {MAX_IDENTIFIER} bytes, got {options.schema!r}"
-            raise InvalidInputError(msg)
+        check_schema(options.schema)
         if options.pooler not in {"", "session"}:
             msg = f"pooler may only be 'session', got {options.pooler!r}"
             raise InvalidInputError(msg)
         return options
 
 
-MAX_IDENTIFIER = 63
+def check_schema(schema: str) -> str:
+    """Accept what is safe in any part of a script: in quotes of either kind, and between dollars."""
+    if isinstance(schema, str) and re.fullmatch(r"[\w-]+", schema) and len(schema.encode()) <= MAX_IDENTIFIER:
+        return schema
+    msg = f"schema must be 1 to {MAX_IDENTIFIER} bytes of letters, digits, '_' and '-', got {schema!r}"
+    raise InvalidInputError(msg)
 
 
 def parse_url(url: str) -> tuple[Address, Options]:
@@ -74,13 +79,13 @@ def parse_url(url: str) -> tuple[Address, Options]:
     except ValueError:
         msg = "this is no URL"
         raise InvalidInputError(msg) from None
-    query = parse_qsl(parts.query, keep_blank_values=True)
-    ours: dict[str, Any] = {key: value for key, value in query if key in Options._fields}
+    given = [pair.partition("=") for pair in parts.query.split("&") if pair]
+    ours: dict[str, Any] = {key: unquote(value) for key, _, value in given if key in Options._fields}
     for name in {"push", "advisory"} & set(ours):
         ours[name] = _flag(name, ours[name])
     if scheme.lower().endswith("+advisory"):
         ours["advisory"] = True
-    theirs = urlencode([(key, value) for key, value in query if key not in Options._fields])
+    theirs = "&".join("".join(pair) for pair in given if pair[0] not in Options._fields)
     try:
         settings = conninfo_to_dict(urlunsplit(parts._replace(query=theirs)))
     except psycopg.Error as error:

@@ -25,11 +25,10 @@ _ADVICE = {
     "3D000": "create the database, or name another one",
 }
 _MISSING = {"3F000", "42883", "42P01", "42703"}
-_HOPELESS = re.compile(
-    r"authentication failed|does not exist|pg_hba|certificate|no password|password|not permitted|permission denied|"
-    r"SSL|invalid|could not translate"
-)
-"""What a server, or libpq, says of a connection that will not come about however often it is tried."""
+_PREFIX = re.compile(r"connection to server (at|on) .*? failed: |^FATAL: *", re.MULTILINE)
+_PASSING = re.compile("too many|connection slots|starting up|shutting down|recovery|terminating|not yet accepting")
+_HOPELESS = re.compile("FATAL|certificate|SSL|no password|invalid|authentication")
+"""libpq has no codes for why a connection did not come about, only words."""
 
 
 def refused(address: Address, result: pq.abc.PGresult) -> StoreError:
@@ -52,16 +51,18 @@ def unanswered(address: Address, error: BaseException) -> StoreError:
     return failure
 
 
-def not_connected(address: Address, message: bytes) -> StoreError:
-    """Translate why a connection did not come about. libpq has no codes for that, only words."""
-    text = " ".join(_text(message).split())
+def not_connected(address: Address, message: str) -> StoreError:
+    """Translate why a connection did not come about."""
+    lines = dict.fromkeys(_PREFIX.sub("", _PREFIX.sub("", message)).strip().splitlines())  # each attempt adds its own
+    text = "; ".join(filter(None, map(str.strip, lines)))
     if "Connection refused" in text or "No such file" in text:
         text = "connection refused; is the server running there?"
     if "too many clients" in text or "too many connections" in text or "connection slots" in text:
         text += f" ({_ADVICE['53300']})"
-    cause = psycopg.OperationalError(_text(message))
-    failure = StoreError(f"{address}: {text}", transient=_HOPELESS.search(text) is None)
-    failure.__cause__ = cause
+    failure = StoreError(
+        f"{address}: {text}", transient=bool(_PASSING.search(message)) or not _HOPELESS.search(message)
+    )
+    failure.__cause__ = psycopg.OperationalError(message)
     return failure
 
 

@@ -36,12 +36,12 @@ def connect(address: Address, timeout: float) -> PGconn:
     connection = pq.PGconn.connect_start(address.conninfo)
     while True:
         if connection.status == pq.ConnStatus.BAD:
-            raise not_connected(address, connection.get_error_message().encode())
+            raise not_connected(address, connection.get_error_message())
         state = connection.connect_poll()
         if state == pq.PollingStatus.OK:
             return connection
         if state == pq.PollingStatus.FAILED:
-            raise not_connected(address, connection.get_error_message().encode())
+            raise not_connected(address, connection.get_error_message())
         await_socket(connection, deadline, select.POLLIN if state == pq.PollingStatus.READING else select.POLLOUT)
 
 

@@ -57,7 +57,7 @@ class TableStore:
         self.runtime = runtime
         self.capabilities = Capabilities(push=push)
         self.schema = schema
-        self._statements = _Statements(quoted(schema))
+        self._statements = Statements(quoted(schema))
         self._channel = f"leasehold_{secrets.token_hex(8)}"
         self._joins = secrets.randbelow(SWEEP_EVERY)
         flag = "" if schema == "leasehold" else f" --schema {schema}"
@@ -154,7 +154,7 @@ class TableStore:
                 await self._node.ask(self._statements.sweep, (), INSPECTION_TIMEOUT)
 
 
-class _Statements:
+class Statements:
     """What the store sends, for one schema."""
 
     def __init__(self, schema: str) -> None:

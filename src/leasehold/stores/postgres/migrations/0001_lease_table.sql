@@ -4,19 +4,23 @@
 
 CREATE SCHEMA IF NOT EXISTS {schema};
 
--- One row: which migrations have run, how far the sweep has come, and the last fence of the names it has removed.
+-- One row: which migrations have run, and how far the sweep has come.
 CREATE TABLE IF NOT EXISTS {schema}.lock_state (
     singleton boolean PRIMARY KEY DEFAULT true CHECK (singleton),
     version integer NOT NULL,
-    swept_to text COLLATE "C" NOT NULL DEFAULT '',
-    swept_fence bigint NOT NULL DEFAULT 0
+    swept_to text COLLATE "C" NOT NULL DEFAULT ''
 );
 INSERT INTO {schema}.lock_state (version) VALUES (1) ON CONFLICT DO NOTHING;
 
+-- The last fence drawn, of all names.
+CREATE SEQUENCE IF NOT EXISTS {schema}.lock_fence CACHE 1;
+
 -- A row for every name in use. Whoever changes a line locks it first: an empty line has no other row to lock.
+-- It is hardly ever written, for a row that is written often gets slow while anybody has an old snapshot: `first` is
+-- a bound below which there are no places, raised now and then, which spares those who look for them the dead rows.
 CREATE TABLE IF NOT EXISTS {schema}.lock_names (
     name text COLLATE "C" PRIMARY KEY,
-    fence bigint NOT NULL
+    first bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 70);
 
 -- Every place in every line, in the order of fences. You hold if everything up to and including you fits.
@@ -51,17 +55,42 @@ CREATE TABLE IF NOT EXISTS {schema}.lock_guards (
     fence bigint NOT NULL
 );
 
-CREATE OR REPLACE FUNCTION {schema}.line_clock() RETURNS bigint
-LANGUAGE sql VOLATILE AS $$
-    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+-- Draw the next fence. It follows the clock, so that it grows even where the sequence was lost or went back, as after
+-- a fail-over. The name is locked, so that its fences are drawn one after another.
+CREATE OR REPLACE FUNCTION {schema}.line_draw() RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    drawn bigint := nextval('{schema}.lock_fence');
+    clock bigint := extract(epoch FROM clock_timestamp()) * 1000000;
+BEGIN
+    IF drawn < clock THEN
+        drawn := setval('{schema}.lock_fence', clock);
+    END IF;
+    RETURN drawn;
+END
+$$;
+
+-- Lock a name, and give its `first`.
+CREATE OR REPLACE FUNCTION {schema}.line_lock(_name text) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    bound bigint;
+BEGIN
+    LOOP
+        SELECT n.first INTO bound FROM {schema}.lock_names n WHERE n.name = _name FOR UPDATE;
+        EXIT WHEN FOUND;
+        INSERT INTO {schema}.lock_names (name) VALUES (_name) ON CONFLICT (name) DO NOTHING;
+    END LOOP;
+    RETURN bound;
+END
 $$;
 
 -- Look at the front of a line without touching it: what its holders weigh, the first of them, when the first of them
 -- ends, the fence of the first who waits, and whether anything there has to be settled.
 CREATE OR REPLACE FUNCTION {schema}.line_head(
-    _name text, _now timestamptz,
-    OUT capacity integer, OUT spent bigint, OUT holder text, OUT ends timestamptz, OUT waiting bigint,
-    OUT unsettled boolean
+    _name text, _first bigint, _now timestamptz,
+    OUT first bigint, OUT capacity integer, OUT spent bigint, OUT holder text, OUT ends timestamptz,
+    OUT waiting bigint, OUT unsettled boolean
 ) LANGUAGE plpgsql AS $$
 DECLARE
     place record;
@@ -70,7 +99,7 @@ BEGIN
     unsettled := false;
     FOR place IN
         SELECT l.fence, l.holder, l.capacity, l.weight, l.acquired_at, l.renewed_at, l.expires_at
-        FROM {schema}.distributed_locks l WHERE l.name = _name ORDER BY l.fence
+        FROM {schema}.distributed_locks l WHERE l.name = _name AND l.fence >= _first ORDER BY l.fence
     LOOP
         IF place.expires_at <= _now THEN
             unsettled := true;
@@ -81,6 +110,7 @@ BEGIN
             EXIT;
         END IF;
         IF holder IS NULL THEN
+            first := place.fence;
             holder := place.holder;
             capacity := place.capacity;
         END IF;
@@ -93,7 +123,7 @@ $$;
 
 -- Drop what has expired at the front of a line, and wake who holds by that. The caller has locked the name.
 -- Renewals do not lock the name, so that what looks expired is looked at again before it is deleted.
-CREATE OR REPLACE FUNCTION {schema}.line_settle(_name text, _now timestamptz) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.line_settle(_name text, _first bigint, _now timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     place record;
@@ -101,10 +131,10 @@ DECLARE
 BEGIN
     -- The clock was set back: without this, the dead would outlive it.
     UPDATE {schema}.distributed_locks l SET expires_at = expires_at - (renewed_at - _now), renewed_at = _now
-    WHERE l.name = _name AND l.renewed_at > _now;
+    WHERE l.name = _name AND l.fence >= _first AND l.renewed_at > _now;
     FOR place IN
         SELECT l.fence, l.holder, l.capacity, l.weight, l.acquired_at, l.expires_at, l.channel
-        FROM {schema}.distributed_locks l WHERE l.name = _name ORDER BY l.fence
+        FROM {schema}.distributed_locks l WHERE l.name = _name AND l.fence >= _first ORDER BY l.fence
     LOOP
         IF place.expires_at <= _now THEN
             DELETE FROM {schema}.distributed_locks l
@@ -134,12 +164,13 @@ DECLARE
     head record;
     own record;
     moment timestamptz;
+    bound bigint;
     fits boolean;
-    drawn bigint;
 BEGIN
     IF NOT _queue THEN  -- whoever only asks whether it is free writes nothing if it is not
         moment := clock_timestamp();
-        head := {schema}.line_head(_name, moment);
+        SELECT n.first INTO bound FROM {schema}.lock_names n WHERE n.name = _name;
+        head := {schema}.line_head(_name, bound, moment);
         IF NOT head.unsettled AND head.capacity = _capacity
             AND (head.waiting IS NOT NULL OR head.spent + _weight > _capacity)
             AND NOT EXISTS (
@@ -153,16 +184,13 @@ BEGIN
         END IF;
     END IF;
 
-    INSERT INTO {schema}.lock_names AS n (name, fence)
-    VALUES (_name, greatest({schema}.line_clock(), (SELECT s.swept_fence + 1 FROM {schema}.lock_state s)))
-    ON CONFLICT (name) DO UPDATE SET fence = greatest(n.fence + 1, {schema}.line_clock())
-    RETURNING n.fence INTO drawn;
+    bound := {schema}.line_lock(_name);
     moment := clock_timestamp();
     now := extract(epoch FROM moment);
-    head := {schema}.line_head(_name, moment);
+    head := {schema}.line_head(_name, bound, moment);
     IF head.unsettled THEN
-        PERFORM {schema}.line_settle(_name, moment);
-        head := {schema}.line_head(_name, moment);
+        PERFORM {schema}.line_settle(_name, bound, moment);
+        head := {schema}.line_head(_name, bound, moment);
     END IF;
 
     IF head.holder IS NOT NULL THEN
@@ -197,14 +225,16 @@ BEGIN
     IF EXISTS (SELECT FROM {schema}.lock_refusals r WHERE r.holder = _owner AND r.until > moment) THEN
         RETURN;
     END IF;
-    DELETE FROM {schema}.distributed_locks l WHERE l.name = _name AND l.holder = _owner;  -- expired, behind the front
+    IF head.holder IS NOT NULL THEN  -- it may have expired behind the front
+        DELETE FROM {schema}.distributed_locks l WHERE l.name = _name AND l.holder = _owner;
+    END IF;
+    ticket := {schema}.line_draw();
     INSERT INTO {schema}.distributed_locks
         (name, fence, holder, capacity, weight, acquired_at, renewed_at, expires_at, metadata, channel)
     VALUES (
-        _name, drawn, _owner, _capacity, _weight, CASE WHEN fits THEN moment END, moment,
+        _name, ticket, _owner, _capacity, _weight, CASE WHEN fits THEN moment END, moment,
         moment + make_interval(secs => CASE WHEN fits THEN _ttl ELSE _heartbeat END), _metadata, _channel
     );
-    ticket := drawn;
     held := fits;
     IF NOT fits THEN
         holder := head.holder;
@@ -224,6 +254,7 @@ DECLARE
     moment timestamptz := clock_timestamp();
     place record;
     head record;
+    bound bigint;
     tried text[] := '{}';
 BEGIN
     now := extract(epoch FROM moment);
@@ -261,14 +292,15 @@ BEGIN
         holder := NULL;
         recheck := NULL;
         IF NOT held THEN
-            head := {schema}.line_head(place.name, moment);
+            SELECT h.first INTO bound FROM {schema}.lock_names h WHERE h.name = place.name;
+            head := {schema}.line_head(place.name, bound, moment);
             IF head.unsettled AND place.name <> ALL (tried) THEN
                 tried := tried || place.name;
                 BEGIN
                     PERFORM FROM {schema}.lock_names h WHERE h.name = place.name FOR UPDATE SKIP LOCKED;
                     IF FOUND THEN
-                        PERFORM {schema}.line_settle(place.name, moment);
-                        head := {schema}.line_head(place.name, moment);
+                        PERFORM {schema}.line_settle(place.name, bound, moment);
+                        head := {schema}.line_head(place.name, bound, moment);
                     END IF;
                 EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
                     NULL;  -- somebody else is settling it just now, and wakes whom it concerns
@@ -296,23 +328,28 @@ CREATE OR REPLACE FUNCTION {schema}.line_leave(_name text, _owner text, _unsure 
 LANGUAGE plpgsql SET lock_timeout = '5s' AS $$
 DECLARE
     moment timestamptz;
-    ended timestamptz;
+    bound bigint;
+    left_behind record;
     head record;
 BEGIN
-    PERFORM FROM {schema}.lock_names h WHERE h.name = _name FOR UPDATE;
+    SELECT n.first INTO bound FROM {schema}.lock_names n WHERE n.name = _name FOR UPDATE;
     moment := clock_timestamp();
     DELETE FROM {schema}.distributed_locks l WHERE l.name = _name AND l.holder = _owner
-    RETURNING l.expires_at INTO ended;
+    RETURNING l.fence, l.expires_at INTO left_behind;
     IF _unsure > 0 THEN
         INSERT INTO {schema}.lock_refusals AS r (holder, until)
         VALUES (_owner, moment + make_interval(secs => _unsure))
         ON CONFLICT (holder) DO UPDATE SET until = greatest(r.until, excluded.until);
     END IF;
-    head := {schema}.line_head(_name, moment);
+    head := {schema}.line_head(_name, bound, moment);
     IF head.unsettled THEN
-        PERFORM {schema}.line_settle(_name, moment);
+        PERFORM {schema}.line_settle(_name, bound, moment);
     END IF;
-    RETURN coalesce(ended > moment, false);
+    IF random() < 0.02 THEN
+        UPDATE {schema}.lock_names n SET first = greatest(n.first, coalesce(head.first, left_behind.fence + 1, 0))
+        WHERE n.name = _name;
+    END IF;
+    RETURN coalesce(left_behind.expires_at > moment, false);
 END
 $$;
 
@@ -322,7 +359,6 @@ CREATE OR REPLACE FUNCTION {schema}.sweep_locks(_names integer DEFAULT 100) RETU
 LANGUAGE plpgsql AS $$
 DECLARE
     moment timestamptz := clock_timestamp();
-    idle bigint := {schema}.line_clock() - 60000000;
     start text;
     reached text;
     seen integer := 0;
@@ -341,18 +377,17 @@ BEGIN
         PERFORM FROM {schema}.lock_names h WHERE h.name = idle_name.name FOR UPDATE SKIP LOCKED;
         IF FOUND THEN
             DELETE FROM {schema}.distributed_locks l WHERE l.name = idle_name.name AND l.expires_at <= moment;
-            PERFORM {schema}.line_settle(idle_name.name, moment);
+            PERFORM {schema}.line_settle(idle_name.name, 0, moment);
         END IF;
     END LOOP;
     FOR idle_name IN
-        SELECT h.name, h.fence FROM {schema}.lock_names h WHERE h.name > start ORDER BY h.name LIMIT _names
+        SELECT h.name FROM {schema}.lock_names h WHERE h.name > start ORDER BY h.name LIMIT _names
     LOOP
         seen := seen + 1;
         reached := idle_name.name;
-        CONTINUE WHEN idle_name.fence > idle;
-        PERFORM FROM {schema}.lock_names h WHERE h.name = idle_name.name AND h.fence = idle_name.fence FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN EXISTS (SELECT FROM {schema}.distributed_locks l WHERE l.name = idle_name.name);
+        PERFORM FROM {schema}.lock_names h WHERE h.name = idle_name.name FOR UPDATE SKIP LOCKED;
         IF FOUND AND NOT EXISTS (SELECT FROM {schema}.distributed_locks l WHERE l.name = idle_name.name) THEN
-            UPDATE {schema}.lock_state SET swept_fence = greatest(swept_fence, idle_name.fence);
             DELETE FROM {schema}.lock_names h WHERE h.name = idle_name.name;
         END IF;
     END LOOP;
