@@ -65,6 +65,7 @@ class State(Enum):
     WAITING = auto()
     HELD = auto()
     LEAVING = auto()
+    GONE = auto()
 
 
 class Stake:
@@ -88,7 +89,7 @@ class Stake:
         return self.state is State.HELD and not (self.shared and other.shared)
 
     def is_gone(self) -> bool:
-        return self.session is not None and self.session.is_lost
+        return self.state is State.GONE or (self.session is not None and self.session.is_lost)
 
 
 class AdvisoryStore:
@@ -262,6 +263,7 @@ class AdvisoryStore:
         """Ask every session concerned for a sign of life; the server keeps a lock for as long as its session lives."""
         deadline = self.runtime.now() + timeout
         stakes = [self._find(renewal.name, renewal.owner) for renewal in renewals]
+        await self._look_around([stake for stake in stakes if stake and stake.state is State.WAITING], deadline)
         sessions = {stake.session for stake in stakes if stake and stake.session and stake.state is State.HELD}
         asked: dict[Session, Reply] = {}
         for session in sessions:
@@ -274,14 +276,24 @@ class AdvisoryStore:
                 moments[session] = _number(await self._rows(session, reply, deadline))
             except (StoreError, *FAILURES) as error:
                 failure = error
-        waiting = {stake.key for stake in stakes if stake and stake.state is State.WAITING}
-        if waiting:
-            with suppress(StoreError, *FAILURES):
-                self._note_holders((await self._look(waiting, deadline)).sights)
         standings = [_standing(stake, moments) for stake in stakes]
         if failure is not None and all(standing == UNKNOWN for standing in standings):
             raise failure if isinstance(failure, StoreError) else unanswered(self._address, failure)
         return standings
+
+    async def _look_around(self, waiting: Sequence[Stake], deadline: float) -> None:
+        """Learn for whom we wait, and for whom no longer: the server knows that before its answer is here."""
+        if not waiting:
+            return
+        with suppress(StoreError, *FAILURES):
+            look = await self._look({stake.key for stake in waiting}, deadline)
+            granted = {(sight.pid, sight.key) for sight in look.sights if sight.granted}
+            for stake in waiting:
+                session, reply = stake.session, stake.reply
+                stake.holder = _holder_of(look.sights, stake.key) or stake.holder
+                if session is not None and reply is not None and (session.pid, stake.key) in granted:
+                    await session.arrives(reply, self._left(deadline))
+                    self._absorb(stake)
 
     async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
         """Give a lock or a wait up. Somebody else's is taken away by ending his session.
@@ -519,11 +531,6 @@ class AdvisoryStore:
         owners = [known[sight.pid, sight.key].ask.owner for sight in sights if (sight.pid, sight.key) in known]
         return next(iter(owners or [sight.owner for sight in sights]), "")
 
-    def _note_holders(self, sights: Sequence[Sight]) -> None:
-        for stake in list(self._stakes.values()):
-            if stake.state is State.WAITING:
-                stake.holder = _holder_of(sights, stake.key) or stake.holder
-
     def _known(self) -> dict[tuple[int, Key], Stake]:
         """Tell what we know better than the server: our own."""
         stakes = list(self._stakes.values())
@@ -535,7 +542,7 @@ class AdvisoryStore:
         if stake is None or stake.ask.name != name:
             return None
         self._absorb(stake)
-        return None if stake.is_gone() or stake.ask.owner not in self._stakes else stake
+        return None if stake.is_gone() else stake
 
     def _absorb(self, stake: Stake) -> None:
         """Take in that a wait has ended."""
@@ -553,7 +560,7 @@ class AdvisoryStore:
                 self._granted(stake, fence, now)
             else:  # somebody has cancelled it
                 session.taken.pop(stake.key, None)
-                self._stakes.pop(stake.ask.owner, None)
+                stake.state, stake.session = State.GONE, None
         if not is_granted:
             self._give_back(session)
 
