@@ -305,7 +305,7 @@ def test_a_release_that_finds_its_place_gone_says_so(rig: Rig) -> None:
         alice, bob = rig.client(), rig.client()
         handle = await ask(alice.acquire("x"))
         await ask(bob.force_release("x"))
-        with pytest.raises(LockLostError, match="no longer kn[eo]w"):  # some stores notice before
+        with pytest.raises(LockLostError, match=r"no longer kn[eo]w"):  # some stores notice before
             await ask(handle.release())
 
     rig.run(test())

@@ -48,6 +48,17 @@ def unlock(key: Key, *, shared: bool) -> str:
     return f"SELECT pg_advisory_unlock{_suffix(shared)}({key.sql})"
 
 
+def unlock_if_held(key: Key, *, shared: bool) -> str:
+    """Give back what may not be held: the server would write a warning into its log."""
+    return (
+        f"{unlock(key, shared=shared)} FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()"
+        f" AND (classid::int8, objid::int8, objsubid) = {key.pg_locks}"
+    )
+
+
+UNLOCK_ALL = "SELECT pg_advisory_unlock_all()"
+
+
 def cancel(pid: int) -> str:
     return f"SELECT pg_cancel_backend({pid})"
 

@@ -39,11 +39,19 @@ _KEPT_ALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_coun
 """So that either end notices within half a minute that the other has vanished."""
 
 _HELLO = Statement(
-    b"SELECT pg_backend_pid(), pg_is_in_recovery(), count(set_config(name, value, false)) FROM (VALUES"
+    b"SELECT pg_backend_pid(), pg_is_in_recovery(),"
+    b" (SELECT bool_or(has_function_privilege(oid, 'EXECUTE')) FROM pg_proc"
+    b" WHERE proname = 'pg_logical_emit_message' AND proargtypes[2] = 'text'::regtype),"
+    b" count(set_config(name, value, false)) FROM (VALUES"
     b" ('tcp_keepalives_idle', '10'), ('tcp_keepalives_interval', '5'), ('tcp_keepalives_count', '3'),"
     b" ('tcp_user_timeout', '20000'), ('idle_session_timeout', '0'), ('statement_timeout', '0'),"
     b" ('lock_timeout', '0'), ('transaction_timeout', '0'), ('default_transaction_isolation', 'read committed'))"
     b" AS wanted(name, value) WHERE current_setting(name, true) IS NOT NULL"
+)
+_FENCES = (
+    "fences are drawn by a function that this role may not call: "
+    "GRANT EXECUTE ON FUNCTION pg_logical_emit_message(boolean, text, text) TO it (on PostgreSQL 17 and later with a "
+    "fourth argument, boolean)"
 )
 _NOTICE_DEATH = Statement(b"SET client_connection_check_interval = '2s'")
 """So that whoever dies waiting does not stay in the server's queue. Not every system's server can do that."""
@@ -419,7 +427,9 @@ def open_connection(address: Address, timeout: float) -> tuple[PGconn, int]:
             "lease table, postgresql://…, which works through it"
         )
         raise StoreError(msg)
-    ((pid, is_standby, _),) = _blocking.ask_on(connection, address, _HELLO, (), deadline - time.monotonic())
+    ((pid, is_standby, draws_fences, _),) = _blocking.ask_on(
+        connection, address, _HELLO, (), deadline - time.monotonic()
+    )
     if is_standby == b"t":
         connection.close()
         msg = (
@@ -427,6 +437,9 @@ def open_connection(address: Address, timeout: float) -> tuple[PGconn, int]:
             "target_session_attrs=read-write"
         )
         raise StoreError(msg, transient=True)
+    if draws_fences != b"t":
+        connection.close()
+        raise StoreError(f"{address}: {_FENCES}")
     try:
         connection.exchange(_NOTICE_DEATH, (), deadline - time.monotonic())
     except BaseException:

@@ -327,19 +327,29 @@ class AdvisoryStore:
         with self._mutex:
             if stake.state is not State.LEAVING:  # else it is being left already
                 session.taken.pop(stake.key, None)
+                unlock = sql.unlock if stake.state is State.HELD else sql.unlock_if_held
                 stake.state = State.LEAVING
-                stake.reply = self._send(session, sql.unlock(stake.key, shared=stake.shared))
+                stake.reply = self._send(session, unlock(stake.key, shared=stake.shared))
         try:
-            ((was_there,),) = await self._rows(session, cast("Reply", stake.reply), deadline)
+            was_there = (await self._rows(session, cast("Reply", stake.reply), deadline)) == [[b"t"]]
         except TimeoutError:
             if not session.is_own:
                 raise  # but it is on its way
-            was_there = b"t"
+            was_there = True
             session.close()
         except FAILURES:
-            was_there = b"f"
+            was_there = False
         self._part(stake, session)
-        return was_there == b"t"
+        return was_there
+
+    def _clear(self, session: Session) -> Reply:
+        """Give back whatever a session of one's own holds.
+
+        Its statement may have been cancelled after it was granted: a lock that was waited for outlives the error.
+        """
+        with self._mutex:
+            session.taken.clear()
+            return self._send(session, sql.UNLOCK_ALL)
 
     def _part(self, stake: Stake, session: Session) -> None:
         """Forget what was given up, and find something else for its session to do."""
@@ -357,18 +367,16 @@ class AdvisoryStore:
         stake.state = State.LEAVING
         reply = cast("Reply", stake.reply)
         try:
-            if not reply.is_over:
+            pause = PAUSE
+            while not reply.is_over and self._left(deadline):
                 common = await self._common(deadline)
                 with self._mutex:
                     cancelling = self._send(common, sql.cancel(session.pid))
                 await self._rows(common, cancelling, deadline)
-            result = await session.answer(reply, self._left(deadline))
-            with self._mutex:
-                session.taken.clear()
-                if result.status not in ERRORS:
-                    reply = self._send(session, sql.unlock(stake.key, shared=stake.shared))
-            if result.status not in ERRORS:
-                await self._rows(session, reply, deadline)
+                await session.arrives(reply, pause)  # it is in vain until the statement has begun
+                pause *= 2
+            await session.answer(reply, self._left(deadline))
+            await self._rows(session, self._clear(session), deadline)
         except (StoreError, *FAILURES):
             session.close()
         except BaseException:
@@ -504,7 +512,9 @@ class AdvisoryStore:
         if session is not None:
             with suppress(*FAILURES), self._mutex:
                 session.taken.pop(stake.key, None)
-                self._send(session, sql.unlock(stake.key, shared=stake.shared))
+                self._send(session, sql.unlock_if_held(stake.key, shared=stake.shared))
+            if session.is_own:
+                self._give_back(session)
         self._forget(stake)
 
     def _send(self, session: Session, statement: str) -> Reply:
@@ -559,9 +569,10 @@ class AdvisoryStore:
                 ((_, fence, now),) = _libpq.rows(reply.result)
                 self._granted(stake, fence, now)
             else:  # somebody has cancelled it
-                session.taken.pop(stake.key, None)
                 stake.state, stake.session = State.GONE, None
         if not is_granted:
+            with suppress(*FAILURES):
+                self._clear(session)
             self._give_back(session)
 
     def _granted(self, stake: Stake, fence: bytes | None, now: bytes | None) -> Standing:
