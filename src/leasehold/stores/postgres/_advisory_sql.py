@@ -29,19 +29,16 @@ PING = f"SELECT {_NOW}"
 
 
 def try_lock(key: Key, *, shared: bool) -> str:
-    """Take a lock if it is free, and draw the fence, which depends on its result and so comes after it."""
-    return (
-        f"WITH taken AS MATERIALIZED (SELECT pg_try_advisory_lock{_suffix(shared)}({key.sql}) AS ok) "
-        f"SELECT ok, CASE WHEN ok THEN {_FENCE} END, {_NOW} FROM taken"
-    )
+    """Take a lock if it is free, and then draw the fence: NULL if it is not.
+
+    A CASE evaluates what it needs only, so the fence is drawn after the lock was taken.
+    """
+    return f"SELECT CASE WHEN pg_try_advisory_lock{_suffix(shared)}({key.sql}) THEN {_FENCE} END, {_NOW}"
 
 
 def await_lock(key: Key, *, shared: bool) -> str:
     """Wait in the server's queue for a lock, and then draw the fence."""
-    return (
-        f"WITH taken AS MATERIALIZED (SELECT pg_advisory_lock{_suffix(shared)}({key.sql})::text AS done) "
-        f"SELECT done IS NOT NULL, CASE WHEN done IS NOT NULL THEN {_FENCE} END, {_NOW} FROM taken"
-    )
+    return f"SELECT CASE WHEN pg_advisory_lock{_suffix(shared)}({key.sql})::text IS NOT NULL THEN {_FENCE} END, {_NOW}"
 
 
 def unlock(key: Key, *, shared: bool) -> str:

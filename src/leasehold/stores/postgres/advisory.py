@@ -193,13 +193,13 @@ class AdvisoryStore:
         if session is None or reply is None:
             return UNKNOWN
         try:
-            ((ok, fence, now),) = await self._rows(session, reply, deadline)
+            ((fence, now),) = await self._rows(session, reply, deadline)
         except StoreError:
             self._drop(stake)
             raise
         if not self._is_current(stake):
             return UNKNOWN
-        if ok == b"t":
+        if fence is not None:
             return self._granted(stake, fence, now)
         with self._mutex:
             session.taken.pop(stake.key, None)
@@ -566,7 +566,7 @@ class AdvisoryStore:
                 return
             is_granted = reply.result.status not in ERRORS
             if is_granted:
-                ((_, fence, now),) = _libpq.rows(reply.result)
+                ((fence, now),) = _libpq.rows(reply.result)
                 self._granted(stake, fence, now)
             else:  # somebody has cancelled it
                 stake.state, stake.session = State.GONE, None
