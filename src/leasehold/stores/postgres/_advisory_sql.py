@@ -73,7 +73,9 @@ def look(keys: Iterable[Key] | None = None) -> str:
         f"SELECT (SELECT {_FENCE}), {_NOW}, classid, objid, objsubid, lock.pid, granted, mode = 'ShareLock',"
         " extract(epoch FROM (to_jsonb(lock) ->> 'waitstart')::timestamptz), application_name, host(client_addr),"
         " query, extract(epoch FROM state_change), extract(epoch FROM backend_start)"
-        " FROM pg_locks AS lock LEFT JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory'"
+        # What the views pg_locks and pg_stat_activity show, but planned in half the time.
+        " FROM pg_lock_status() AS lock LEFT JOIN LATERAL pg_stat_get_activity(lock.pid) ON true"
+        " WHERE locktype = 'advisory'"
         f" AND database = (SELECT oid FROM pg_database WHERE datname = current_database()){which}"
     )
 
