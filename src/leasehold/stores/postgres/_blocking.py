@@ -6,6 +6,7 @@ import os
 import select
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from math import ceil
 
@@ -93,10 +94,10 @@ class Connection:
         os.close(self.pgconn.socket)  # psycopg finishes a connection only in the process that made it
 
 
-def connect(address: Address, timeout: float) -> Connection:
+def connect(address: Address, timeout: float, begun: Callable[[PGconn], object] | None = None) -> Connection:
     """Open a session, and find out whether it is one of our own. Raises StoreError, TimeoutError, psycopg's errors."""
     deadline = time.monotonic() + timeout
-    connection = Connection(_libpq.connect(address, timeout))
+    connection = Connection(_libpq.connect(address, timeout, begun))
     (pid,) = ask_on(connection, address, _libpq.WHO, (), deadline - time.monotonic())[0]
     connection.is_pooled = not address.is_vouched and _libpq.is_pooled(connection.pgconn, pid)
     return connection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ceil
 from typing import NamedTuple
 
@@ -30,10 +30,15 @@ class Statement(NamedTuple):
 WHO = Statement(b"SELECT pg_backend_pid()")
 
 
-def connect(address: Address, timeout: float) -> PGconn:
-    """Connect and log in. Blocks; raises StoreError if the server will not have us, and TimeoutError."""
+def connect(address: Address, timeout: float, begun: Callable[[PGconn], object] | None = None) -> PGconn:
+    """Connect and log in. Blocks; raises StoreError if the server will not have us, and TimeoutError.
+
+    `begun` is called with what may become a connection.
+    """
     deadline = time.monotonic() + timeout
     connection = pq.PGconn.connect_start(address.conninfo)
+    if begun is not None:
+        begun(connection)
     while True:
         if connection.status == pq.ConnStatus.BAD:
             raise not_connected(address, connection.get_error_message())

@@ -334,7 +334,7 @@ class Driver(Protocol):
 
 class BlockingDriver:
     def __init__(self, runtime: ThreadRuntime, address: Address, on_lost: Callable[[Session], None]) -> None:
-        self._address = kept_alive(address)
+        self._opening = Opening(address)
         self._on_lost = on_lost
         self._start_afresh()
 
@@ -344,6 +344,7 @@ class BlockingDriver:
         finalize(self, self._watcher.stop)
 
     def forked(self) -> None:
+        self._opening.forked()
         self._watcher.abandon()
         self._start_afresh()
 
@@ -351,7 +352,7 @@ class BlockingDriver:
         return True
 
     async def open(self, timeout: float) -> Session:
-        connection, pid = open_connection(self._address, timeout)
+        connection, pid = self._opening.open(timeout)
         session = BlockingSession(connection, pid, self._on_lost)
         session.on_end = self._watcher.ring
         self._watcher.add(session)
@@ -374,12 +375,13 @@ class BlockingDriver:
 class LoopDriver:
     def __init__(self, runtime: AsyncRuntime, address: Address, on_lost: Callable[[Session], None]) -> None:
         self._runtime = runtime
-        self._address = kept_alive(address)
+        self._opening = Opening(address)
         self._on_lost = on_lost
-        self._opening: asyncio.Task[Session] | None = None
+        self._task: asyncio.Task[Session] | None = None
 
     def forked(self) -> None:
-        self._opening = None
+        self._opening.forked()
+        self._task = None
 
     def is_running(self) -> bool:
         try:
@@ -391,15 +393,15 @@ class LoopDriver:
     async def open(self, timeout: float) -> Session:
         """Open a session, in a thread: to look up a host's name blocks."""
         loop = self._runtime.bind()
-        connection, pid = await asyncio.to_thread(open_connection, self._address, timeout)
+        connection, pid = await asyncio.to_thread(self._opening.open, timeout)
         return LoopSession(loop, connection, pid, self._on_lost)
 
     async def once(self, find: Find, opened: Opened, timeout: float) -> Session:
         if (found := find()) is not None:
             return found
-        opening = self._opening
+        opening = self._task
         if opening is None:
-            opening = self._opening = self._runtime.bind().create_task(self.open(timeout), name="leasehold-connect")
+            opening = self._task = self._runtime.bind().create_task(self.open(timeout), name="leasehold-connect")
             opening.add_done_callback(lambda task: self._opened(task, opened))
         await asyncio.wait([opening], timeout=timeout)
         if not opening.done():
@@ -410,15 +412,41 @@ class LoopDriver:
         return opening.result()
 
     def _opened(self, task: asyncio.Task[Session], opened: Opened) -> None:
-        self._opening = None
+        self._task = None
         if not task.cancelled() and task.exception() is None:
             opened(task.result())
 
 
-def open_connection(address: Address, timeout: float) -> tuple[PGconn, int]:
+class Opening:
+    """Connections that are just being made: a child that is forked meanwhile must not keep their sockets open."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = kept_alive(address)
+        self._begun: set[PGconn] = set()
+
+    def open(self, timeout: float) -> tuple[PGconn, int]:
+        begun: list[PGconn] = []
+
+        def on_begun(connection: PGconn) -> None:
+            begun.append(connection)
+            self._begun.add(connection)
+
+        try:
+            return open_connection(self._address, timeout, on_begun)
+        finally:
+            self._begun.difference_update(begun)
+
+    def forked(self) -> None:
+        begun, self._begun = self._begun, set()
+        for connection in begun:
+            with suppress(psycopg.Error, OSError):
+                os.close(connection.socket)
+
+
+def open_connection(address: Address, timeout: float, begun: Callable[[PGconn], object]) -> tuple[PGconn, int]:
     """Open a session on which locks can be held, and tell the process behind it."""
     deadline = time.monotonic() + timeout
-    connection = _blocking.connect(address, timeout)
+    connection = _blocking.connect(address, timeout, begun)
     if connection.is_pooled:
         connection.close()
         msg = (
