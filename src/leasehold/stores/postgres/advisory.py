@@ -197,11 +197,11 @@ class AdvisoryStore:
         except StoreError:
             self._drop(stake)
             raise
-        if not self._is_current(stake):
-            return UNKNOWN
-        if fence is not None:
-            return self._granted(stake, fence, now)
         with self._mutex:
+            if not self._is_current(stake):
+                return UNKNOWN
+            if fence is not None:
+                return self._granted(stake, fence, now)
             session.taken.pop(stake.key, None)
             stake.session = stake.reply = None
         return await self._lose(stake, session, deadline)
@@ -263,13 +263,13 @@ class AdvisoryStore:
         """Ask every session concerned for a sign of life; the server keeps a lock for as long as its session lives."""
         deadline = self.runtime.now() + timeout
         stakes = [self._find(renewal.name, renewal.owner) for renewal in renewals]
-        await self._look_around([stake for stake in stakes if stake and stake.state is State.WAITING], deadline)
+        waiting = [stake for stake in stakes if stake and stake.state is State.WAITING]
         sessions = {stake.session for stake in stakes if stake and stake.session and stake.state is State.HELD}
         asked: dict[Session, Reply] = {}
         for session in sessions:
             with suppress(*FAILURES), self._mutex:
                 asked[session] = self._send(session, sql.PING)
-        moments: dict[Session, float] = {}
+        moments = await self._look_around(waiting, deadline)
         failure: Exception | None = None
         for session, reply in asked.items():
             try:
@@ -281,10 +281,14 @@ class AdvisoryStore:
             raise failure if isinstance(failure, StoreError) else unanswered(self._address, failure)
         return standings
 
-    async def _look_around(self, waiting: Sequence[Stake], deadline: float) -> None:
-        """Learn for whom we wait, and for whom no longer: the server knows that before its answer is here."""
+    async def _look_around(self, waiting: Sequence[Stake], deadline: float) -> dict[Session, float]:
+        """Learn for whom we wait, and who no longer does: the server knows that before its answer is here.
+
+        Returns the sessions that were seen to hold, and when.
+        """
+        moments: dict[Session, float] = {}
         if not waiting:
-            return
+            return moments
         with suppress(StoreError, *FAILURES):
             look = await self._look({stake.key for stake in waiting}, deadline)
             granted = {(sight.pid, sight.key) for sight in look.sights if sight.granted}
@@ -294,6 +298,8 @@ class AdvisoryStore:
                 if session is not None and reply is not None and (session.pid, stake.key) in granted:
                     await session.arrives(reply, self._left(deadline))
                     self._absorb(stake)
+                    moments[session] = look.now
+        return moments
 
     async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
         """Give a lock or a wait up. Somebody else's is taken away by ending his session.
@@ -310,6 +316,9 @@ class AdvisoryStore:
                 return not self._is_closed and await self._evict(name, owner, deadline)
             return await self._give_up(stake, deadline)
         except FAILURES as error:
+            if stake is not None and stake.is_gone():
+                self._forget(stake)
+                return False
             raise unanswered(self._address, error) from error
 
     async def _give_up(self, stake: Stake, deadline: float) -> bool:
@@ -322,16 +331,27 @@ class AdvisoryStore:
             self._forget(stake)
             session.close()
             return True
-        if stake.state is State.WAITING:
-            return await self._withdraw(stake, session, deadline)
         with self._mutex:
-            if stake.state is not State.LEAVING:  # else it is being left already
+            state, awaited = stake.state, stake.reply
+            if state is State.GONE:  # it was absorbed meanwhile
+                raise ConnectionResetError
+            if state is State.WAITING:
+                stake.reply = None
+            elif state is not State.LEAVING:
                 session.taken.pop(stake.key, None)
-                unlock = sql.unlock if stake.state is State.HELD else sql.unlock_if_held
-                stake.state = State.LEAVING
+                unlock = sql.unlock if state is State.HELD else sql.unlock_if_held
                 stake.reply = self._send(session, unlock(stake.key, shared=stake.shared))
+            stake.state = State.LEAVING
+            reply = stake.reply
+        if state is State.WAITING:
+            return await self._withdraw(stake, session, cast("Reply", awaited), deadline)
+        if reply is None:  # somebody else is just withdrawing it
+            return True
+        return await self._await_unlock(stake, session, reply, deadline)
+
+    async def _await_unlock(self, stake: Stake, session: Session, reply: Reply, deadline: float) -> bool:
         try:
-            was_there = (await self._rows(session, cast("Reply", stake.reply), deadline)) == [[b"t"]]
+            was_there = (await self._rows(session, reply, deadline)) == [[b"t"]]
         except TimeoutError:
             if not session.is_own:
                 raise  # but it is on its way
@@ -355,17 +375,15 @@ class AdvisoryStore:
         """Forget what was given up, and find something else for its session to do."""
         if self._forget(stake) and session.is_own:
             self._give_back(session)
-        elif session is not self._shared and session.is_idle():
+        elif not session.is_own and session is not self._shared and session.is_idle():
             session.close()  # it had fallen silent, and was replaced
             self._sessions.discard(session)
 
-    async def _withdraw(self, stake: Stake, session: Session, deadline: float) -> bool:
+    async def _withdraw(self, stake: Stake, session: Session, reply: Reply, deadline: float) -> bool:
         """Stop waiting, and give back what may be granted in this very moment.
 
         Where that cannot be made sure by asking, it is by ending the session.
         """
-        stake.state = State.LEAVING
-        reply = cast("Reply", stake.reply)
         try:
             pause = PAUSE
             while not reply.is_over and self._left(deadline):
@@ -388,12 +406,10 @@ class AdvisoryStore:
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
         stake = self._stakes.get(owner)
-        if stake is None or stake.state is not State.WAITING:
+        session, reply = (stake.session, stake.reply) if stake else (None, None)
+        if stake is None or session is None or reply is None or stake.state is not State.WAITING:
             await self.runtime.sleep(min(timeout, PAUSE))
             return Wake.HINT
-        session, reply = stake.session, stake.reply
-        assert session is not None
-        assert reply is not None
         return Wake.HINT if await session.arrives(reply, timeout) else Wake.SILENCE
 
     async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
