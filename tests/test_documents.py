@@ -62,7 +62,7 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
-def run(program: Path, folder: Path) -> None:
+def run(program: Path, folder: Path, **environment: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", str(program)],
         cwd=folder,
@@ -70,6 +70,6 @@ def run(program: Path, folder: Path) -> None:
         text=True,
         timeout=60,
         check=False,
-        env={"HOME": str(folder), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "src")},
+        env={"HOME": str(folder), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "src")} | environment,
     )
     assert done.returncode == 0, done.stdout + done.stderr

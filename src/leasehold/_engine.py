@@ -311,7 +311,7 @@ class Engine:
                 asked=ask.capacity,
             )
         owner = lease.holder if refusal is None else refusal.holder
-        holder = owner.rpartition("/")[0]
+        holder = owner.rpartition("/")[0] or owner
         if refusal is None and not holder:
             why = f"the store takes longer to answer than the ttl of {ask.ttl:g} s lasts; raise the ttl"
         elif holder == self.holder_id:

@@ -40,7 +40,7 @@ def describe(line: Line) -> LockInfo:
     held = [place for place in line.places if place.acquired_at is not None]
     return LockInfo(
         name=line.name,
-        holder_id=head.owner.rpartition("/")[0],
+        holder_id=head.owner.rpartition("/")[0] or head.owner,  # an SQL caller's has no number
         fence=head.ticket,
         acquired_at=wall - timedelta(seconds=line.now - (head.acquired_at or line.now)),
         expires_at=None if head.expires_at == inf else wall + timedelta(seconds=head.expires_at - line.now),

@@ -1,4 +1,4 @@
-"""Locks that end with a transaction of your own."""
+"""For programs that have PostgreSQL themselves: locks that end with a transaction of yours, and the migration."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from leasehold._runtime import drive
 from leasehold.errors import InvalidInputError, LockAcquisitionError
 from leasehold.runtimes._clock import now
 from leasehold.stores.postgres._key import Key, Name, advisory_key
+from leasehold.stores.postgres._migrations import migration_sql
 
-__all__ = ["XactLock", "xact_lock"]
+__all__ = ["XactLock", "migration_sql", "xact_lock"]
 
 T = TypeVar("T")
 
 _LOCK_NOT_AVAILABLE = "55P03"
 _MAX_MILLISECONDS = 2**31 - 1
 
-# A materialized query is sorted before anything is computed from its rows, which an ORDER BY of our own would not be.
+# A materialized query is sorted before anything is computed from its rows; a plain ORDER BY leaves that to the planner.
 # The keys are text since asyncpg would ask the server what an array of numbers is, once for each connection.
 _KEYS = """
     WITH key AS MATERIALIZED (

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
+from tests.party import Party, pytest_pyfunc_call  # noqa: F401
 from tests.processes.conftest import seed  # noqa: F401
-from tests.redis.party import Party
 from tests.servers.binaries import VALKEY9, Flavour
 from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer
@@ -20,18 +18,7 @@ def driver(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def party(driver: str, key_prefix: str) -> Party:
-    return Party(driver, key_prefix)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine under its party's driver."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    wanted = inspect.signature(pyfuncitem.obj).parameters
-    party: Any = pyfuncitem.funcargs["party"]
-    party.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
-    return True
+    return Party(driver, key_prefix=key_prefix)
 
 
 @pytest.fixture

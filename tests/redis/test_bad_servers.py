@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import logging
 import socket
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
 from leasehold import InvalidInputError, StoreError
 from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores import _ear, open_store
-from tests.redis.party import Party, ask
+from tests.party import Party, ask
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
 from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer
+from tests.servers.stranger import Stranger
 
 Start = Callable[..., RedisServer]
 SECRET = "s3cret-f00"
@@ -160,7 +160,7 @@ MINIMAL = (*(f"+{command}" for command in NEEDED), "+hscan")
 
 
 def rules(party: Party, *commands: str) -> tuple[str, ...]:
-    return (f"~{party.key_prefix}:bucket:*", "resetchannels", f"&{party.key_prefix}:*", *commands)
+    return (f"~{party.options['key_prefix']}:bucket:*", "resetchannels", f"&{party.options['key_prefix']}:*", *commands)
 
 
 @on_each_flavour
@@ -203,9 +203,9 @@ async def test_a_user_who_may_not_touch_the_keys_is_told(party: Party, fresh_ser
 async def test_a_user_who_may_not_listen_is_told_when_he_has_to_wait(
     party: Party, fresh_server: RedisServer, lacking: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    channels = "&other:*" if lacking == "channel" else f"&{party.key_prefix}:*"
+    channels = "&other:*" if lacking == "channel" else f"&{party.options['key_prefix']}:*"
     commands = (*MINIMAL, *(["-subscribe"] if lacking == "subscribe" else []))
-    url = with_user(fresh_server, f"~{party.key_prefix}:*", "resetchannels", channels, *commands)
+    url = with_user(fresh_server, f"~{party.options['key_prefix']}:*", "resetchannels", channels, *commands)
     held = await ask(party.client(fresh_server.url).acquire("x", ttl=30))
     said = await refusal(party, url, caplog)
     assert "NOPERM" in said
@@ -285,39 +285,6 @@ async def test_tls_to_a_server_that_does_not_speak_it(party: Party, fresh_server
 async def test_no_tls_to_a_server_that_speaks_only_that(party: Party, tls_proxy: FaultProxy) -> None:
     said = await refusal(party, f"redis://127.0.0.1:{tls_proxy.port}")
     assert f"127.0.0.1:{tls_proxy.port}" in said
-
-
-class Stranger:
-    """A port at which somebody else answers."""
-
-    def __init__(self, answer: Callable[[bytes], bytes]) -> None:
-        self._answer = answer
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
-
-    def _talk(self, connection: socket.socket) -> None:
-        with connection:
-            try:
-                while request := connection.recv(65536):
-                    connection.sendall(self._answer(request))
-            except OSError:
-                pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
 
 
 async def test_something_that_is_no_redis(party: Party, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,7 @@ from redis.sentinel import Sentinel
 from leasehold import InvalidInputError
 from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores import open_store
-from tests.redis.party import Party, ask
+from tests.party import Party, ask
 from tests.servers.cluster import ClusterDeployment
 from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer

@@ -12,7 +12,7 @@ import pytest
 from leasehold import ClosedError, LockError
 from leasehold._model import Ask, Standing
 from leasehold.stores.redis import RedisStore
-from tests.redis.party import Party, ask
+from tests.party import Party, ask
 from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer
 from tests.servers.stats import commands_of, connections_to
@@ -173,7 +173,7 @@ async def no_place_in(locks: Any) -> bool:
 
 def bucket_of(server: RedisServer, party: Party) -> list[str]:
     with server.client() as client:
-        return list(client.hkeys(f"{party.key_prefix}:bucket:0"))
+        return list(client.hkeys(f"{party.options['key_prefix']}:bucket:0"))
 
 
 async def test_everybody_gone_leaves_only_the_bucket(party: Party, fresh_server: RedisServer) -> None:

@@ -10,7 +10,7 @@ import pytest
 from redis.crc import key_slot
 
 from leasehold import StoreError
-from tests.redis.party import Party, ask
+from tests.party import Party, ask
 from tests.servers.cluster import ClusterDeployment
 from tests.servers.redis import RedisServer
 from tests.servers.sentinel import SentinelDeployment
@@ -94,7 +94,7 @@ async def test_a_lock_that_its_replica_does_not_confirm_is_not_had(party: Party,
     held = await ask(locks.acquire("x", ttl=30))
     (replica,) = sentinel.replicas()
     with replica.client() as client:
-        assert client.hlen(f"{party.key_prefix}:bucket:0") == 2, "it was confirmed"
+        assert client.hlen(f"{party.options['key_prefix']}:bucket:0") == 2, "it was confirmed"
     replica.pause()
     began = time.monotonic()
     with pytest.raises(StoreError, match="replica") as raised:
@@ -103,7 +103,7 @@ async def test_a_lock_that_its_replica_does_not_confirm_is_not_had(party: Party,
     assert "'y'" in str(raised.value)
     with sentinel.master().client() as client:
         await party.until(
-            lambda: not [f for f in client.hkeys(f"{party.key_prefix}:bucket:0") if f.startswith("y")],
+            lambda: not [f for f in client.hkeys(f"{party.options['key_prefix']}:bucket:0") if f.startswith("y")],
             "nothing is left behind",
         )
     assert held.is_held

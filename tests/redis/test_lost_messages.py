@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,13 +11,19 @@ import pytest
 from leasehold import LockAcquisitionError, StoreError
 from leasehold._primitives import HEARTBEAT
 from leasehold._retry import RetryPolicy
-from leasehold.stores.redis._scripts import JOIN, LEAVE, RENEW
-from tests.redis.party import Party, ask, is_script
+from leasehold.stores.redis._scripts import JOIN, LEAVE, RENEW, Script
+from tests.party import Party, ask
 from tests.servers.proxy import FaultProxy
 
 ONCE = RetryPolicy(max_retries=0)
 SLACK = 1.0
 """What a loaded machine may add to a delay."""
+
+
+def is_script(*scripts: Script) -> Callable[[list[bytes]], bool]:
+    """Recognise calls of these scripts, by digest or in full."""
+    known = {part for script in scripts for part in (script._digest, script._text)}
+    return lambda command: command[0].upper() in {b"EVALSHA", b"EVAL"} and command[1] in known
 
 
 async def know_scripts(locks: Any) -> None:

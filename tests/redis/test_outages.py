@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from leasehold import LockLostError, StoreError
-from tests.redis.party import Party, ask
+from tests.party import Party, ask
 from tests.servers.redis import RedisServer
 
 TTL = 1.2

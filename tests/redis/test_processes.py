@@ -1,4 +1,4 @@
-"""Processes that are killed, end or fork while they hold and wait. The scenarios are in workers.py."""
+"""Processes that are killed, end or fork while they hold and wait. The scenarios are in tests/workers.py."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.redis.party import Party, ask
+from tests.party import Party, ask
 from tests.servers.redis import RedisServer
 
-WORKERS = Path(__file__).with_name("workers.py")
+WORKERS = Path(__file__).parent.with_name("workers.py")
 SLACK = 1.0
 
 Process = subprocess.Popen[str]
@@ -30,7 +30,7 @@ def spawn(server: RedisServer, key_prefix: str) -> Iterator[Spawn]:
     processes: list[Process] = []
 
     def spawn(scenario: str) -> Process:
-        command = [sys.executable, str(WORKERS), scenario, server.url, key_prefix]
+        command = [sys.executable, str(WORKERS), scenario, server.url, f"key_prefix={key_prefix}"]
         processes.append(
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
         )
@@ -83,6 +83,8 @@ async def test_a_killed_waiter_delays_the_next_by_a_heartbeat(party: Party, serv
         ("ends_with_sys_exit_in_asyncio", 3),
         ("forks_while_holding", 0),
         ("forks_while_waiting", 0),
+        ("forks_without_sharing_a_socket", 0),
+        ("forks_in_asyncio", 0),
         ("forks_again_and_again_under_load", 0),
     ],
 )

@@ -22,6 +22,7 @@ MODULES = {
     "release": "inspection",
     "demo": "demo",
     "doctor": "doctor",
+    "migrate": "migrate",
 }
 """Where each subcommand is, as a function of its name; imported when called, for not every system can import all."""
 

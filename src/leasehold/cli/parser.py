@@ -112,12 +112,29 @@ def build_parser() -> ArgumentParser:
     release.add_argument("name", metavar="NAME")
     release.add_argument("--force", action="store_true", help="do it; without this, only say what it would do")
 
+    migrate = add(
+        "migrate",
+        "make the lease table in PostgreSQL, or bring it up to date",
+        description=(
+            "Make the lease table and its SQL functions in a PostgreSQL database, or bring them up to date: in one\n"
+            "transaction, as often as you like, while others use them.\n\n"
+            "With --print it only prints the SQL, for a migration of your own (Alembic, Django), and needs no --url."
+        ),
+        example="leasehold migrate --url postgresql://owner@db/app --grant app",
+    )
+    migrate.add_argument("--schema", help="where to put it (default: what the URL's ?schema= says, else leasehold)")
+    migrate.add_argument("--print", action="store_true", help="print the SQL and do nothing")
+    migrate.add_argument(
+        "--grant", action="extend", nargs="+", default=[], metavar="ROLE", help="let these roles use it, and no more"
+    )
+
     add(
         "doctor",
         "look for what could take locks away",
         description=(
             "Look at the store's servers for what could take locks away from their holders: eviction, missing\n"
-            "persistence, clocks that differ, Redlock nodes that are down or do not vote. Exits with 1 if there is any."
+            "persistence, a missing migration, clocks that differ, Redlock nodes that are down or do not vote.\n"
+            "Exits with 1 if there is any."
         ),
         example="leasehold doctor --url redlock://redis-1,redis-2,redis-3",
     )

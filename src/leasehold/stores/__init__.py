@@ -68,7 +68,7 @@ def _origin(source: object) -> str:
 
 def _open_postgres(source: object, runtime: Runtime, options: dict[str, Any]) -> Store:
     try:
-        from leasehold.stores.postgres import open_postgres  # noqa: PLC0415
+        from leasehold.stores.postgres._opening import open_postgres  # noqa: PLC0415
     except ImportError as error:  # of psycopg, or of libpq
         msg = f"this store needs psycopg: pip install 'leasehold[postgres]' ({error})"
         raise InvalidInputError(msg) from error

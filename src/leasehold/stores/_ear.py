@@ -56,6 +56,10 @@ class Hearing(Protocol):
 
     def close(self) -> None: ...
 
+    def abandon(self) -> None:
+        """Let go of it in a forked child, without a word to the server, which serves the parent."""
+        ...
+
 
 class _Waiter:
     """Somebody who waits, or will. Its latch is opened for a wake-up, or for its turn to listen."""
@@ -87,7 +91,7 @@ class BlockingEar:
         self._runtime = runtime
         self._subscribe = subscribe
         self._start_afresh()
-        _lifecycle.at_fork(self, in_child="_start_afresh")
+        _lifecycle.at_fork(self, in_child="_forked")
 
     def _start_afresh(self) -> None:
         self._mutex = threading.Lock()
@@ -97,6 +101,12 @@ class BlockingEar:
         self._connection: Hearing | None = None
         self._heard_at = 0.0
         self._asked_at = 0.0
+
+    def _forked(self) -> None:
+        connection = self._connection
+        self._start_afresh()
+        if connection is not None:  # a thread that is gone was using it, and will not let go of it
+            connection.abandon()
 
     def expect(self, owner: str) -> None:
         self._waiters[owner] = _Waiter()
@@ -203,6 +213,8 @@ class Probed(Protocol):
     def retire(self) -> None: ...
 
     def close(self) -> None: ...
+
+    def abandon(self) -> None: ...
 
 
 P = TypeVar("P", bound=Probed)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
+from leasehold import _lifecycle
 from leasehold.runtimes.aio import AsyncRuntime
 
 
@@ -37,6 +38,9 @@ class Pipeline:
     def abort(self) -> None:
         """Cut the connection."""
         raise NotImplementedError
+
+    def abandon(self) -> None:
+        """Let go of it in a forked child, without a word to the server or to the loop, which are the parent's."""
 
     def _enqueue(self, count: int, timeout: float) -> asyncio.Future[list[Any]]:
         """Expect `count` replies to what is being sent."""
@@ -104,6 +108,8 @@ class Closable(Protocol):
 
     def close(self) -> None: ...
 
+    def abandon(self) -> None: ...
+
 
 C = TypeVar("C", bound=Closable)
 
@@ -119,6 +125,7 @@ class Shared(Generic[C]):
         self._runtime = runtime
         self._connect = connect
         self._connecting: asyncio.Task[C] | None = None
+        _lifecycle.at_fork(self, in_child="_forked")
 
     async def open(self, timeout: float) -> C:
         connecting = self._connecting
@@ -146,6 +153,11 @@ class Shared(Generic[C]):
         if self.connection is not None:
             self.connection.retire()
             self.connection = None
+
+    def _forked(self) -> None:
+        connection, self.connection, self._connecting = self.connection, None, None
+        if connection is not None:
+            connection.abandon()
 
     def close(self) -> None:
         if self._connecting is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from leasehold import _lifecycle
@@ -30,10 +31,11 @@ C = TypeVar("C", bound=Idle)
 
 
 class Pool(Generic[C]):
-    """One in use belongs to whoever took it; one that failed is not given back."""
+    """One in use belongs to whoever took it; one that failed is not given back. At most `most` are kept idle."""
 
-    def __init__(self, runtime: ThreadRuntime) -> None:
+    def __init__(self, runtime: ThreadRuntime, most: float = inf) -> None:
         self._now = runtime.now
+        self._most = most
         self._idle: list[C] = []
         self._is_closed = False
         _lifecycle.at_fork(self, in_child="_forked")
@@ -50,7 +52,7 @@ class Pool(Generic[C]):
 
     def give_back(self, connection: C) -> None:
         connection.idle_since = self._now()
-        if self._is_closed:
+        if self._is_closed or len(self._idle) >= self._most:
             connection.close()
         else:
             self._idle.append(connection)

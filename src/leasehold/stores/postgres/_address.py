@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,8 +11,8 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from leasehold.errors import InvalidInputError
+from leasehold.stores.postgres._migrations import check_schema
 
-MAX_IDENTIFIER = 63
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
 
@@ -61,14 +60,6 @@ class Options(NamedTuple):
             msg = f"pooler may only be 'session', got {options.pooler!r}"
             raise InvalidInputError(msg)
         return options
-
-
-def check_schema(schema: str) -> str:
-    """Accept what is safe in any part of a script: in quotes of either kind, and between dollars."""
-    if isinstance(schema, str) and re.fullmatch(r"[\w-]+", schema) and len(schema.encode()) <= MAX_IDENTIFIER:
-        return schema
-    msg = f"schema must be 1 to {MAX_IDENTIFIER} bytes of letters, digits, '_' and '-', got {schema!r}"
-    raise InvalidInputError(msg)
 
 
 def parse_url(url: str) -> tuple[Address, Options]:

@@ -6,8 +6,8 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from math import ceil
 
 import psycopg
@@ -15,10 +15,16 @@ from psycopg.pq.abc import PGconn, PGresult
 
 from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores._pool import Pool
+from leasehold.stores._turns import Turns
 from leasehold.stores.postgres import _libpq
 from leasehold.stores.postgres._address import Address
 from leasehold.stores.postgres._errors import FAILURES, refused, unanswered
 from leasehold.stores.postgres._libpq import ERRORS, Params, Row, Statement
+
+MOST = 8
+"""How many threads ask at the same time: a server has few connections, each dear, and is no quicker with more."""
+PATIENCE = 0.5
+"""How long a thread waits for another's session before it opens one more."""
 
 
 class Connection:
@@ -27,6 +33,7 @@ class Connection:
     def __init__(self, connection: PGconn) -> None:
         self.idle_since = 0.0
         self.pgconn = connection
+        self.pgconn.nonblocking = 1  # or a request that the network does not take would know no time-out
         self.is_pooled = False
         self._prepared: set[bytes] = set()
         self._poll = select.poll()
@@ -48,6 +55,9 @@ class Connection:
         return self._result(deadline)
 
     def _result(self, deadline: float) -> PGresult:
+        while self.pgconn.flush():
+            _libpq.await_socket(self.pgconn, deadline, select.POLLIN | select.POLLOUT)
+            self.pgconn.consume_input()
         answer: PGresult | None = None
         while True:
             while self.pgconn.is_busy():
@@ -68,9 +78,10 @@ class Connection:
 
     def hear(self, timeout: float) -> list[str]:
         self._await_input(time.monotonic() + timeout)
-        self.pgconn.consume_input()
-        while not self.pgconn.is_busy() and self.pgconn.get_result() is not None:
-            pass  # the answer to a probe
+        with _ending_as_sockets_do():
+            self.pgconn.consume_input()
+            while not self.pgconn.is_busy() and self.pgconn.get_result() is not None:
+                pass  # the answer to a probe
         return list(iter(self._next_notice, None))
 
     def _next_notice(self) -> str | None:
@@ -78,7 +89,9 @@ class Connection:
         return None if notice is None else notice.extra.decode()
 
     def probe(self) -> None:
-        self.pgconn.send_query_params(_libpq.WHO.text, ())
+        with _ending_as_sockets_do():
+            self.pgconn.send_query_params(_libpq.NOTHING.text, ())
+            self.pgconn.flush()
 
     def is_broken(self) -> bool:
         return bool(self._poll.poll(0))
@@ -94,12 +107,22 @@ class Connection:
         os.close(self.pgconn.socket)  # psycopg finishes a connection only in the process that made it
 
 
+@contextmanager
+def _ending_as_sockets_do() -> Iterator[None]:
+    """Tell an ear, which knows nothing of psycopg, that a connection has ended."""
+    try:
+        yield
+    except psycopg.OperationalError as error:
+        raise ConnectionResetError(str(error)) from error
+
+
 def connect(address: Address, timeout: float, begun: Callable[[PGconn], object] | None = None) -> Connection:
     """Open a session, and find out whether it is one of our own. Raises StoreError, TimeoutError, psycopg's errors."""
     deadline = time.monotonic() + timeout
     connection = Connection(_libpq.connect(address, timeout, begun))
-    (pid,) = ask_on(connection, address, _libpq.WHO, (), deadline - time.monotonic())[0]
-    connection.is_pooled = not address.is_vouched and _libpq.is_pooled(connection.pgconn, pid)
+    greeting = (b"%d" % connection.pgconn.backend_pid,)
+    ((is_pooled, _),) = ask_on(connection, address, _libpq.GREETING, greeting, deadline - time.monotonic())
+    connection.is_pooled = is_pooled == b"t" and not address.is_vouched
     return connection
 
 
@@ -121,16 +144,21 @@ class BlockingNode:
 
     def __init__(self, runtime: ThreadRuntime, address: Address) -> None:
         self._address = address
-        self._pool: Pool[Connection] = Pool(runtime)
+        self._pool: Pool[Connection] = Pool(runtime, MOST)
+        self._turns = Turns(MOST)
+        self.is_pooled = False
         self.close = self._pool.close
 
     async def ask(self, statement: Statement, params: Params, timeout: float) -> list[Row]:
-        try:
-            connection = self._pool.take() or connect(self._address, timeout)
-            answer = ask_on(connection, self._address, statement, params, timeout)
-        except FAILURES as error:
-            if not isinstance(error, TimeoutError):
-                self._pool.drop()  # what befell this session has mostly befallen them all
-            raise unanswered(self._address, error) from error
-        self._pool.give_back(connection)
+        deadline = time.monotonic() + timeout
+        with self._turns.take(min(timeout / 4, PATIENCE)):
+            try:
+                connection = self._pool.take() or connect(self._address, deadline - time.monotonic())
+                self.is_pooled = connection.is_pooled
+                answer = ask_on(connection, self._address, statement, params, deadline - time.monotonic())
+            except FAILURES as error:
+                if not isinstance(error, TimeoutError):
+                    self._pool.drop()  # what befell this session has mostly befallen them all
+                raise unanswered(self._address, error) from error
+            self._pool.give_back(connection)
         return answer

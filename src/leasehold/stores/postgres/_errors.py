@@ -14,21 +14,30 @@ from leasehold.stores.postgres._address import Address
 FAILURES = (OSError, psycopg.OperationalError)
 """What ends a connection."""
 
-_TRANSIENT = re.compile("08|40|53|57|58|55P03|25006|XX000")
+_TRANSIENT = re.compile("08|26000|40|53|57|58|55P03|25006|XX000")
 """Beginnings of SQLSTATEs after which the same request may succeed, here or at another of the servers named."""
+_SHARED = "a pooler gives this session to others in between: it does not pool sessions, so take pooler=session away"
 _ADVICE = {
     "25006": "this is a standby: name all servers, and add target_session_attrs=read-write",
-    "42501": "GRANT USAGE ON SCHEMA, and SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN it, to this role",
+    "42501": "whoever migrates can let this role in: `leasehold migrate --url URL --grant ROLE`",
     "53300": "raise max_connections, or let fewer processes wait",
     "55P03": "somebody called a lock function in a transaction that is still open",
-    "22P05": "metadata with a NUL character cannot be stored",
+    "26000": _SHARED,
+    "42P05": _SHARED,
     "3D000": "create the database, or name another one",
 }
+_UNTRANSLATABLE = "22P05"
 _MISSING = {"3F000", "42883", "42P01", "42703"}
 _PREFIX = re.compile(r"connection to server (at|on) .*? failed: |^FATAL: *", re.MULTILINE)
 _PASSING = re.compile("too many|connection slots|starting up|shutting down|recovery|terminating|not yet accepting")
 _HOPELESS = re.compile("FATAL|certificate|SSL|no password|invalid|authentication")
-"""libpq has no codes for why a connection did not come about, only words."""
+_QUOTED = re.compile('"[^"\\n]*"')
+"""libpq has no codes for why a connection did not come about, only words, between the names of this and that."""
+_CAUSES = {
+    re.compile("too many|connection slots"): _ADVICE["53300"],
+    re.compile("database .*does not exist"): _ADVICE["3D000"],
+    re.compile("invalid response|but received"): "is it PostgreSQL that answers there?",
+}
 
 
 def refused(address: Address, result: pq.abc.PGresult) -> StoreError:
@@ -36,6 +45,9 @@ def refused(address: Address, result: pq.abc.PGresult) -> StoreError:
     code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
     text = _text(result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY))
     advice = address.if_missing if code in _MISSING else _ADVICE.get(code, "")
+    if code == _UNTRANSLATABLE:
+        is_of_encoding = "encoding" in text
+        advice = "use a database whose encoding is UTF8" if is_of_encoding else "a NUL character cannot be stored"
     failure = StoreError(f"{address}: {text}{advice and f' ({advice})'}", transient=_TRANSIENT.match(code) is not None)
     failure.__cause__ = error_from_result(result)
     return failure
@@ -57,11 +69,10 @@ def not_connected(address: Address, message: str) -> StoreError:
     text = "; ".join(filter(None, map(str.strip, lines)))
     if "Connection refused" in text or "No such file" in text:
         text = "connection refused; is the server running there?"
-    if "too many clients" in text or "too many connections" in text or "connection slots" in text:
-        text += f" ({_ADVICE['53300']})"
-    failure = StoreError(
-        f"{address}: {text}", transient=bool(_PASSING.search(message)) or not _HOPELESS.search(message)
-    )
+    words = _QUOTED.sub("", message)
+    advice = next((advice for cause, advice in _CAUSES.items() if cause.search(words)), "")
+    is_transient = bool(_PASSING.search(words)) or not _HOPELESS.search(words)
+    failure = StoreError(f"{address}: {text}{advice and f' ({advice})'}", transient=is_transient)
     failure.__cause__ = psycopg.OperationalError(message)
     return failure
 

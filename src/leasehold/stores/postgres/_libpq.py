@@ -27,7 +27,13 @@ class Statement(NamedTuple):
     name: bytes = b""
 
 
-WHO = Statement(b"SELECT pg_backend_pid()")
+NOTHING = Statement(b"SELECT")
+GREETING = Statement(
+    b"SELECT pid <> $1::int, CASE pid WHEN $1::int THEN set_config('idle_session_timeout', '0', false)"
+    b" || set_config('default_transaction_isolation', 'read committed', false) END FROM pg_backend_pid() AS pid"
+)
+"""Tells whether a pooler stands in between: it makes up the process number it greets its clients with. If none does,
+the session is ours, and what the server's administrator prefers for others is set aside."""
 
 
 def connect(address: Address, timeout: float, begun: Callable[[PGconn], object] | None = None) -> PGconn:
@@ -62,11 +68,6 @@ def await_socket(connection: PGconn, deadline: float, event: int = select.POLLIN
 def rows(result: PGresult) -> list[Row]:
     columns = range(result.nfields)
     return [[result.get_value(row, column) for column in columns] for row in range(result.ntuples)]
-
-
-def is_pooled(connection: PGconn, backend_pid: bytes | None) -> bool:
-    """Tell whether a pooler stands in between: it makes up the process number it greets its clients with."""
-    return backend_pid is None or connection.backend_pid != int(backend_pid)
 
 
 def array(values: Sequence[str]) -> bytes:

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from importlib.resources import files
+
+from leasehold.errors import InvalidInputError
 
 VERSION = 1
 """The last migration that this release has, and needs."""
+MAX_IDENTIFIER = 63
+
+
+def check_schema(schema: str) -> str:
+    """Accept what is safe in any part of a script: in quotes of either kind, and between dollars."""
+    if isinstance(schema, str) and re.fullmatch(r"[\w-]+", schema) and len(schema.encode()) <= MAX_IDENTIFIER:
+        return schema
+    msg = f"schema must be 1 to {MAX_IDENTIFIER} bytes of letters, digits, '_' and '-', got {schema!r}"
+    raise InvalidInputError(msg)
 
 
 def quoted(identifier: str) -> str:
@@ -14,7 +27,36 @@ def quoted(identifier: str) -> str:
 
 
 def script(schema: str) -> str:
-    """Give all migrations, in order. They may be run again, on a schema of any earlier version."""
-    folder = files("leasehold.stores.postgres").joinpath("migrations")
-    texts = [file.read_text("utf-8") for file in sorted(folder.iterdir(), key=lambda file: file.name)]
-    return "\n".join(texts).replace("{schema}", quoted(schema))
+    """Give all migrations, in order, as one statement. It may be run again, on a schema of any earlier version."""
+    check_schema(schema)
+    folder = files("leasehold.stores.postgres")
+    steps = sorted(folder.joinpath("migrations").iterdir(), key=lambda file: file.name)
+    return (
+        folder.joinpath("migrate.sql")
+        .read_text("utf-8")
+        .replace("{migrations}", "\n".join(step.read_text("utf-8") for step in steps))
+        .replace("{version}", str(VERSION))
+        .replace("{schema_text}", f"'{schema}'")
+        .replace("{schema}", quoted(schema))
+    )
+
+
+def grants(schema: str, roles: Sequence[str]) -> str:
+    """Give what lets these roles use the lease table, and no more."""
+    if not roles:
+        return ""
+    to, place = ", ".join(map(quoted, roles)), quoted(schema)
+    return (
+        f"GRANT USAGE ON SCHEMA {place} TO {to};\n"
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {place} TO {to};\n"
+        f"GRANT USAGE, SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA {place} TO {to};\n"
+        f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {place} TO {to};\n"
+    )
+
+
+def migration_sql(schema: str = "leasehold", *, grant: Sequence[str] = ()) -> str:
+    """Give the SQL that makes the lease table or brings it up to date, for a migration of your own.
+
+    Run it as it stands, without parameters: with Alembic's `op.execute`, or Django's `migrations.RunSQL`.
+    """
+    return script(schema) + grants(schema, grant)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -23,14 +25,18 @@ from leasehold.stores.postgres._libpq import ERRORS, Params, Row, Statement
 class Connection(Pipeline):
     """A session in pipeline mode: requests do not wait for each other's results, and each is a transaction."""
 
+    _socket = -1
+
     def __init__(self, loop: asyncio.AbstractEventLoop, opened: _blocking.Connection) -> None:
         super().__init__(loop)
         self.is_pooled = opened.is_pooled
         self.on_notice: Callable[[str | None], None] = lambda _: None
         self.on_lost: Callable[[], None] = lambda: None
         self.pgconn: PGconn = opened.pgconn
-        self._socket = self.pgconn.socket
+        self._socket = os.dup(self.pgconn.socket)  # libpq closes its own when it pleases, unknown to the loop
         self._prepared: set[bytes] = set()
+        self._preparing: deque[bytes] = deque()
+        """For each request that is not answered yet, what it prepares, until that is done."""
         self._result: PGresult | None = None
         self._is_writing = False
         self.pgconn.nonblocking = 1
@@ -41,6 +47,7 @@ class Connection(Pipeline):
         if self._socket < 0:
             msg = "the connection was closed"
             raise ConnectionResetError(msg)
+        preparing = b""
         try:
             if not statement.name or self.is_pooled:
                 self.pgconn.send_query_params(statement.text, params)
@@ -48,12 +55,14 @@ class Connection(Pipeline):
                 if statement.name not in self._prepared:
                     self.pgconn.send_prepare(statement.name, statement.text)
                     self._prepared.add(statement.name)
+                    preparing = statement.name
                 self.pgconn.send_query_prepared(statement.name, params)
             self.pgconn.pipeline_sync()
             self._flush()
         except psycopg.OperationalError as error:
             self._lose(error)
             raise
+        self._preparing.append(preparing)
         return self._enqueue(1, timeout)
 
     def _flush(self) -> None:
@@ -61,9 +70,15 @@ class Connection(Pipeline):
         if is_left != self._is_writing:
             self._is_writing = is_left
             if is_left:
-                self._loop.add_writer(self._socket, self._flush)
+                self._loop.add_writer(self._socket, self._write_on)
             else:
                 self._loop.remove_writer(self._socket)
+
+    def _write_on(self) -> None:
+        try:
+            self._flush()
+        except psycopg.OperationalError as error:
+            self._lose(error)
 
     def _take_in(self) -> None:
         try:
@@ -86,10 +101,11 @@ class Connection(Pipeline):
                 continue
             if result.status == ExecStatus.PIPELINE_SYNC:
                 answer, self._result = self._result, None
-                if answer is not None and answer.status in ERRORS:
-                    self._prepared.clear()  # or this one's might count as prepared
+                self._prepared.discard(self._preparing.popleft())
                 self._take_reply(answer)
             else:
+                if result.status not in ERRORS:
+                    self._preparing[0] = b""
                 self._result = result
 
     def _lose(self, error: Exception) -> None:
@@ -99,15 +115,25 @@ class Connection(Pipeline):
 
     def probe(self) -> None:
         with suppress(*FAILURES):
-            self.exchange(_libpq.WHO, (), 60.0)
+            self.exchange(_libpq.NOTHING, (), 60.0)
 
     def abort(self) -> None:
         if self._socket >= 0:
             if not self._loop.is_closed():
                 self._loop.remove_reader(self._socket)
                 self._loop.remove_writer(self._socket)
+            os.close(self._socket)
             self._socket = -1
             self.pgconn.finish()
+
+    def abandon(self) -> None:
+        os.close(self._socket)
+        os.close(self.pgconn.socket)
+        self._socket = -1
+
+    def __del__(self) -> None:
+        if self._socket >= 0:
+            os.close(self._socket)
 
 
 async def connect(runtime: AsyncRuntime, address: Address, timeout: float) -> Connection:
@@ -132,6 +158,7 @@ class PipelinedNode:
     def __init__(self, runtime: AsyncRuntime, address: Address) -> None:
         self._address = address
         self._is_closed = False
+        self.is_pooled = False
         self._runtime = runtime
         self._shared = Shared(runtime, lambda timeout: connect(runtime, address, timeout))
 
@@ -147,6 +174,7 @@ class PipelinedNode:
                 return await self._ask_alone(statement, params, timeout)
             if connection is None or not connection.is_good:
                 connection = await self._shared.open(timeout)
+            self.is_pooled = connection.is_pooled
             return await ask_on(connection, self._address, statement, params, timeout)
         except FAILURES as error:
             raise unanswered(self._address, error) from error

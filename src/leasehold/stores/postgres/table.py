@@ -16,7 +16,7 @@ from math import inf
 from typing import Protocol, cast
 
 from leasehold import _rule
-from leasehold._model import UNKNOWN, Ask, Capabilities, Line, Place, Refusal, Renewal, Session, Standing, Wake
+from leasehold._model import UNKNOWN, Ask, Capabilities, Finding, Line, Place, Refusal, Renewal, Session, Standing, Wake
 from leasehold._runtime import Runtime
 from leasehold.errors import StoreError
 from leasehold.runtimes.aio import AsyncRuntime
@@ -24,6 +24,7 @@ from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores._ear import BlockingEar, Ear, LoopEar, OnLost, OnWake
 from leasehold.stores.postgres import _blocking, _pipelined
 from leasehold.stores.postgres._address import Address
+from leasehold.stores.postgres._checkup import QUESTION, findings
 from leasehold.stores.postgres._errors import FAILURES, unanswered
 from leasehold.stores.postgres._libpq import Params, Row, Statement, array
 from leasehold.stores.postgres._migrations import quoted
@@ -36,6 +37,9 @@ SWEEP_EVERY = 256
 
 class Node(Protocol):
     """One server. Each statement is sent once: no driver of ours repeats anything behind the engine's back."""
+
+    is_pooled: bool
+    """Whether a pooler stood in between when it last was asked."""
 
     async def ask(self, statement: Statement, params: Params, timeout: float) -> list[Row]:
         """Run a statement in a transaction of its own. Raises StoreError, transient if it may have been carried out."""
@@ -62,7 +66,8 @@ class TableStore:
         self._joins = secrets.randbelow(SWEEP_EVERY)
         flag = "" if schema == "leasehold" else f" --schema {schema}"
         missing = f"its lease table is missing or too old: run `leasehold migrate --url URL{flag}`"
-        address = replace(address, if_missing=missing)
+        self._hears_where_it_asks = ear == address
+        self._address = address = replace(address, if_missing=missing)
         self._node: Node
         self._ear: Ear
         if isinstance(runtime, AsyncRuntime):
@@ -143,6 +148,17 @@ class TableStore:
             lines.append(Line(_text(name), now, _rule.live(map(_place, places), now)))
         return lines
 
+    async def examine(self) -> list[Finding]:
+        """Look at the server for what would take locks away."""
+        try:
+            (answer,) = await self._node.ask(self._statements.examine, (self.schema.encode(),), INSPECTION_TIMEOUT)
+        except StoreError as error:
+            if error.transient:
+                raise
+            return [Finding("error", str(self._address), str(error).removeprefix(f"{self._address}: "))]
+        is_deaf = self._node.is_pooled and self.capabilities.push and self._hears_where_it_asks
+        return list(findings(self._address, answer, is_deaf=is_deaf))
+
     async def close(self) -> None:
         self._ear.close()
         self._node.close()
@@ -169,6 +185,7 @@ class Statements:
         )
         self.leave_unsure = statement("leave_unsure", "SELECT {schema}.line_leave($1, $2, $3)")
         self.sweep = statement("sweep", "SELECT {schema}.sweep_locks()")
+        self.examine = Statement(QUESTION.format(schema=schema).encode())
         look = (
             "SELECT name, extract(epoch FROM moment), fence, holder, capacity, weight, extract(epoch FROM expires_at),"
             " extract(epoch FROM acquired_at), metadata, backend, application, host(client_address)"
@@ -197,8 +214,12 @@ def _blocking_ear(runtime: ThreadRuntime, address: Address, channel: str) -> Ear
     async def subscribe(timeout: float) -> _blocking.Connection:
         try:
             connection = _blocking.connect(address, timeout)
-            check_hears(address, is_pooled=connection.is_pooled)
-            _blocking.ask_on(connection, address, _listen(channel), (), timeout)
+            try:
+                check_hears(address, is_pooled=connection.is_pooled)
+                _blocking.ask_on(connection, address, _listen(channel), (), timeout)
+            except BaseException:
+                connection.close()
+                raise
         except FAILURES as error:
             raise unanswered(address, error) from error
         return connection
@@ -210,8 +231,12 @@ def _loop_ear(runtime: AsyncRuntime, address: Address, channel: str) -> Ear:
     async def subscribe(timeout: float, on_wake: OnWake, on_lost: OnLost) -> _pipelined.Connection:
         try:
             connection = await _pipelined.connect(runtime, address, timeout)
-            check_hears(address, is_pooled=connection.is_pooled)
-            await _pipelined.ask_on(connection, address, _listen(channel), (), timeout)
+            try:
+                check_hears(address, is_pooled=connection.is_pooled)
+                await _pipelined.ask_on(connection, address, _listen(channel), (), timeout)
+            except BaseException:
+                connection.close()
+                raise
         except FAILURES as error:
             raise unanswered(address, error) from error
         connection.on_notice, connection.on_lost = on_wake, on_lost

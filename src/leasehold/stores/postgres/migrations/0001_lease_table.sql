@@ -1,8 +1,6 @@
--- The lease table, for Python and for any language that can call a function. May be run again at any time.
--- {schema} is the schema to put it in. Tables are lock_state, lock_names, distributed_locks, lock_refusals, lock_guards;
+-- The lease table, for Python and for any language that can call a function.
+-- Tables are lock_state, lock_names, distributed_locks, lock_refusals, lock_guards;
 -- for you are acquire_lock, extend_lock, release_lock, check_fence, sweep_locks and the view locks.
-
-CREATE SCHEMA IF NOT EXISTS {schema};
 
 -- One row: which migrations have run, and how far the sweep has come.
 CREATE TABLE IF NOT EXISTS {schema}.lock_state (
@@ -41,7 +39,10 @@ CREATE TABLE IF NOT EXISTS {schema}.distributed_locks (
     PRIMARY KEY (name, fence),
     UNIQUE (name, holder)
 ) WITH (fillfactor = 70);
-CREATE INDEX IF NOT EXISTS distributed_locks_expires_at ON {schema}.distributed_locks (expires_at);
+-- IF NOT EXISTS would lock the table before it looks, and stop everybody until the oldest transaction has ended.
+IF NOT EXISTS (SELECT FROM pg_indexes WHERE schemaname = {schema_text} AND indexname = 'distributed_locks_expires_at') THEN
+    CREATE INDEX distributed_locks_expires_at ON {schema}.distributed_locks (expires_at);
+END IF;
 
 -- Owners that gave up while a request of theirs may still be on its way. It must find no place when it arrives.
 CREATE TABLE IF NOT EXISTS {schema}.lock_refusals (
@@ -70,12 +71,26 @@ BEGIN
 END
 $$;
 
+-- Whoever waited for a name must see what was done meanwhile, which a snapshot that is kept for the whole transaction
+-- does not show: he would find the line empty, and hold beside the other.
+CREATE OR REPLACE FUNCTION {schema}.line_check_isolation() RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE feature_not_supported USING
+            MESSAGE = format('locks cannot be used in a %s transaction', upper(current_setting('transaction_isolation'))),
+            HINT = 'call it in a READ COMMITTED transaction of its own';
+    END IF;
+END
+$$;
+
 -- Lock a name, and give its `first`.
 CREATE OR REPLACE FUNCTION {schema}.line_lock(_name text) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     bound bigint;
 BEGIN
+    PERFORM {schema}.line_check_isolation();
     LOOP
         SELECT n.first INTO bound FROM {schema}.lock_names n WHERE n.name = _name FOR UPDATE;
         EXIT WHEN FOUND;
@@ -89,7 +104,7 @@ $$;
 -- ends, the fence of the first who waits, and whether anything there has to be settled.
 CREATE OR REPLACE FUNCTION {schema}.line_head(
     _name text, _first bigint, _now timestamptz,
-    OUT first bigint, OUT capacity integer, OUT spent bigint, OUT holder text, OUT ends timestamptz,
+    OUT capacity integer, OUT spent bigint, OUT holder text, OUT ends timestamptz,
     OUT waiting bigint, OUT unsettled boolean
 ) LANGUAGE plpgsql AS $$
 DECLARE
@@ -99,7 +114,7 @@ BEGIN
     unsettled := false;
     FOR place IN
         SELECT l.fence, l.holder, l.capacity, l.weight, l.acquired_at, l.renewed_at, l.expires_at
-        FROM {schema}.distributed_locks l WHERE l.name = _name AND l.fence >= _first ORDER BY l.fence
+        FROM {schema}.distributed_locks l WHERE l.name = _name AND l.fence >= coalesce(_first, 0) ORDER BY l.fence
     LOOP
         IF place.expires_at <= _now THEN
             unsettled := true;
@@ -107,10 +122,10 @@ BEGIN
         END IF;
         IF spent + place.weight > place.capacity THEN
             waiting := place.fence;
+            unsettled := unsettled OR place.renewed_at > _now;
             EXIT;
         END IF;
         IF holder IS NULL THEN
-            first := place.fence;
             holder := place.holder;
             capacity := place.capacity;
         END IF;
@@ -129,9 +144,11 @@ DECLARE
     place record;
     spent bigint := 0;
 BEGIN
-    -- The clock was set back: without this, the dead would outlive it.
-    UPDATE {schema}.distributed_locks l SET expires_at = expires_at - (renewed_at - _now), renewed_at = _now
-    WHERE l.name = _name AND l.fence >= _first AND l.renewed_at > _now;
+    -- The clock was set back: without this, the dead would outlive it. Asked of the clock itself: _now is older, and
+    -- who has renewed meanwhile must lose nothing of what was promised.
+    UPDATE {schema}.distributed_locks l
+    SET expires_at = l.expires_at - (l.renewed_at - clock_timestamp()), renewed_at = clock_timestamp()
+    WHERE l.name = _name AND l.fence >= _first AND l.renewed_at > clock_timestamp();
     FOR place IN
         SELECT l.fence, l.holder, l.capacity, l.weight, l.acquired_at, l.expires_at, l.channel
         FROM {schema}.distributed_locks l WHERE l.name = _name AND l.fence >= _first ORDER BY l.fence
@@ -168,6 +185,7 @@ DECLARE
     fits boolean;
 BEGIN
     IF NOT _queue THEN  -- whoever only asks whether it is free writes nothing if it is not
+        PERFORM {schema}.line_check_isolation();
         moment := clock_timestamp();
         SELECT n.first INTO bound FROM {schema}.lock_names n WHERE n.name = _name;
         head := {schema}.line_head(_name, bound, moment);
@@ -196,7 +214,7 @@ BEGIN
     IF head.holder IS NOT NULL THEN
         UPDATE {schema}.distributed_locks l
         SET expires_at = greatest(
-                l.expires_at,
+                l.expires_at - greatest(l.renewed_at - clock_timestamp(), interval '0'),
                 moment + make_interval(secs => CASE WHEN l.acquired_at IS NULL THEN _heartbeat ELSE _ttl END)
             ),
             renewed_at = moment
@@ -225,10 +243,13 @@ BEGIN
     IF EXISTS (SELECT FROM {schema}.lock_refusals r WHERE r.holder = _owner AND r.until > moment) THEN
         RETURN;
     END IF;
-    IF head.holder IS NOT NULL THEN  -- it may have expired behind the front
-        DELETE FROM {schema}.distributed_locks l WHERE l.name = _name AND l.holder = _owner;
+    -- Whatever became of the sequence and of the clock, nobody may come before the bound, where he would not be seen,
+    -- nor before those who are there already.
+    ticket := greatest({schema}.line_draw(), bound);
+    IF head.holder IS NOT NULL THEN
+        DELETE FROM {schema}.distributed_locks l WHERE l.name = _name AND l.holder = _owner;  -- expired behind the front
+        SELECT greatest(ticket, max(l.fence) + 1) INTO ticket FROM {schema}.distributed_locks l WHERE l.name = _name;
     END IF;
-    ticket := {schema}.line_draw();
     INSERT INTO {schema}.distributed_locks
         (name, fence, holder, capacity, weight, acquired_at, renewed_at, expires_at, metadata, channel)
     VALUES (
@@ -257,6 +278,7 @@ DECLARE
     bound bigint;
     tried text[] := '{}';
 BEGIN
+    PERFORM {schema}.line_check_isolation();
     now := extract(epoch FROM moment);
     FOR place IN
         WITH asked AS (
@@ -270,7 +292,7 @@ BEGIN
         ), renewed AS (
             UPDATE {schema}.distributed_locks l
             SET expires_at = greatest(
-                    l.expires_at - greatest(l.renewed_at - moment, interval '0'),
+                    l.expires_at - greatest(l.renewed_at - clock_timestamp(), interval '0'),
                     moment + make_interval(
                         secs => CASE WHEN f.claim AND l.acquired_at IS NOT NULL THEN f.ttl ELSE f.heartbeat END
                     )
@@ -285,6 +307,7 @@ BEGIN
             SELECT FROM {schema}.distributed_locks l
             WHERE l.name = a.name AND l.holder = a.owner AND l.expires_at > moment
         )
+        ORDER BY a.n
     LOOP
         n := place.n;
         ticket := place.fence;
@@ -332,7 +355,12 @@ DECLARE
     left_behind record;
     head record;
 BEGIN
-    SELECT n.first INTO bound FROM {schema}.lock_names n WHERE n.name = _name FOR UPDATE;
+    PERFORM {schema}.line_check_isolation();
+    IF _unsure > 0 THEN  -- a join that is just being carried out may have made the name, which nobody else sees yet
+        bound := {schema}.line_lock(_name);
+    ELSE
+        SELECT n.first INTO bound FROM {schema}.lock_names n WHERE n.name = _name FOR UPDATE;
+    END IF;
     moment := clock_timestamp();
     DELETE FROM {schema}.distributed_locks l WHERE l.name = _name AND l.holder = _owner
     RETURNING l.fence, l.expires_at INTO left_behind;
@@ -345,52 +373,71 @@ BEGIN
     IF head.unsettled THEN
         PERFORM {schema}.line_settle(_name, bound, moment);
     END IF;
-    IF random() < 0.02 THEN
-        UPDATE {schema}.lock_names n SET first = greatest(n.first, coalesce(head.first, left_behind.fence + 1, 0))
+    IF random() < 0.02 THEN  -- looked at anew, for who seemed to have expired may have been renewed meanwhile
+        UPDATE {schema}.lock_names n SET first = greatest(n.first, coalesce(
+            (SELECT min(l.fence) FROM {schema}.distributed_locks l WHERE l.name = _name AND l.fence >= bound),
+            left_behind.fence + 1, 0
+        ))
         WHERE n.name = _name;
     END IF;
     RETURN coalesce(left_behind.expires_at > moment, false);
 END
 $$;
 
--- Remove what nobody asks for any more: a little at a time, and by one at a time. leasehold's Python clients call it
--- now and then; where there are none, call it from time to time.
-CREATE OR REPLACE FUNCTION {schema}.sweep_locks(_names integer DEFAULT 100) RETURNS void
-LANGUAGE plpgsql AS $$
+-- Remove what nobody asks for any more: some at a time, and by one at a time. leasehold's Python clients call it now and
+-- then; where there are none, call it from time to time. Waits for nobody who is in a transaction.
+CREATE OR REPLACE FUNCTION {schema}.sweep_locks(_names integer DEFAULT 1000) RETURNS void
+LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
 DECLARE
     moment timestamptz := clock_timestamp();
     start text;
     reached text;
-    seen integer := 0;
-    idle_name record;
+    seen bigint;
+    moved text;
+    unused text[];
 BEGIN
+    PERFORM {schema}.line_check_isolation();
     SELECT s.swept_to INTO start FROM {schema}.lock_state s FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;
     END IF;
     DELETE FROM {schema}.lock_refusals r WHERE r.until <= moment;
-    FOR idle_name IN
-        SELECT DISTINCT e.name FROM (
-            SELECT l.name FROM {schema}.distributed_locks l WHERE l.expires_at <= moment ORDER BY l.expires_at LIMIT _names
-        ) e ORDER BY e.name
+
+    FOR moved IN
+        WITH expired AS (
+            SELECT l.name, l.fence FROM {schema}.distributed_locks l
+            WHERE l.expires_at <= moment ORDER BY l.expires_at LIMIT _names
+            FOR UPDATE SKIP LOCKED
+        ), gone AS (
+            DELETE FROM {schema}.distributed_locks l USING expired e WHERE l.name = e.name AND l.fence = e.fence
+            RETURNING l.name
+        )
+        SELECT DISTINCT g.name FROM gone g
+        WHERE EXISTS (SELECT FROM {schema}.distributed_locks l WHERE l.name = g.name AND l.expires_at > moment)
+        ORDER BY g.name
     LOOP
-        PERFORM FROM {schema}.lock_names h WHERE h.name = idle_name.name FOR UPDATE SKIP LOCKED;
-        IF FOUND THEN
-            DELETE FROM {schema}.distributed_locks l WHERE l.name = idle_name.name AND l.expires_at <= moment;
-            PERFORM {schema}.line_settle(idle_name.name, 0, moment);
-        END IF;
+        EXIT WHEN clock_timestamp() > moment + interval '1 second';
+        BEGIN
+            PERFORM FROM {schema}.lock_names h WHERE h.name = moved FOR UPDATE SKIP LOCKED;
+            IF FOUND THEN
+                PERFORM {schema}.line_settle(moved, 0, moment);
+            END IF;
+        EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+            NULL;  -- who holds now finds out at its next heartbeat
+        END;
     END LOOP;
-    FOR idle_name IN
-        SELECT h.name FROM {schema}.lock_names h WHERE h.name > start ORDER BY h.name LIMIT _names
-    LOOP
-        seen := seen + 1;
-        reached := idle_name.name;
-        CONTINUE WHEN EXISTS (SELECT FROM {schema}.distributed_locks l WHERE l.name = idle_name.name);
-        PERFORM FROM {schema}.lock_names h WHERE h.name = idle_name.name FOR UPDATE SKIP LOCKED;
-        IF FOUND AND NOT EXISTS (SELECT FROM {schema}.distributed_locks l WHERE l.name = idle_name.name) THEN
-            DELETE FROM {schema}.lock_names h WHERE h.name = idle_name.name;
-        END IF;
-    END LOOP;
+
+    SELECT max(h.name), count(*) INTO reached, seen
+    FROM (SELECT n.name FROM {schema}.lock_names n WHERE n.name > start ORDER BY n.name LIMIT _names) h;
+    -- In two statements: only the second sees who took a place before the name was locked.
+    SELECT array_agg(u.name) INTO unused FROM (
+        SELECT h.name FROM {schema}.lock_names h
+        WHERE h.name > start AND h.name <= reached
+            AND NOT EXISTS (SELECT FROM {schema}.distributed_locks l WHERE l.name = h.name)
+        FOR UPDATE SKIP LOCKED
+    ) u;
+    DELETE FROM {schema}.lock_names h
+    WHERE h.name = ANY (unused) AND NOT EXISTS (SELECT FROM {schema}.distributed_locks l WHERE l.name = h.name);
     UPDATE {schema}.lock_state SET swept_to = CASE WHEN seen < _names THEN '' ELSE reached END;
 END
 $$;
@@ -426,6 +473,11 @@ DECLARE
     standing record;
 BEGIN
     PERFORM {schema}.line_check(name, holder, ttl_seconds);
+    IF jsonb_typeof(metadata) <> 'object' THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = format('metadata must be an object, not %s', jsonb_typeof(metadata)),
+            HINT = 'such as {"host": "web-1"}';
+    END IF;
     standing := {schema}.line_join(
         name, holder, ttl_seconds, least(ttl_seconds, 10), 1, 1, coalesce(queue, false), coalesce(metadata, '{}'), ''
     );
@@ -444,7 +496,10 @@ LANGUAGE plpgsql SET lock_timeout = '5s' AS $$
 BEGIN
     PERFORM {schema}.line_check(name, holder, ttl_seconds);
     UPDATE {schema}.distributed_locks l
-    SET expires_at = greatest(l.expires_at, clock_timestamp() + make_interval(secs => ttl_seconds)),
+    SET expires_at = greatest(
+            l.expires_at - greatest(l.renewed_at - clock_timestamp(), interval '0'),
+            clock_timestamp() + make_interval(secs => ttl_seconds)
+        ),
         renewed_at = clock_timestamp()
     WHERE l.name = extend_lock.name AND l.holder = extend_lock.holder
         AND l.acquired_at IS NOT NULL AND l.expires_at > clock_timestamp();
@@ -471,7 +526,8 @@ DECLARE
 BEGIN
     IF coalesce(resource, '') = '' OR fence IS NULL OR fence < 1 THEN
         RAISE invalid_parameter_value USING
-            MESSAGE = format('check_fence needs a resource and a fence, not %L and %L', resource, fence);
+            MESSAGE = format('check_fence needs a resource and a fence, not %L and %L', resource, fence),
+            HINT = 'the fence is what acquire_lock returned, or a Python handle''s fence';
     END IF;
     INSERT INTO {schema}.lock_guards AS g (resource, fence) VALUES (resource, fence)
     ON CONFLICT ON CONSTRAINT lock_guards_pkey DO UPDATE SET fence = greatest(g.fence, excluded.fence)

@@ -25,7 +25,7 @@ from leasehold import InvalidInputError, LockAcquisitionError, LockError
 from leasehold._borrowed import sqlstate
 from leasehold.postgres import xact_lock
 from leasehold.stores.postgres._key import Name, advisory_key
-from tests.postgres.users import Asyncpg, AsyncPsycopg, Django, Peer, Psycopg, User, with_driver
+from tests.transactions.users import Asyncpg, AsyncPsycopg, Django, Peer, Psycopg, User, with_driver
 
 EXCLUSIVE, SHARED = "ExclusiveLock", "ShareLock"
 
@@ -165,10 +165,10 @@ async def test_the_holders_name_is_told_for_pairs_too_and_a_fellow_sharer_is_no_
 
 
 @only_psycopg
-async def test_the_patience_is_for_all_names_together(user: User, peer: Peer, prefix: str, postgres_url: str) -> None:
+async def test_the_patience_is_for_all_names_together(user: User, peer: Peer, prefix: str, shared_url: str) -> None:
     """A plain lock_timeout would begin anew with the second lock."""
     early, late = in_order(prefix + "a", prefix + "b")
-    with Peer(postgres_url) as stubborn:
+    with Peer(shared_url) as stubborn:
         peer.hold(early)
         stubborn.hold(late)
         with (
@@ -202,7 +202,7 @@ async def test_locks_are_taken_in_one_order_whichever_way_they_are_given(user: U
 
 
 @pytest.mark.parametrize("timeout", [None, 5])
-def test_overlapping_sets_never_wait_in_a_circle(postgres_url: str, prefix: str, timeout: float | None) -> None:
+def test_overlapping_sets_never_wait_in_a_circle(shared_url: str, prefix: str, timeout: float | None) -> None:
     names: list[Name] = [f"{prefix}{number}" for number in range(3)]
     names += [random.randrange(2**31), (random.randrange(2**31), 1), (random.randrange(2**31), 2)]
     holders: dict[Name, int] = dict.fromkeys(names, 0)
@@ -211,7 +211,7 @@ def test_overlapping_sets_never_wait_in_a_circle(postgres_url: str, prefix: str,
     def contend(seed: int) -> None:
         draw = random.Random(seed)
         try:
-            with psycopg.connect(postgres_url) as connection:
+            with psycopg.connect(shared_url) as connection:
                 for _ in range(40):
                     chosen = draw.sample(names, draw.randint(2, 4))
                     with connection.transaction(), xact_lock(connection, *chosen, timeout=timeout):
@@ -243,9 +243,9 @@ async def test_without_a_transaction_nothing_is_taken(
     assert await user.execute("SELECT 1") == 1
 
 
-def test_a_pipeline_is_refused_since_it_does_not_wait(postgres_url: str) -> None:
+def test_a_pipeline_is_refused_since_it_does_not_wait(shared_url: str) -> None:
     with (
-        psycopg.connect(postgres_url) as connection,
+        psycopg.connect(shared_url) as connection,
         connection.pipeline(),
         pytest.raises(InvalidInputError, match="outside of it"),
         xact_lock(connection, "a"),
@@ -271,8 +271,8 @@ async def test_a_closed_connection_is_the_drivers_to_report(user: User, prefix: 
             pytest.fail("no statement can succeed")
 
 
-def test_other_closed_connections_are_the_drivers_to_report(postgres_url: str) -> None:
-    engine = sa.create_engine(with_driver(postgres_url, "psycopg"))
+def test_other_closed_connections_are_the_drivers_to_report(shared_url: str) -> None:
+    engine = sa.create_engine(with_driver(shared_url, "psycopg"))
     connection = engine.connect()
     connection.close()
     engine.dispose()
@@ -280,7 +280,7 @@ def test_other_closed_connections_are_the_drivers_to_report(postgres_url: str) -
         pytest.fail("no statement can succeed")
 
     async def use_asyncpg() -> None:
-        connection = await asyncpg.connect(postgres_url)
+        connection = await asyncpg.connect(shared_url)
         await connection.close()
         async with xact_lock(connection, "a"):
             pytest.fail("no statement can succeed")
@@ -395,19 +395,19 @@ async def test_objects_are_held_to_their_session_without_being_flushed_or_expire
         session.get_bind().dispose()  # type: ignore[union-attr]
 
 
-def test_what_is_no_connection_is_refused_with_advice(postgres_url: str) -> None:
+def test_what_is_no_connection_is_refused_with_advice(shared_url: str) -> None:
     class Pool:
         pass
 
-    connection = psycopg.connect(postgres_url)
-    engine = sa.create_engine(with_driver(postgres_url, "psycopg"))
+    connection = psycopg.connect(shared_url)
+    engine = sa.create_engine(with_driver(shared_url, "psycopg"))
     for wrong, advice in [
         (connection.cursor(), "the cursor's connection"),
         (engine, r"engine.begin\(\)"),
-        (aio.create_async_engine(with_driver(postgres_url, "psycopg")), r"engine.begin\(\)"),
+        (aio.create_async_engine(with_driver(shared_url, "psycopg")), r"engine.begin\(\)"),
         (orm.sessionmaker(engine), "a session that it made"),
         (Pool(), "a connection that the pool gave you"),
-        (postgres_url, "not its address"),
+        (shared_url, "not its address"),
         (None, "this takes a session or connection of SQLAlchemy"),
     ]:
         with pytest.raises(InvalidInputError, match=advice):
@@ -441,8 +441,8 @@ async def test_djangos_other_databases_and_caches_are_refused(user: User) -> Non
     [((), {}), (("",), {}), ((2**63,), {}), (("a",), {"timeout": -1}), (("a",), {"timeout": "1"})],
     ids=repr,
 )
-def test_what_no_server_could_take_is_refused_at_once(names: Any, options: Any, postgres_url: str) -> None:
-    with psycopg.connect(postgres_url) as connection, pytest.raises(InvalidInputError):
+def test_what_no_server_could_take_is_refused_at_once(names: Any, options: Any, shared_url: str) -> None:
+    with psycopg.connect(shared_url) as connection, pytest.raises(InvalidInputError):
         xact_lock(connection, *names, **options)
 
 

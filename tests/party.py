@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import Callable, Coroutine
 from math import inf
 from typing import Any, TypeVar
+
+import pytest
 
 from leasehold import AsyncDistributedLock, DistributedLock
 from leasehold._runtime import Runtime, drive
@@ -17,7 +20,7 @@ from leasehold.stores import open_store
 from tests.contract.rigs import ask
 from tests.processes.helpers import PATIENCE
 
-__all__ = ["DRIVERS", "Party", "Work", "ask", "is_script"]
+__all__ = ["DRIVERS", "Party", "Work", "ask"]
 
 T = TypeVar("T")
 DRIVERS = ("threads", "asyncio", "uvloop")
@@ -51,11 +54,14 @@ class Work:
 
 
 class Party:
-    """Clients of one driver. A test is a coroutine over `ask`, which serves both façades."""
+    """Clients of one driver. A test is a coroutine over `ask`, which serves both façades.
 
-    def __init__(self, driver: str, key_prefix: str) -> None:
+    `options` are those of every client's store: where it keeps what is this test's own.
+    """
+
+    def __init__(self, driver: str, **options: str) -> None:
         self.driver = driver
-        self.key_prefix = key_prefix
+        self.options = options
         self.runtime: Runtime = ThreadRuntime()
         self._opened: list[Any] = []
 
@@ -74,12 +80,12 @@ class Party:
     def client(self, source: object, *, ttl: float = 2.0, **options: Any) -> Any:
         """Make one more client, as another process would be, with a store and connections of its own."""
         kind = DistributedLock if self.driver == "threads" else AsyncDistributedLock
-        client = kind(source, ttl=ttl, **({"key_prefix": self.key_prefix} | options))
+        client = kind(source, ttl=ttl, **(self.options | options))
         self._opened.append(client)
         return client
 
     def store(self, source: object, **options: Any) -> Store:
-        store = open_store(source, self.runtime, **({"key_prefix": self.key_prefix} | options))
+        store = open_store(source, self.runtime, **(self.options | options))
         self._opened.append(store)
         return store
 
@@ -121,15 +127,16 @@ class Party:
                 await ask(opened.close())
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine under its party's driver: for the conftest of who has a party."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = inspect.signature(pyfuncitem.obj).parameters
+    party: Any = pyfuncitem.funcargs["party"]
+    party.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
+    return True
+
+
 async def _call(work: Callable[[], Any]) -> Any:
     return await ask(work())
-
-
-def is_script(*digests: Any) -> Callable[[list[bytes]], bool]:
-    """Recognise calls of these scripts, by digest or in full; any script if none is named."""
-    known = {part for script in digests for part in (script._digest, script._text)}
-
-    def is_one(command: list[bytes]) -> bool:
-        return command[0].upper() in {b"EVALSHA", b"EVAL"} and (not known or command[1] in known)
-
-    return is_one

@@ -18,8 +18,8 @@ NUMERIC: list[Name] = [
 
 
 @pytest.mark.parametrize("name", ["a", "account:42", "κλειδί 🗝", "x" * 512, "pg:", "pg:1,2,3", "pg: 7", "PG:7", "pg:٣"])
-def test_sql_computes_the_same_hash(name: str, postgres_url: str) -> None:
-    with psycopg.connect(postgres_url) as connection:
+def test_sql_computes_the_same_hash(name: str, shared_url: str) -> None:
+    with psycopg.connect(shared_url) as connection:
         row = connection.execute(f"SELECT {HASH}", (name,)).fetchone()
         assert row == (advisory_key(name).number,)
     assert not advisory_key(name).is_pair
@@ -30,9 +30,9 @@ def test_the_hash_never_changes() -> None:
 
 
 @pytest.mark.parametrize("name", [*NUMERIC, "a", "account:42"], ids=str)
-def test_a_key_reads_as_in_pg_locks_and_as_a_name_that_means_it(name: Name, postgres_url: str) -> None:
+def test_a_key_reads_as_in_pg_locks_and_as_a_name_that_means_it(name: Name, shared_url: str) -> None:
     key = advisory_key(name)
-    with psycopg.connect(postgres_url) as connection:
+    with psycopg.connect(shared_url) as connection:
         connection.execute(f"SELECT pg_advisory_xact_lock({key.sql})")
         row = connection.execute(
             "SELECT classid::bigint, objid::bigint, objsubid FROM pg_locks"

@@ -1,0 +1,70 @@
+"""What a server tells of itself that matters to locks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from leasehold._model import Finding
+from leasehold.stores.postgres._address import Address
+from leasehold.stores.postgres._libpq import Row
+from leasehold.stores.postgres._migrations import VERSION
+
+SKEW = 1.0
+"""Seconds between a server's clock and ours that are worth a word."""
+
+QUESTION = """\
+SELECT
+    current_setting('server_version'), pg_is_in_recovery(), extract(epoch FROM clock_timestamp()), s.version,
+    current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'),
+    current_setting('transaction_isolation'),
+    (
+        SELECT string_agg(c.relname, ', ' ORDER BY c.relname)
+        FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = $1 AND c.relkind = 'r' AND c.relpersistence = 'u'
+    )
+FROM (SELECT) one LEFT JOIN {schema}.lock_state s ON true"""
+
+
+def findings(address: Address, answer: Row, *, is_deaf: bool) -> Iterator[Finding]:
+    """Judge the answer to `QUESTION`."""
+    subject = str(address)
+    version, is_standby, clock, schema, fsync, full_pages, commit, isolation, unlogged = (
+        "" if value is None else value.decode() for value in answer
+    )
+    role = "standby" if is_standby == "t" else "primary"
+    yield Finding("ok", subject, f"PostgreSQL {version}, {role}, lease table of version {schema or 'unknown'}")
+    if is_standby == "t":
+        msg = "this is a standby, which grants nothing: name all servers, and add target_session_attrs=read-write"
+        yield Finding("error", subject, msg)
+    if unlogged:
+        msg = f"a crash empties what is UNLOGGED, and then two hold: ALTER TABLE … SET LOGGED for {unlogged}"
+        yield Finding("error", subject, msg)
+    if schema != str(VERSION):
+        yield _outdated(address, int(schema or 0))
+    for setting, value in (("fsync", fsync), ("full_page_writes", full_pages)):
+        if value == "off":
+            msg = f"{setting}=off: after a crash, locks may be gone or come back: set it on"
+            yield Finding("error", subject, msg)
+    if commit == "off":
+        msg = "synchronous_commit=off: a crash may take back the newest grants: set it on for this role"
+        yield Finding("warning", subject, msg)
+    if isolation != "read committed":
+        msg = f"default_transaction_isolation={isolation}: no lock is granted: set it to read committed for this role"
+        yield Finding("error", subject, msg)
+    if abs(ahead := float(clock) - time.time()) > SKEW:
+        yield Finding("warning", subject, f"its clock is {ahead:+.1f} s off this machine's")
+    if is_deaf:
+        msg = (
+            "a pooler stands before it, and LISTEN hears nothing through one that pools transactions, so that waiters "
+            "ask again and again: name the server itself with listen=postgresql://…, or vouch with pooler=session "
+            "that it pools sessions"
+        )
+        yield Finding("warning", subject, msg)
+
+
+def _outdated(address: Address, schema: int) -> Finding:
+    if schema > VERSION:
+        msg = f"its lease table is of version {schema}, newer than this leasehold's {VERSION}: upgrade leasehold"
+        return Finding("error", str(address), msg)
+    return Finding("error", str(address), address.if_missing)

@@ -1,0 +1,223 @@
+"""`leasehold migrate` and what `leasehold doctor` says of a PostgreSQL server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+import sqlalchemy
+
+from leasehold import AsyncDistributedLock, DistributedLock
+from leasehold.errors import InvalidInputError
+from leasehold.stores.postgres._migrations import migration_sql
+from tests.cli.conftest import Leasehold
+from tests.servers.binaries import POSTGRES18, PostgresFlavour
+from tests.servers.pooler import Pooler
+from tests.servers.postgres import PostgresServer, query, random_name, through
+
+ODD = "My-ówn-locks"
+
+
+@pytest.fixture
+def postgres_flavour() -> PostgresFlavour:
+    """PostgreSQL 18 only: what is tested on each is the SQL itself, elsewhere."""
+    return POSTGRES18
+
+
+def as_role(url: str, role: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=f"{role}@{parts.hostname}:{parts.port}").geturl()
+
+
+def test_a_database_is_brought_up_to_date_once(leasehold: Leasehold, postgres_url: str) -> None:
+    parts = urlsplit(postgres_url)
+    first = leasehold("migrate", "--url", postgres_url)
+    where = f"schema leasehold of {parts.path[1:]} at {parts.hostname}:{parts.port} is at version 1"
+    assert (first.returncode, first.stdout, first.stderr) == (0, f"{where} (was: none)\n", "")
+    with DistributedLock(postgres_url) as locks:
+        handle = locks.acquire("x")
+        assert leasehold("migrate", "--url", postgres_url).stdout == f"{where} (was: 1)\n"
+        handle.extend(30)
+    told = leasehold.json("migrate", "--url", postgres_url)
+    assert (told["schema"], told["version"], told["was"]) == ("leasehold", 1, 1)
+
+
+@pytest.mark.parametrize("way", ["--schema", "URL"])
+def test_any_schema_will_do(leasehold: Leasehold, postgres_url: str, way: str) -> None:
+    url = sqlalchemy.make_url(postgres_url).update_query_dict({"schema": ODD}).render_as_string(hide_password=False)
+    flags = ("--url", url) if way == "URL" else ("--url", postgres_url, "--schema", ODD)
+    assert leasehold.json("migrate", *flags)["schema"] == ODD
+    with DistributedLock(postgres_url, schema=ODD) as locks, locks.lock("x"):
+        assert locks.is_locked("x")
+    assert leasehold("doctor", "--url", url).stdout.startswith("ok ")
+
+
+def test_two_at_once_do_not_collide(leasehold: Leasehold, postgres_url: str) -> None:
+    commands = [leasehold.start("migrate", "--url", postgres_url) for _ in range(3)]
+    ends = [command.communicate(timeout=30) for command in commands]
+    assert [error for _, error in ends] == ["", "", ""]
+    assert sum("was: none" in told for told, _ in ends) == 1
+
+
+def test_what_it_prints_does_the_same(leasehold: Leasehold, postgres_url: str) -> None:
+    leasehold.environment.pop("LEASEHOLD_URL")
+    printed = leasehold("migrate", "--print", "--schema", ODD)
+    assert printed.returncode == 0
+    assert "op.execute" in printed.stdout
+    assert "migrations.RunSQL" in printed.stdout
+    psql = POSTGRES18.program.path.with_name("psql")
+    subprocess.run([psql, "-q", "-v", "ON_ERROR_STOP=1", postgres_url], input=printed.stdout, text=True, check=True)
+    assert leasehold.json("migrate", "--url", postgres_url, "--schema", ODD)["was"] == 1
+
+
+def test_it_runs_as_others_run_it(postgres_url: str) -> None:
+    """As Alembic's `op.execute` does, which looks for :parameters, and by drivers that take one statement at a time."""
+    engine = sqlalchemy.create_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.begin() as connection:
+        connection.execute(sqlalchemy.text(migration_sql("theirs")))
+    engine.dispose()
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(migration_sql("ours").encode(), prepare=True)
+    ours, theirs = (DistributedLock(postgres_url, schema=schema) for schema in ("ours", "theirs"))
+    with ours, theirs, theirs.lock("x"):
+        assert not ours.is_locked("x")
+
+
+def test_a_newer_schema_is_left_alone(leasehold: Leasehold, postgres_url: str) -> None:
+    query(postgres_url, migration_sql())
+    query(postgres_url, "UPDATE leasehold.lock_state SET version = 7")
+    done = leasehold("migrate", "--url", postgres_url)
+    assert done.returncode == 2
+    assert "version 7" in done.stderr
+    assert "upgrade leasehold" in done.stderr
+    with pytest.raises(psycopg.Error, match="version 7"):
+        query(postgres_url, migration_sql())
+    done = leasehold("doctor", "--url", postgres_url)
+    assert done.returncode == 1
+    assert "newer than this leasehold" in done.stdout
+
+
+def test_rights(leasehold: Leasehold, postgres_server: PostgresServer, postgres_url: str) -> None:
+    role, odd_role = random_name(), f'{random_name()} "x"'
+    quoted = odd_role.replace('"', '""')
+    postgres_server.sql(f'CREATE ROLE {role} LOGIN; CREATE ROLE "{quoted}" LOGIN')
+    url = as_role(postgres_url, role)
+    try:
+        done = leasehold("migrate", "--url", url)
+        assert done.returncode == 2
+        assert "permission denied" in done.stderr
+        assert "GRANT CREATE ON DATABASE" in done.stderr
+        assert "--print" in done.stderr
+
+        assert leasehold.json("migrate", "--url", postgres_url)["granted"] == []
+        assert "--grant" in leasehold("ls", "--url", url).stderr
+        found = leasehold("doctor", "--url", url)
+        assert found.returncode == 1
+        assert "--grant" in found.stdout
+        assert leasehold.json("migrate", "--url", postgres_url, "--grant", role, odd_role)["granted"] == [
+            role,
+            odd_role,
+        ]
+        with DistributedLock(url) as locks:
+            for _ in range(300):  # with a sweep among them
+                locks.acquire("x").release()
+
+        postgres_server.sql(f"CREATE SCHEMA own AUTHORIZATION {role}", database=urlsplit(url).path[1:])
+        assert leasehold("migrate", "--url", url, "--schema", "own").returncode == 0, "a schema of its own is enough"
+    finally:
+        postgres_server.sql(f"DROP DATABASE {urlsplit(url).path[1:]} WITH (FORCE)")
+        postgres_server.sql(f'DROP ROLE {role}; DROP ROLE "{quoted}"')
+
+
+def test_an_open_transaction_does_not_hold_a_repeated_migration_up(leasehold: Leasehold, postgres_url: str) -> None:
+    query(postgres_url, migration_sql())
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("SELECT leasehold.acquire_lock('x', 'me', 60)")
+        assert leasehold("migrate", "--url", postgres_url).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--url", "redis://localhost"), "only PostgreSQL needs a migration"),
+        ((), "only PostgreSQL needs a migration"),
+        (("--print", "--schema", "a$$b"), "schema must be 1 to 63 bytes"),
+        (("--print", "--schema", ""), "schema must be 1 to 63 bytes"),
+        (("--print", "--schema", "x" * 64), "1 to 63 bytes"),
+        (("--url", "postgresql://localhost/?schem=x"), "schem"),
+    ],
+)
+def test_bad_input(leasehold: Leasehold, arguments: tuple[str, ...], said: str) -> None:
+    done = leasehold("migrate", *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_a_schema_is_checked_for_programs_too() -> None:
+    with pytest.raises(InvalidInputError, match="1 to 63"):
+        migration_sql("")
+
+
+def test_a_server_that_is_down(leasehold: Leasehold, postgres_server: PostgresServer) -> None:
+    done = leasehold("migrate", "--url", "postgresql://postgres@127.0.0.1:1/x", "--json")
+    assert done.returncode == 69
+    assert "connection refused" in json.loads(done.stderr)["message"]
+
+
+def test_doctor_finds_what_takes_locks_away(
+    leasehold: Leasehold, postgres_server: PostgresServer, postgres_url: str
+) -> None:
+    done = leasehold("doctor", "--url", postgres_url)
+    assert done.returncode == 1
+    assert "leasehold migrate" in done.stdout
+
+    query(postgres_url, migration_sql())
+    (fine, *rest) = json.loads(leasehold("doctor", "--url", postgres_url, "--json").stdout)
+    assert fine["level"] == "ok"
+    assert fine["message"].startswith("PostgreSQL 18")
+    assert [finding["level"] for finding in rest] == ["error"]
+    assert "fsync=off" in rest[0]["message"], "the tests' own server"
+
+    query(postgres_url, "ALTER TABLE leasehold.distributed_locks SET UNLOGGED")
+    query(postgres_url, f"ALTER DATABASE {urlsplit(postgres_url).path[1:]} SET synchronous_commit = off")
+    query(postgres_url, "UPDATE leasehold.lock_state SET version = 0")
+    found = leasehold("doctor", "--url", postgres_url).stdout
+    assert "UNLOGGED" in found
+    assert "for distributed_locks" in found
+    assert "warning  " in found
+    assert "synchronous_commit=off" in found
+    assert "missing or too old" in found
+
+
+def test_doctor_on_a_sound_server_with_a_pooler(
+    leasehold: Leasehold, postgres_url: str, start_pooler: Callable[..., Pooler]
+) -> None:
+    query(postgres_url, migration_sql())
+    pooled = through(postgres_url, start_pooler().port)
+    assert "a pooler stands before it" in leasehold("doctor", "--url", pooled).stdout
+    for cured in (f"{pooled}?pooler=session", f"{pooled}?listen={postgres_url}", f"{pooled}?push=no"):
+        with DistributedLock(cured) as locks:
+            assert not any("pooler" in finding.message for finding in locks.examine())
+
+
+def test_tasks_examine_too(postgres_url: str, start_pooler: Callable[..., Pooler]) -> None:
+    query(postgres_url, migration_sql())
+
+    async def examine() -> list[str]:
+        async with AsyncDistributedLock(through(postgres_url, start_pooler().port)) as locks:
+            return [finding.message for finding in await locks.examine()]
+
+    messages = asyncio.run(examine())
+    assert messages[0].startswith("PostgreSQL 18")
+    assert any("a pooler stands" in message for message in messages)
+
+
+def test_doctor_on_a_sound_server(leasehold: Leasehold, fresh_postgres: PostgresServer) -> None:
+    assert leasehold("migrate", "--url", fresh_postgres.url).returncode == 0
+    done = leasehold("doctor", "--url", fresh_postgres.url)
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,193 @@
+"""Many sessions on few names: nothing escapes, nobody is let in too many, nobody waits for ever."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from math import inf
+
+import psycopg
+import pytest
+
+from leasehold._model import UNKNOWN, Ask, Renewal, Standing, Wake
+from leasehold._runtime import drive
+from leasehold.errors import StoreError
+from tests.postgres.table import Table
+from tests.processes.conftest import seed  # noqa: F401
+from tests.servers.postgres import PostgresServer
+
+SECONDS = 1.5
+TTL = 0.6
+"""Short, so that what is abandoned expires again and again while others are at work."""
+HEARTBEAT = 0.3
+NAMES = {"lock": 1, "pair": 2, "five": 5}
+
+
+@pytest.fixture
+def table(postgres_server: PostgresServer, postgres_schema: str) -> Iterator[Table]:
+    with Table(postgres_server, postgres_schema) as table:
+        yield table
+
+
+class Worker(threading.Thread):
+    """Joins, waits, renews all it has in one batch, leaves or walks away; remembers what broke a promise."""
+
+    def __init__(self, table: Table, number: int, chance: random.Random, until: float) -> None:
+        super().__init__(name=f"worker-{number}")
+        self._store = table.store()
+        self._number = number
+        self._chance = chance
+        self._until = until
+        self._sequence = 0
+        self._own: dict[str, tuple[str, float]] = {}
+        """Where each owner of ours holds, and until when that is promised."""
+        self.acquired = 0
+        self.woken = Counter[Wake]()
+        """How those who waited learnt that they hold."""
+        self.longest_wait = 0.0
+        self.failures: list[str] = []
+
+    def run(self) -> None:
+        try:
+            while time.monotonic() < self._until:
+                self._act()
+            for owner, (name, _) in self._own.items():
+                drive(self._store.leave(name, owner, 5.0))
+        except Exception as error:
+            self.failures.append(f"{type(error).__name__}: {error} ({error.__cause__!r})")
+
+    def _act(self) -> None:
+        kind = self._chance.random()
+        # In the order of names, else those who wait for each other would.
+        free = list(NAMES)[max((list(NAMES).index(name) + 1 for name, _ in self._own.values()), default=0) :]
+        if not self._own or (free and kind < 0.35):
+            self._acquire(self._chance.choice(free))
+        elif kind < 0.5:
+            self._renew()
+        elif kind < 0.96:
+            owner = self._chance.choice(list(self._own))
+            drive(self._store.leave(self._own.pop(owner)[0], owner, 5.0))
+        elif kind < 0.98:
+            self._own.pop(self._chance.choice(list(self._own)))  # dies
+        else:
+            drive(self._store._node.ask(self._store._statements.sweep, (), 5.0))
+
+    def _acquire(self, name: str) -> None:
+        self._sequence += 1
+        owner = f"{self.name}/{self._sequence}"
+        weight = self._chance.randint(1, NAMES[name])
+        began = sent = time.monotonic()
+        answer = drive(self._store.join(Ask(name, owner, TTL, HEARTBEAT, NAMES[name], weight), 5.0))
+        assert isinstance(answer, Standing), answer
+        while not answer.held:
+            if time.monotonic() > began + 12:
+                self.failures.append(f"{owner} waits for {name} in vain: {answer}")
+                return
+            pause = min(HEARTBEAT / 3, answer.recheck if answer.recheck != inf else HEARTBEAT)
+            woken = drive(self._store.wait(name, owner, max(pause, 0.0)))
+            sent = time.monotonic()
+            others = [Renewal(where, who, TTL, HEARTBEAT) for who, (where, _) in self._own.items()]
+            first, *rest = drive(self._store.renew([Renewal(name, owner, TTL, HEARTBEAT), *others], 5.0))
+            self._take(others, rest, sent)
+            if first is None:  # a machine under load may be too slow for its heartbeat
+                return
+            if first is UNKNOWN or first.ticket == 0:
+                continue
+            if woken is Wake.GRANT and not first.held:
+                self.failures.append(f"{owner} was granted {name}, and does not hold: {first}")
+            answer = first
+            self.woken[woken] += answer.held
+        self._own[owner] = (name, sent + TTL)
+        self.acquired += 1
+        self.longest_wait = max(self.longest_wait, time.monotonic() - began)
+
+    def _renew(self) -> None:
+        sent = time.monotonic()
+        renewals = [Renewal(name, owner, TTL, HEARTBEAT) for owner, (name, _) in self._own.items()]
+        self._take(renewals, drive(self._store.renew(renewals, 5.0)), sent)
+
+    def _take(self, renewals: list[Renewal], answers: list[Standing | None], sent: float) -> None:
+        for renewal, answer in zip(renewals, answers, strict=True):
+            name, promised = self._own[renewal.owner]
+            if answer is None:
+                if time.monotonic() < promised:
+                    self.failures.append(f"{renewal.owner} lost {name} {promised - time.monotonic():.3f} s too early")
+                del self._own[renewal.owner]
+            elif answer.held:
+                self._own[renewal.owner] = (name, sent + TTL)
+            elif answer.ticket:
+                self.failures.append(f"{renewal.owner} held {name}, and now waits: {answer}")
+
+
+def test_eight_at_once(table: Table, seed: int) -> None:  # noqa: F811
+    chance = random.Random(seed)
+    until = time.monotonic() + SECONDS
+    workers = [Worker(table, number, random.Random(chance.random()), until) for number in range(8)]
+    for worker in workers:
+        worker.start()
+    looks = 0
+    while any(worker.is_alive() for worker in workers):
+        overfull = table.rows(
+            "SELECT name, capacity, sum(weight) FROM {s}.distributed_locks"
+            " WHERE acquired_at IS NOT NULL AND expires_at > clock_timestamp() GROUP BY name, capacity"
+            " HAVING sum(weight) > capacity"
+        )
+        assert overfull == []
+        overtaken = table.rows(
+            "SELECT w.name, w.holder, h.holder FROM {s}.distributed_locks w JOIN {s}.distributed_locks h"
+            " ON h.name = w.name AND h.fence > w.fence WHERE w.acquired_at IS NULL AND h.acquired_at IS NOT NULL"
+            " AND w.expires_at > clock_timestamp() AND h.expires_at > clock_timestamp()"
+        )
+        assert overtaken == []
+        looks += 1
+        time.sleep(0.01)
+    failures = [failure for worker in workers for failure in worker.failures]
+    assert failures == []
+    acquired = sum(worker.acquired for worker in workers)
+    woken = sum((worker.woken for worker in workers), Counter[Wake]())
+    longest = max(worker.longest_wait for worker in workers)
+    print(f"{acquired} acquired, woken by {dict(woken)}, longest wait {longest:.2f} s, {looks} looks")
+    assert acquired > 30
+
+
+def test_transactions_that_lock_names_in_opposite_order_do_not_break_renewals(table: Table) -> None:
+    """Two users take two names each, one this way and one that: one of them fails, and no renewal with it."""
+    store = table.store()
+    names = ("a", "b")
+    for name in names:
+        drive(store.join(Ask(name, f"python/{name}", 30.0, 10.0), 5.0))
+    users = [table.connect(autocommit=False) for _ in names]
+    for user, name in zip(users, names, strict=True):
+        table.sql("SELECT {s}.acquire_lock(%s, 'sql', 30, queue => true)", name, on=user)
+    other = threading.Thread(target=_tolerantly, args=(table, users[0], "b"))
+    other.start()
+    renewals = [Renewal(name, f"python/{name}", 30.0, 10.0) for name in names]
+    began = time.monotonic()
+    while other.is_alive() and time.monotonic() < began + 0.3:
+        assert all(answer is not None and answer.held for answer in drive(store.renew(renewals, 5.0)))
+    _tolerantly(table, users[1], "a")
+    other.join(10)
+    for user in users:
+        user.rollback()
+
+
+def _tolerantly(table: Table, user: psycopg.Connection, name: str) -> None:
+    with suppress(psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable):
+        table.sql("SELECT {s}.acquire_lock(%s, 'sql', 30, queue => true)", name, on=user)
+
+
+def test_who_leaves_a_name_that_a_transaction_keeps_may_try_again(table: Table) -> None:
+    store = table.store()
+    drive(store.join(Ask("x", "python/1", 30.0, 10.0), 5.0))
+    user = table.connect(autocommit=False)
+    table.sql("SELECT {s}.acquire_lock('x', 'sql', 30, queue => true)", on=user)
+    with pytest.raises(StoreError) as caught:
+        drive(store.leave("x", "python/1", 0.3))
+    assert caught.value.transient
+    user.commit()
+    drive(store.leave("x", "python/1", 5.0))
+    assert table.sql("SELECT {s}.acquire_lock('x', 'sql', 30)") > 0

@@ -1,0 +1,275 @@
+"""A server that ends sessions, stalls, crashes or is gone while its locks are held and waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+import pytest
+
+from leasehold import LockLostError, StoreError
+from leasehold._model import Ask
+from leasehold._retry import RetryPolicy
+from tests.party import Party, ask
+from tests.postgres.sessions import asking, listening, named, places
+from tests.servers.postgres import PostgresServer
+from tests.servers.proxy import FaultProxy
+
+TTL = 1.2
+SLACK = 1.0
+"""What a loaded machine may add to a delay."""
+PROMPTLY = 0.5
+"""Less than any pause after which a waiter looks by himself."""
+
+Start = Callable[..., PostgresServer]
+
+
+PATIENT = RetryPolicy(max_retries=30, max_delay=0.2)
+"""For whoever is to live through a restart."""
+
+
+async def hold(party: Party, url: str, name: str = "x", ttl: float = TTL, **options: Any) -> Any:
+    """Acquire with a client of its own, and note when the loss is told."""
+    told: list[float] = []
+    locks = party.client(url, ttl=ttl)
+    handle = await ask(locks.acquire(name, timeout=15, on_lost=lambda _: told.append(time.monotonic()), **options))
+    handle.told = told
+    handle.lost  # noqa: B018 - from now on its loss is watched for
+    return handle
+
+
+async def test_a_holder_whose_sessions_are_ended_goes_on_holding(party: Party, server: PostgresServer) -> None:
+    me = party.options["schema"]
+    handle = await hold(party, named(server.url, me))
+    for _ in range(3):
+        await party.until(lambda: asking(server, me), "it is connected")
+        assert server.terminate(me)
+        await party.passes(TTL / 2)
+    assert handle.is_held
+    assert not handle.lost.is_set()
+    await ask(handle.extend(5))
+    await ask(handle.release())
+    assert not places(party, server)
+
+
+@pytest.mark.parametrize("which", ["asking", "listening"])
+async def test_a_waiter_whose_session_is_ended_is_woken_promptly(
+    party: Party, server: PostgresServer, which: str
+) -> None:
+    me = party.options["schema"]
+    handle = await hold(party, server.url, ttl=30)
+    waiting = party.start(hold(party, named(server.url, me), ttl=30))
+    await party.waits(party.client(server.url), "x")
+    await party.until(lambda: listening(server, me), "it listens")
+    doomed = {"asking": asking, "listening": listening}[which](server, me)
+    for pid in doomed:
+        server.terminate(pid)
+    await party.until(lambda: set(listening(server, me)) - set(doomed), "it listens again")
+    released = time.monotonic()
+    await ask(handle.release())
+    second = await waiting.result()
+    assert second.fence > handle.fence
+    assert waiting.ended_at - released < PROMPTLY
+    with suppress(StoreError):  # a session that has just ended shows when it is used
+        await ask(second.release())
+    await party.until(lambda: not places(party, server), "it is given up all the same")
+
+
+async def test_a_release_while_a_waiter_does_not_hear_is_not_missed(party: Party, server: PostgresServer) -> None:
+    me = party.options["schema"]
+    handle = await hold(party, server.url, ttl=30)
+    waiting = party.start(hold(party, named(server.url, me), ttl=30))
+    await party.waits(party.client(server.url), "x")
+    (pid,) = await party.until(lambda: listening(server, me), "it listens")
+    server.terminate(pid)
+    released = time.monotonic()
+    await ask(handle.release())
+    await waiting.result()
+    assert waiting.ended_at - released < SLACK
+
+
+async def test_a_waiter_who_cannot_listen_asks_again_and_again(party: Party, server: PostgresServer) -> None:
+    """As while the address to listen at is out of order."""
+    handle = await hold(party, server.url, ttl=30)
+    with FaultProxy(server) as elsewhere:
+        elsewhere.refuse()
+        locks = party.client(server.url, listen=elsewhere.url)
+        waiting = party.start(lambda: locks.acquire("x", timeout=10))
+        await party.waits(party.client(server.url), "x")
+        released = time.monotonic()
+        await ask(handle.release())
+        await waiting.result()
+        assert waiting.ended_at - released < SLACK
+
+
+async def test_requests_on_their_way_when_a_session_is_ended_all_get_an_answer(
+    party: Party, server: PostgresServer
+) -> None:
+    """The first is stuck in somebody's transaction, the others stand behind it or go their own way."""
+    me = party.options["schema"]
+    store = party.store(named(server.url, me))
+    await store.join(Ask("x", "me/0", ttl=30.0, heartbeat=30.0), 5.0)
+    with psycopg.connect(server.url) as stranger:
+        stranger.execute(f"SELECT FROM {me}.lock_names FOR UPDATE".encode())
+        joins = [
+            party.start(lambda n=n: store.join(Ask("x", f"me/{n}", ttl=30.0, heartbeat=30.0), 10.0))
+            for n in range(1, 6)
+        ]
+        pid = stranger.info.backend_pid
+        stuck = "SELECT pid FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
+        for (victim,) in await party.until(lambda: server.sql(stuck, [pid]), "a request is stuck"):
+            server.terminate(victim)
+        stranger.rollback()
+    outcomes = []
+    for join in joins:
+        try:
+            outcomes.append(await join.result(within=5))
+        except StoreError as error:
+            assert error.transient  # noqa: PT017 - some may succeed
+            outcomes.append(error)
+    assert any(isinstance(outcome, StoreError) for outcome in outcomes)
+    assert await store.join(Ask("x", "me/0", ttl=30.0, heartbeat=30.0), 5.0)
+
+
+async def test_a_server_that_stalls_for_less_than_the_ttl_costs_nobody_a_lock(
+    party: Party, fresh: PostgresServer
+) -> None:
+    handle = await hold(party, fresh.url, ttl=2.0)
+    waiting = party.start(hold(party, fresh.url))
+    await party.waits(party.client(fresh.url), "x")
+    fresh.pause()
+    await party.passes(0.8)
+    assert handle.is_held
+    fresh.resume()
+    await party.passes(1.5)
+    assert handle.is_held
+    assert not handle.lost.is_set()
+    assert not waiting.is_done
+    await ask(handle.release())
+    assert (await waiting.result()).fence > handle.fence
+
+
+async def test_a_server_that_stalls_for_longer_than_the_ttl_is_told_as_a_loss_before_anybody_else_holds(
+    party: Party, fresh: PostgresServer
+) -> None:
+    handle = await hold(party, fresh.url)
+    waiting = party.start(hold(party, fresh.url))
+    await party.waits(party.client(fresh.url), "x")
+    fresh.pause()
+    await party.until(handle.lost.is_set, "the loss is told", within=TTL + SLACK)
+    await party.until(lambda: handle.told, "on_lost is called", within=SLACK)
+    assert not handle.is_held
+    with pytest.raises(LockLostError):
+        handle.check()
+    assert not waiting.is_done
+    fresh.resume()
+    second = await waiting.result()
+    assert handle.told[0] < waiting.ended_at
+    assert second.fence > handle.fence
+    with pytest.raises(LockLostError):
+        await ask(handle.release())
+    await party.passes(TTL)
+    assert second.is_held
+    await ask(second.release())
+    third = await hold(party, fresh.url)
+    assert third.fence > second.fence
+
+
+async def test_a_block_is_told_of_the_loss(party: Party, fresh: PostgresServer) -> None:
+    locks = party.client(fresh.url, ttl=TTL)
+
+    async def block() -> None:
+        if party.driver == "threads":
+            with locks.lock("x") as handle:
+                fresh.pause()
+                assert handle.lost.wait(TTL + SLACK)
+        else:
+            async with locks.lock("x"):
+                fresh.pause()
+                await party.passes(60)
+
+    with pytest.raises(LockLostError):
+        await block()
+    fresh.resume()
+    assert (await ask(locks.acquire("x", timeout=5))).is_held
+
+
+async def test_a_join_stuck_in_a_server_that_stalls_leaves_no_ghost(party: Party, fresh: PostgresServer) -> None:
+    """The server carries it out when it goes on, after its caller has given up."""
+    locks, other = party.client(fresh.url, ttl=30), party.client(fresh.url)
+    await ask((await ask(locks.acquire("known"))).release())
+    fresh.pause()
+    with pytest.raises(StoreError):
+        await ask(locks.acquire("x", timeout=0.4))
+    fresh.resume()
+    assert (await ask(other.acquire("x", timeout=5))).is_held
+    await party.until(lambda: not locks._engine.keeper.leases, "nothing is left to give up")
+    assert [holder.rpartition("/")[0] for _, holder in places(party, fresh)] == [other.holder_id]
+
+
+async def test_a_server_that_crashes_and_recovers_keeps_its_locks(party: Party, fresh: PostgresServer) -> None:
+    handle = await hold(party, fresh.url, ttl=2.5)
+    waiting = party.start(hold(party, fresh.url, retry=PATIENT))
+    await party.waits(party.client(fresh.url), "x")
+    await party.aside(lambda: fresh.restart("immediate"))
+    assert (await ask(party.client(fresh.url).info("x"))).fence == handle.fence
+    await party.passes(2.5)
+    assert handle.is_held
+    assert not handle.lost.is_set()
+    assert not waiting.is_done
+    released = time.monotonic()
+    await ask(handle.release())
+    second = await waiting.result()
+    assert second.fence > handle.fence
+    assert waiting.ended_at - released < SLACK
+    await ask(second.release())
+    await party.aside(lambda: fresh.restart("immediate"))
+    assert (await hold(party, fresh.url)).fence > second.fence
+
+
+async def test_a_grant_survives_a_crash_right_after_it_was_told(party: Party, fresh: PostgresServer) -> None:
+    locks = party.client(fresh.url, ttl=30)
+    handles = []
+    for number in range(3):
+        handles.append(await ask(locks.acquire(f"x-{number}")))
+        fresh.kill()
+        fresh.restart()
+    other = party.client(fresh.url)
+    assert [(await ask(other.info(f"x-{n}"))).fence for n in range(3)] == [handle.fence for handle in handles]
+    assert await ask(other.try_acquire("x-2")) is None
+    for handle in handles:
+        with suppress(StoreError):  # a session that has just ended shows when it is used
+            await ask(handle.release())
+    await party.until(lambda: not places(party, fresh), "all are given up")
+
+
+async def test_a_release_that_a_crash_undoes_costs_only_time(party: Party, start: Start) -> None:
+    server = start(wal_writer_delay="10s")
+    locks, other = party.client(server.url, ttl=TTL), party.client(server.url)
+    first = await ask(locks.acquire("x"))
+    await ask(first.release())
+    server.kill()
+    server.restart()
+    assert [name for name, _ in places(party, server)] == ["x"], "the release was written at once: it need not be"
+    began = time.monotonic()
+    second = await ask(other.acquire("x", timeout=10))
+    assert time.monotonic() - began < TTL + SLACK
+    assert second.fence > first.fence
+    assert not first.is_held
+
+
+async def test_a_server_that_is_gone_for_good_is_an_error_for_waiters_and_a_loss_for_holders(
+    party: Party, fresh: PostgresServer
+) -> None:
+    handle = await hold(party, fresh.url)
+    waiting = party.start(hold(party, fresh.url))
+    await party.waits(party.client(fresh.url), "x")
+    fresh.kill()
+    with pytest.raises(StoreError, match=str(fresh.port)):
+        await waiting.result()
+    await party.until(handle.lost.is_set, "the loss is told", within=TTL + SLACK)
+    with pytest.raises(LockLostError):
+        await ask(handle.release())
