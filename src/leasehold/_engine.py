@@ -223,8 +223,9 @@ class Engine:
     def _fit(self, ask: Ask) -> tuple[Ask, bool]:
         """Ask only what the store can do, and say whether to ask again for want of a line to wait in."""
         can = self.store.capabilities
-        if ask.capacity > 1 and not can.semaphore:
-            msg = f"this store carries exclusive locks only, not a capacity of {ask.capacity}"
+        if not can.carry(ask.capacity, ask.weight):
+            kinds = "exclusive locks, and readers and writers," if can.shared else "exclusive locks"
+            msg = f"this store carries {kinds} only, not a capacity of {ask.capacity}"
             raise UnsupportedError(msg, name=ask.name)
         if ask.queue and not can.fifo:
             return ask._replace(queue=False), True

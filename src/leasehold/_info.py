@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from math import inf
 from typing import Any
 
 from leasehold._model import Line
@@ -18,17 +19,18 @@ class LockInfo:
     holder_id: str
     """The client that holds: host:pid:random."""
     fence: int
+    """0 if only its holder knows it, as with advisory locks."""
     acquired_at: datetime
-    expires_at: datetime
-    """When the lease ends unless it is renewed, which a live holder does."""
+    expires_at: datetime | None
+    """When the lease ends unless it is renewed, which a live holder does. None: when its holder's session ends."""
     metadata: dict[str, Any]
     waiting: int
     """How many stand in line behind the holder."""
 
     def as_json(self) -> dict[str, Any]:
         """Give the same as values JSON can express."""
-        times = {"acquired_at": self.acquired_at.isoformat(), "expires_at": self.expires_at.isoformat()}
-        return asdict(self) | times
+        expiry = None if self.expires_at is None else self.expires_at.isoformat()
+        return asdict(self) | {"acquired_at": self.acquired_at.isoformat(), "expires_at": expiry}
 
 
 def describe(line: Line) -> LockInfo:
@@ -41,7 +43,7 @@ def describe(line: Line) -> LockInfo:
         holder_id=head.owner.rpartition("/")[0] or head.owner,  # an SQL caller's has no number
         fence=head.ticket,
         acquired_at=wall - timedelta(seconds=line.now - (head.acquired_at or line.now)),
-        expires_at=wall + timedelta(seconds=head.expires_at - line.now),
+        expires_at=None if head.expires_at == inf else wall + timedelta(seconds=head.expires_at - line.now),
         metadata=json.loads(head.metadata),
         waiting=len(line.places) - len(held),
     )

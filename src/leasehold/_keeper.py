@@ -12,12 +12,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from math import inf
+from weakref import WeakMethod
 
 from leasehold import _lifecycle
 from leasehold._lease import PATIENCE, Lease, State
 from leasehold._model import Standing
 from leasehold._runtime import drive
-from leasehold._store import GHOST, Store
+from leasehold._store import GHOST, Store, Watchful
 from leasehold.errors import StoreError
 
 log = logging.getLogger("leasehold")
@@ -44,6 +45,9 @@ class Keeper:
         self._leave_at_exit = leave_at_exit
         self._offset: tuple[float, float] | None = None
         self.start_afresh()
+        if isinstance(store, Watchful):
+            doubt = WeakMethod(self.doubt)  # a store may outlive its clients
+            store.watch(lambda owner: call(owner) if (call := doubt()) else None)
 
     def start_afresh(self) -> None:
         """Know of no lease: at first, and in a forked child, where no other thread has come along."""
@@ -121,6 +125,16 @@ class Keeper:
             now = self.runtime.now()
             if now >= lease.trusted_until:
                 self.lose(lease, "its time was up" if lease.is_exhausted() else "it could not be renewed in time")
+
+    def doubt(self, owner: str) -> None:
+        """Ask at once what has become of a place: the store has reason to think that it is gone."""
+        now = self.runtime.now()
+        with self.mutex:
+            lease = self.leases.get(owner)
+            if lease is None or lease.leaving or lease.state is not State.HELD:
+                return
+            lease.due, lease.slack = now, 0.0
+        self.runtime.at_home(lambda: self._see_to_it_by(now))
 
     def lose(self, lease: Lease, reason: str) -> None:
         with self.mutex:

@@ -21,9 +21,24 @@ class Capabilities:
     push: bool = True
     """A place that newly holds is woken. Without it, waiters ask again with growing pauses."""
     semaphore: bool = True
-    """Capacities above one, and so shared holds."""
+    """Any capacity above one."""
+    shared: bool = True
+    """Readers beside each other, and writers alone: a capacity of WHOLE, and a weight of one or all of it."""
+    expiry: bool = True
+    """A place ends by itself when it is not renewed. Without it, places end with the session they were taken on."""
+    records: bool = True
+    """An inspection shows everybody's fences and metadata, not only those of the store object that is asked."""
     processes: bool = True
     """Other processes see the same lines."""
+
+    def carry(self, capacity: int, weight: int) -> bool:
+        """Tell whether a place of that kind can be had here."""
+        is_shared = self.shared and capacity == WHOLE and weight in {1, WHOLE}
+        return capacity == 1 or self.semaphore or is_shared
+
+
+WHOLE = 2**31 - 1
+"""The capacity of a line of readers and writers: a reader takes one of it, a writer all."""
 
 
 class Ask(NamedTuple):
@@ -123,10 +138,12 @@ class Place:
     """One owner's place in a line. It holds from the moment `acquired_at` is set."""
 
     ticket: int
+    """0 where the store cannot tell."""
     owner: str
     capacity: int
     weight: int
     expires_at: float
+    """Infinite for a place that ends with its session."""
     acquired_at: float | None
     metadata: str
     session: Session | None = field(default=None, kw_only=True)

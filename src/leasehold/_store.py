@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from leasehold._model import Ask, Capabilities, Finding, Line, Membership, Refusal, Renewal, Standing, Wake
@@ -63,6 +63,15 @@ class Examinable(Protocol):
     """A store that can tell more of its health than that it answers."""
 
     async def examine(self) -> list[Finding]: ...
+
+
+@runtime_checkable
+class Watchful(Protocol):
+    """A store that may notice by itself that a place is gone."""
+
+    def watch(self, doubt: Callable[[str], None]) -> None:
+        """Call `doubt` with its owner, from any thread, once there is reason to think that a place is gone."""
+        ...
 
 
 class Member(Store, Protocol):

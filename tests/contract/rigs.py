@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from leasehold import AsyncDistributedLock, DistributedLock
+from leasehold._model import Capabilities
 from leasehold._runtime import Runtime, drive
 from leasehold._store import Store
 from leasehold.runtimes.aio import AsyncRuntime
@@ -17,6 +18,7 @@ from leasehold.stores import open_store
 from leasehold.stores.memory import MemberServer, MemberStore, MemoryServer, MemoryStore
 from leasehold.stores.quorum import Quorum
 from leasehold.stores.sqlite import SqliteStore
+from tests.processes.helpers import eventually
 from tests.servers.binaries import POSTGRES18, Flavour, PostgresFlavour, postgres_flavours, redis_flavours
 
 Opener = Callable[[Runtime], Store]
@@ -65,6 +67,17 @@ def postgres(flavour: PostgresFlavour, **options: Any) -> Callable[[Fixture], Op
     return at
 
 
+def postgres_advisory(flavour: PostgresFlavour) -> Callable[[Fixture], Opener]:
+    def at(fixture: Fixture) -> Opener:
+        server = fixture("shared_postgres")(flavour)
+        url = server.url.replace("postgresql://", "postgresql+advisory://")
+        held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
+        eventually(lambda: server.sql(held) == [(0,)], "the sessions of the test before have ended")
+        return lambda runtime: open_store(url, runtime)
+
+    return at
+
+
 def quorum(fixture: Fixture) -> Opener:
     servers = [MemberServer() for _ in range(5)]
     names = [f"member-{number}" for number in range(5)]
@@ -90,6 +103,7 @@ STORES: dict[str, Callable[[Fixture], Opener]] = {
     "redlock": redlock,
     **{f"postgres-{flavour.name}": postgres(flavour) for flavour in postgres_flavours()},
     "postgres-polling": postgres(POSTGRES18, push=False),
+    **{f"postgres+advisory-{flavour.name}": postgres_advisory(flavour) for flavour in postgres_flavours()},
     "quorum": quorum,
 }
 DRIVERS = ("threads", "asyncio")
@@ -122,9 +136,13 @@ class Rig:
         return store
 
     @property
+    def can(self) -> Capabilities:
+        return self._open_store(ThreadRuntime()).capabilities
+
+    @property
     def has_line(self) -> bool:
         """Whether waiters stand in line, seen by all, rather than ask again and again."""
-        return self._open_store(ThreadRuntime()).capabilities.fifo
+        return self.can.fifo
 
     def client(self, **options: Any) -> Any:
         """Make one more client, as another process would be."""

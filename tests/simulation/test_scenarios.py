@@ -14,7 +14,7 @@ import pytest
 from leasehold import Capabilities
 from leasehold._engine import Engine
 from leasehold._lease import Claim, Lease, State
-from leasehold._model import Ask
+from leasehold._model import WHOLE, Ask
 from leasehold._retry import RetryPolicy
 from leasehold.errors import (
     CapacityMismatchError,
@@ -445,6 +445,22 @@ def test_a_store_without_semaphores_refuses_capacities(stage: Stage) -> None:
     alice.store.capabilities = Capabilities(semaphore=False)
     with pytest.raises(UnsupportedError):
         stage.run(alice.acquire(capacity=2))
+
+
+def test_a_store_without_semaphores_may_have_readers_and_writers_all_the_same(stage: Stage) -> None:
+    alice = stage.client("alice")
+    alice.store.capabilities = Capabilities(semaphore=False)
+
+    async def story() -> None:
+        for weight in (1, WHOLE):
+            await alice.engine.release(await alice.acquire(capacity=WHOLE, weight=weight))
+        with pytest.raises(UnsupportedError):
+            await alice.acquire(capacity=WHOLE, weight=2)
+        alice.store.capabilities = Capabilities(semaphore=False, shared=False)
+        with pytest.raises(UnsupportedError):
+            await alice.acquire(capacity=WHOLE)
+
+    stage.run(story())
 
 
 def test_an_extension_outlives_the_renewals_that_follow_it(stage: Stage) -> None:

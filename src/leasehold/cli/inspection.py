@@ -46,9 +46,9 @@ def show(arguments: Namespace) -> int:
         for key, value in (
             ("name", info.name),
             ("holder", info.holder_id),
-            ("fence", str(info.fence)),
+            ("fence", _fence(info)),
             ("since", f"{_moment(info.acquired_at)} ({humane(held_for(info))} ago)"),
-            ("expires", f"{_moment(info.expires_at)} (in {humane(_left(info))} unless renewed)"),
+            ("expires", _expiry(info)),
             ("waiting", str(info.waiting)),
             ("metadata", pairs(info.metadata) or "none"),
         ):
@@ -75,7 +75,7 @@ def release(arguments: Namespace) -> int:
     else:
         print(
             f"took {info.name!r} from {visible(info.holder_id)}, who held it for {humane(held_for(info))} "
-            f"(fence {info.fence}); if alive, that one learns of it at its next renewal"
+            f"(fence {_fence(info)}); if alive, that one learns of it at its next renewal"
         )
     return 0
 
@@ -84,17 +84,29 @@ def held_for(info: LockInfo) -> float:
     return (datetime.now(UTC) - info.acquired_at).total_seconds()
 
 
-def _left(info: LockInfo) -> float:
-    return (info.expires_at - datetime.now(UTC)).total_seconds()
+def _left(info: LockInfo) -> str:
+    if info.expires_at is None:
+        return "with its session"
+    return humane((info.expires_at - datetime.now(UTC)).total_seconds())
+
+
+def _expiry(info: LockInfo) -> str:
+    if info.expires_at is None:
+        return _left(info)
+    return f"{_moment(info.expires_at)} (in {_left(info)} unless renewed)"
+
+
+def _fence(info: LockInfo) -> str:
+    return str(info.fence) if info.fence else "-"
 
 
 def _row(info: LockInfo) -> tuple[str, ...]:
     return (
         info.name,
         info.holder_id,
-        str(info.fence),
+        _fence(info),
         f"{humane(held_for(info))} ago",
-        humane(_left(info)),
+        _left(info),
         str(info.waiting),
         pairs(info.metadata),
     )

@@ -77,6 +77,7 @@ class Quorum:
             fifo=False,
             push=False,
             semaphore=False,
+            shared=False,
             processes=all(member.capabilities.processes for member in members),
         )
         self._members = members

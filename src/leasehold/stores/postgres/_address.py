@@ -47,6 +47,12 @@ class Options(NamedTuple):
     """Where to listen, if a transaction pooler stands before the server."""
     pooler: str = ""
     """"session": vouch that the pooler in between gives every connection a session of its own."""
+    advisory: bool = False
+    """Use the server's advisory locks, not the lease table."""
+
+    def for_the_table(self) -> list[str]:
+        """Name what is set that makes no difference to advisory locks."""
+        return [name for name in ("schema", "push", "listen") if getattr(self, name) != self._field_defaults[name]]
 
     def changed(self, given: Mapping[str, Any]) -> Options:
         """Put what was given by name before what the URL says, and check it."""
@@ -67,8 +73,10 @@ def parse_url(url: str) -> tuple[Address, Options]:
     place, _, query = rest.partition("?")
     given = [pair.partition("=") for pair in query.split("&") if pair]
     ours: dict[str, Any] = {key: unquote(value) for key, _, value in given if key in Options._fields}
-    if "push" in ours:
-        ours["push"] = _flag(ours["push"])
+    for name in {"push", "advisory"} & set(ours):
+        ours[name] = _flag(name, ours[name])
+    if scheme.lower().endswith("+advisory"):
+        ours["advisory"] = True
     theirs = [pair for pair in given if pair[0] not in Options._fields]
     if unknown := [key for key, _, _ in theirs if key not in _KEYWORDS | {"ssl"}]:
         msg = f"{', '.join(unknown)}: no such option, neither of libpq's nor of ours: {', '.join(Options._fields)}"
@@ -138,8 +146,8 @@ def _address(settings: Mapping[str, Any]) -> Address:
     return Address(kept, label)
 
 
-def _flag(text: str) -> bool:
+def _flag(name: str, text: str) -> bool:
     if text.lower() not in _TRUE | _FALSE:
-        msg = f"push must be yes or no, got {text!r}"
+        msg = f"{name} must be yes or no, got {text!r}"
         raise InvalidInputError(msg)
     return text.lower() in _TRUE

@@ -19,7 +19,7 @@ from leasehold.stores._turns import Turns
 from leasehold.stores.postgres import _libpq
 from leasehold.stores.postgres._address import Address
 from leasehold.stores.postgres._errors import FAILURES, refused, unanswered
-from leasehold.stores.postgres._libpq import ERRORS, Lane, Params, Row, Statement
+from leasehold.stores.postgres._libpq import ERRORS, Begun, Lane, Params, Row, Statement
 
 MOST = 8
 """How many threads ask at the same time: a server has few connections, each dear, and is no quicker with more."""
@@ -117,10 +117,10 @@ def _ending_as_sockets_do() -> Iterator[None]:
         raise ConnectionResetError(str(error)) from error
 
 
-def connect(address: Address, timeout: float) -> Connection:
+def connect(address: Address, timeout: float, begun: Begun = lambda _: None) -> Connection:
     """Open a session, and find out whether it is one of our own. Raises StoreError, TimeoutError, psycopg's errors."""
     deadline = time.monotonic() + timeout
-    connection = Connection(_libpq.connect(address, timeout))
+    connection = Connection(_libpq.connect(address, timeout, begun))
     greeting = (b"%d" % connection.pgconn.backend_pid,)
     ((is_pooled, _),) = ask_on(connection, address, _libpq.GREETING, greeting, deadline - time.monotonic())
     connection.is_pooled = is_pooled == b"t" and not address.is_vouched

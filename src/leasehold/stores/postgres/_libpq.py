@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from math import ceil, inf
 from typing import Any, NamedTuple
@@ -49,7 +49,11 @@ GREETING = Statement(
 the session is ours, and what the server's administrator prefers for others is set aside."""
 
 
-def connect(address: Address, timeout: float) -> PGconn:
+Begun = Callable[[PGconn], object]
+"""Called with what may become a connection."""
+
+
+def connect(address: Address, timeout: float, begun: Begun = lambda _: None) -> PGconn:
     """Connect and log in to the first of the hosts that will have us; none may take the others' time.
 
     Blocks. Raises StoreError if none will have us, OSError if their names lead nowhere, and TimeoutError.
@@ -60,7 +64,7 @@ def connect(address: Address, timeout: float) -> PGconn:
     for number, attempt in enumerate(attempts, start=1):
         left = deadline - time.monotonic()
         try:
-            return _connect(address, attempt, min(left / (len(attempts) - number + 1), limit))
+            return _connect(address, attempt, min(left / (len(attempts) - number + 1), limit), begun)
         except (StoreError, TimeoutError):
             if number == len(attempts):
                 raise
@@ -81,9 +85,10 @@ def _attempts(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield {**settings, **one, "hostaddr": found[4][0]}
 
 
-def _connect(address: Address, settings: Mapping[str, Any], timeout: float) -> PGconn:
+def _connect(address: Address, settings: Mapping[str, Any], timeout: float, begun: Begun) -> PGconn:
     deadline = time.monotonic() + timeout
     connection = pq.PGconn.connect_start(make_conninfo("", **settings).encode())
+    begun(connection)
     while True:
         if connection.status == pq.ConnStatus.BAD:
             raise not_connected(address, connection.get_error_message())

@@ -8,7 +8,9 @@ from typing import Any
 
 from leasehold._runtime import Runtime
 from leasehold._store import Store
+from leasehold.errors import InvalidInputError
 from leasehold.stores.postgres._address import Options, from_object, parse_url
+from leasehold.stores.postgres.advisory import AdvisoryStore
 from leasehold.stores.postgres.table import TableStore
 
 
@@ -20,6 +22,11 @@ def open_postgres(source: object, runtime: Runtime, options: Mapping[str, Any]) 
         address, settings = from_object(source), Options()
     settings = settings.changed(options)
     address = replace(address, is_vouched=settings.pooler == "session")
+    if settings.advisory:
+        if useless := settings.for_the_table():
+            msg = f"{', '.join(useless)}: this is for the lease table, and advisory locks have none"
+            raise InvalidInputError(msg)
+        return AdvisoryStore(runtime, address)
     ear = address
     if settings.listen:
         ear, heard = parse_url(settings.listen)

@@ -1,0 +1,174 @@
+"""What is said to the server about advisory locks, and what it shows of them.
+
+Every statement begins with a comment that names what its session holds, so that pg_stat_activity tells people.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+from leasehold._model import Session as Client
+from leasehold.errors import InvalidInputError
+from leasehold.stores.postgres._key import Key, advisory_key
+from leasehold.stores.postgres._libpq import Row
+
+MOST = 20
+"""Locks that are tried to be put into a comment: hardly more could fit."""
+COMMENT = 900
+"""Bytes of a comment: the server shows the first 1024 of a statement unless told otherwise."""
+
+_FENCE = "pg_logical_emit_message(false, 'leasehold', '') - '0/0'::pg_lsn"
+"""The position in the server's log behind a message of ours: it grows, and needs no table."""
+_NOW = "extract(epoch FROM clock_timestamp())"
+
+PING = f"SELECT {_NOW}"
+
+
+def try_lock(key: Key, *, shared: bool) -> str:
+    """Take a lock if it is free, and then draw the fence: NULL if it is not.
+
+    A CASE evaluates what it needs only, so the fence is drawn after the lock was taken.
+    """
+    return f"SELECT CASE WHEN pg_try_advisory_lock{_suffix(shared)}({key.sql}) THEN {_FENCE} END, {_NOW}"
+
+
+def await_lock(key: Key, *, shared: bool) -> str:
+    """Wait in the server's queue for a lock, and then draw the fence."""
+    return f"SELECT CASE WHEN pg_advisory_lock{_suffix(shared)}({key.sql})::text IS NOT NULL THEN {_FENCE} END, {_NOW}"
+
+
+def unlock(key: Key, *, shared: bool) -> str:
+    return f"SELECT pg_advisory_unlock{_suffix(shared)}({key.sql})"
+
+
+def unlock_if_held(key: Key, *, shared: bool) -> str:
+    """Give back what may not be held: the server would write a warning into its log."""
+    return (
+        f"{unlock(key, shared=shared)} FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()"
+        f" AND (classid::int8, objid::int8, objsubid) = {key.pg_locks}"
+    )
+
+
+UNLOCK_ALL = "SELECT pg_advisory_unlock_all()"
+
+
+def cancel(pid: int) -> str:
+    return f"SELECT pg_cancel_backend({pid})"
+
+
+def terminate(pid: int, within: float) -> str:
+    return f"SELECT pg_terminate_backend({pid}, {max(round(within * 1000), 1)})"
+
+
+def look(keys: Iterable[Key] | None = None) -> str:
+    """Show who holds and awaits advisory locks of this database: all, or these. Draws a ticket, too."""
+    which = ""
+    if keys is not None:
+        which = f" AND (classid::int8, objid::int8, objsubid) IN ({', '.join(str(key.pg_locks) for key in keys)})"
+    return (
+        f"SELECT (SELECT {_FENCE}), {_NOW}, classid, objid, objsubid, lock.pid, granted, mode = 'ShareLock',"
+        " extract(epoch FROM (to_jsonb(lock) ->> 'waitstart')::timestamptz), application_name, host(client_addr),"
+        " query, extract(epoch FROM state_change), extract(epoch FROM backend_start)"
+        # What the views pg_locks and pg_stat_activity show, but planned in half the time.
+        " FROM pg_lock_status() AS lock LEFT JOIN LATERAL pg_stat_get_activity(lock.pid) ON true"
+        " WHERE locktype = 'advisory'"
+        f" AND database = (SELECT oid FROM pg_database WHERE datname = current_database()){which}"
+    )
+
+
+def _suffix(shared: bool) -> str:  # noqa: FBT001
+    return "_shared" if shared else ""
+
+
+def label(name: str, owner: str) -> str:
+    """Write a name and an owner as a comment can carry them: with no space, asterisk or control character."""
+    return f"{quote(name, safe=':/@')} {quote(owner, safe=':/@')}"
+
+
+def commented(statement: str, labels: Iterable[str]) -> bytes:
+    """Put before a statement what its session holds, as much of it as is shown."""
+    comment = ""
+    for each in islice(labels, MOST):
+        if len(comment) + len(each) < COMMENT:
+            comment += f" {each}"
+    return (f"/* leasehold{comment} */ {statement}" if comment else statement).encode()
+
+
+_COMMENT = re.compile(r"/\* leasehold ([!-)+-~ ]*)")
+
+
+def read_comment(query: str) -> list[tuple[str, str]]:
+    """Read names and owners out of a statement, which may have been cut off, or be anybody's."""
+    found = _COMMENT.match(query)
+    if found is None:
+        return []
+    words = found[1].split(" ")
+    if not query.startswith("*/", found.end()):
+        words.pop()  # it may be a part only
+    return [(unquote(name), unquote(owner)) for name, owner in zip(words[::2], words[1::2], strict=False) if owner]
+
+
+class Sight(NamedTuple):
+    """One session's hold of a key, or its wait for it."""
+
+    key: Key
+    pid: int
+    granted: bool
+    shared: bool
+    since: float
+    """When it was taken, at the earliest, or when the wait began."""
+    client: Client
+    name: str
+    """As the session's last statement says, else by its key."""
+    owner: str
+
+
+class Look(NamedTuple):
+    ticket: int
+    now: float
+    sights: list[Sight]
+    """Holders first, then who waits, in their order."""
+
+
+def read_look(rows: Sequence[Row]) -> Look:
+    sights = sorted(map(_sight, rows), key=lambda sight: (not sight.granted, sight.since, sight.pid))
+    ticket, now = (float(rows[0][0] or 0), float(rows[0][1] or 0)) if rows else (0, 0.0)
+    return Look(int(ticket), now, sights)
+
+
+def _sight(row: Row) -> Sight:
+    _, now, classid, objid, objsubid, pid_, granted_, shared, waiting, application_, address, query_, changed, began = (
+        row
+    )
+    key = Key.from_pg_locks(*(int(part or 0) for part in (classid, objid, objsubid)))
+    pid, granted = int(pid_ or 0), granted_ == b"t"
+    application, query = _text(application_), _text(query_)
+    said = read_comment(query)
+    name, owner = next(
+        ((name, owner) for name, owner in said if _has_key(name, key)),
+        (str(key), f"{application or 'unknown'}:{pid}/0"),
+    )
+    if not granted:
+        since = waiting or now  # it is not there yet for a moment after the wait began
+    elif len(said) == 1 and "advisory_lock" in query:
+        since = changed or began  # the statement that took it was the last
+    else:
+        since = began
+    return Sight(
+        key, pid, granted, shared == b"t", float(since or 0), Client(pid, application, _text(address)), name, owner
+    )
+
+
+def _has_key(name: str, key: Key) -> bool:
+    try:
+        return advisory_key(name) == key
+    except InvalidInputError:  # somebody else's comment
+        return False
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode("utf-8", "replace")
