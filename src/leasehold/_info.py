@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import Any
 
-from leasehold._model import Line
+from leasehold._model import Line, Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,15 @@ class LockInfo:
     metadata: dict[str, Any]
     waiting: int
     """How many stand in line behind the holder."""
+    session: Session | None = None
+    """The connection it came by, where a server knows its connections, as PostgreSQL does."""
 
     def as_json(self) -> dict[str, Any]:
         """Give the same as values JSON can express."""
         expiry = None if self.expires_at is None else self.expires_at.isoformat()
-        return asdict(self) | {"acquired_at": self.acquired_at.isoformat(), "expires_at": expiry}
+        session = None if self.session is None else self.session._asdict()
+        times = {"acquired_at": self.acquired_at.isoformat(), "expires_at": expiry}
+        return asdict(self) | times | {"session": session}
 
 
 def describe(line: Line) -> LockInfo:
@@ -46,4 +50,5 @@ def describe(line: Line) -> LockInfo:
         expires_at=None if head.expires_at == inf else wall + timedelta(seconds=head.expires_at - line.now),
         metadata=json.loads(head.metadata),
         waiting=len(line.places) - len(held),
+        session=head.session,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 
@@ -175,3 +176,21 @@ def test_a_table_is_aligned_and_cut_to_the_terminal() -> None:
         "nnnnnnnnn…  1  ddddddddd…",
         "日本語日…   2",
     ]
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "postgresql+advisory"])
+def test_on_postgres_one_sees_the_session_it_came_by(leasehold: Leasehold, lease_url: str, kind: str) -> None:
+    url = f"{lease_url}&application_name=biller"
+    if kind != "postgresql":
+        url = url.replace("postgresql://", f"{kind}://").partition("?")[0] + "?application_name=biller"
+    name = f"invoice:{secrets.token_hex(4)}"
+    with DistributedLock(url) as locks, locks.lock(name):
+        (seen,) = (lock for lock in leasehold.json("ls", "--url", url) if lock["name"] == name)
+        header, *lines = leasehold("ls", "--url", url).stdout.splitlines()
+        shown = leasehold("show", name, "--url", url).stdout
+    assert seen["holder_id"] == locks.holder_id
+    assert (seen["session"]["application"], seen["session"]["address"]) == ("biller", "127.0.0.1")
+    assert seen["session"]["pid"] > 0
+    assert header.split()[-3:] == ["PID", "APPLICATION", "ADDRESS"]
+    assert any(name in line and line.split()[-2:] == ["biller", "127.0.0.1"] for line in lines)
+    assert "'biller' from 127.0.0.1" in shown

@@ -14,6 +14,8 @@ from leasehold.cli.outcome import Exit, Failure
 from leasehold.cli.text import BOLD, humane, painted, pairs, table, takes_colour, visible
 
 COLUMNS = ("NAME", "HOLDER", "FENCE", "SINCE", "EXPIRES IN", "WAITING", "METADATA")
+SESSION_COLUMNS = ("PID", "APPLICATION", "ADDRESS")
+"""Only where the store knows the connections its locks came by."""
 SHRINKABLE = (COLUMNS.index("NAME"), COLUMNS.index("HOLDER"), COLUMNS.index("METADATA"))
 
 
@@ -27,7 +29,10 @@ def ls(arguments: Namespace) -> int:
         print(f"nothing is locked under {arguments.prefix!r}" if arguments.prefix else "nothing is locked")
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        header, *lines = table([COLUMNS, *map(_row, found)], width=width, shrinkable=SHRINKABLE)
+        rows = [COLUMNS, *map(_row, found)]
+        if any(info.session for info in found):
+            rows = [(*row, *more) for row, more in zip(rows, [SESSION_COLUMNS, *map(_session, found)], strict=True)]
+        header, *lines = table(rows, width=width, shrinkable=SHRINKABLE)
         print(painted(header, BOLD, wanted=takes_colour(sys.stdout)))
         for line in lines:
             print(line)
@@ -51,6 +56,7 @@ def show(arguments: Namespace) -> int:
             ("expires", _expiry(info)),
             ("waiting", str(info.waiting)),
             ("metadata", pairs(info.metadata) or "none"),
+            *([("session", "pid {} of {!r} from {}".format(*_session(info)))] if info.session else []),
         ):
             print(f"{key:<9} {visible(value)}")
     return 0
@@ -110,6 +116,12 @@ def _row(info: LockInfo) -> tuple[str, ...]:
         str(info.waiting),
         pairs(info.metadata),
     )
+
+
+def _session(info: LockInfo) -> tuple[str, str, str]:
+    if info.session is None:
+        return "-", "-", "-"
+    return str(info.session.pid), info.session.application or "-", info.session.address or "local"
 
 
 def _moment(moment: datetime) -> str:
