@@ -222,30 +222,28 @@ async def test_a_server_that_crashes_and_recovers_keeps_its_locks(party: Party, 
     assert not waiting.is_done
     released = time.monotonic()
     await ask(handle.release())
-    second = await waiting.result()
-    assert second.fence > handle.fence
+    assert (await waiting.result()).fence > handle.fence
     assert waiting.ended_at - released < SLACK
-    await ask(second.release())
-    await party.aside(lambda: fresh.restart("immediate"))
-    assert (await hold(party, fresh.url)).fence > second.fence
 
 
 async def test_a_grant_survives_a_crash_right_after_it_was_told(party: Party, fresh: PostgresServer) -> None:
     locks = party.client(fresh.url, ttl=30)
     handles = []
-    for number in range(3):
-        handles.append(await ask(locks.acquire(f"x-{number}")))
+    for number in range(2):
+        handles.append(await ask(locks.acquire(f"x-{number}", retry=PATIENT)))
         fresh.kill()
         fresh.restart()
     other = party.client(fresh.url)
-    assert [(await ask(other.info(f"x-{n}"))).fence for n in range(3)] == [handle.fence for handle in handles]
-    assert await ask(other.try_acquire("x-2")) is None
+    assert [(await ask(other.info(f"x-{n}"))).fence for n in range(2)] == [handle.fence for handle in handles]
+    assert await ask(other.try_acquire("x-1")) is None
+    assert handles[0].fence < handles[1].fence < (await ask(other.acquire("y"))).fence
     for handle in handles:
         with suppress(StoreError):  # a session that has just ended shows when it is used
             await ask(handle.release())
-    await party.until(lambda: not places(party, fresh), "all are given up")
+    await party.until(lambda: len(places(party, fresh)) == 1, "all but the other's are given up")
 
 
+@pytest.mark.parametrize("driver", ["threads"])
 async def test_a_release_that_a_crash_undoes_costs_only_time(party: Party, start: Start) -> None:
     server = start(wal_writer_delay="10s")
     locks, other = party.client(server.url, ttl=TTL), party.client(server.url)
