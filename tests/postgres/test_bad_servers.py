@@ -221,6 +221,40 @@ async def test_a_server_that_only_reads(party: Party, server: PostgresServer) ->
     assert "target_session_attrs=read-write" in said
 
 
+async def test_one_of_several_servers_that_is_silent_or_down_is_passed_over(
+    party: Party, server: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    down = Port()
+    with Stranger(lambda _: b"") as silent:
+        hosts = f"127.0.0.1:{down.number},127.0.0.1:{silent.port},127.0.0.1:{server.port}"
+        locks = party.client(f"postgresql://postgres@{hosts}/postgres?target_session_attrs=read-write", ttl=6)
+        began = time.monotonic()
+        held = await ask(locks.acquire("x", timeout=10))
+        assert time.monotonic() - began < 4.0, "half of a request's time, for the silent one"
+        waiting = party.start(lambda: locks.acquire("x", timeout=10))
+        await party.waits(locks, "x")
+        began = time.monotonic()
+        for number in range(3):
+            await ask((await ask(locks.acquire(f"y-{number}"))).release())
+        assert time.monotonic() - began < 1.0, "who is silent is tried last for a while"
+        released = time.monotonic()
+        await ask(held.release())
+        await waiting.result()
+        assert waiting.ended_at - released < 1.0
+    down.close()
+    assert not caplog.text
+
+
+async def test_several_servers_that_are_all_out_of_reach(party: Party) -> None:
+    first, second = Port(), Port()
+    url = f"postgresql://me:{SECRET}@127.0.0.1:{first.number},127.0.0.1:{second.number}/db"
+    said = await refusal(party, url, is_transient=True)
+    assert str(first.number) in said
+    assert str(second.number) in said
+    first.close()
+    second.close()
+
+
 @pytest.mark.parametrize("driver", ["asyncio"])
 async def test_a_standby(party: Party, start: Start, start_postgres: Start, tmp_path: Path) -> None:
     primary = start(fsync="off", wal_level="replica", max_wal_senders="4")

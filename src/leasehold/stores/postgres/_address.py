@@ -28,6 +28,10 @@ class Address:
     """Whether a pooler in between is known to give every connection a session of its own."""
     if_missing: str = ""
     """What to do where the server lacks a table or a function."""
+    each: tuple[bytes, ...] = field(default=(), repr=False)
+    """The servers one by one, if they are several to be tried in turn."""
+    silent_until: dict[bytes, float] = field(default_factory=dict, repr=False, compare=False)
+    """Which of them gave no answer of late, and until when they are tried after the others."""
 
     def __str__(self) -> str:
         return self.label
@@ -129,7 +133,21 @@ def _address(settings: Mapping[str, Any]) -> Address:
     port = settings.get("port")
     database = settings.get("dbname")
     label = f"{host}{f':{port}' if port else ''}{f'/{database}' if database else ''}"
-    return Address(make_conninfo("", **kept).encode(), label)
+    each = tuple(make_conninfo("", **one).encode() for one in _one_by_one(kept))
+    return Address(make_conninfo("", **kept).encode(), label, each=each)
+
+
+def _one_by_one(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Take several servers apart, unless libpq has to compare them.
+
+    It tries them in turn, but waits for each as long as for all of them: that one is silent would cost all the time.
+    """
+    lists = {key: str(settings[key]).split(",") for key in ("host", "hostaddr", "port") if settings.get(key)}
+    count = max(map(len, lists.values()), default=1)
+    is_compared = settings.get("target_session_attrs") == "prefer-standby" or "load_balance_hosts" in settings
+    if count == 1 or is_compared or any(len(values) not in {1, count} for values in lists.values()):
+        return []
+    return [{**settings, **{key: (values * count)[n] for key, values in lists.items()}} for n in range(count)]
 
 
 def _flag(text: str) -> bool:

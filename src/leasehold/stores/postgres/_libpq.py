@@ -11,11 +11,15 @@ from typing import NamedTuple
 from psycopg import pq
 from psycopg.pq.abc import PGconn, PGresult
 
+from leasehold.errors import StoreError
 from leasehold.stores.postgres._address import Address
 from leasehold.stores.postgres._errors import not_connected
 
 Params = Sequence[bytes | None]
 Row = list[bytes | None]
+
+SILENCE = 10.0
+"""How long a server that gave no answer is tried after the others."""
 
 ERRORS = {pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE}
 
@@ -31,9 +35,32 @@ WHO = Statement(b"SELECT pg_backend_pid()")
 
 
 def connect(address: Address, timeout: float) -> PGconn:
-    """Connect and log in. Blocks; raises StoreError if the server will not have us, and TimeoutError."""
+    """Connect to the first server that lets us, and log in. Blocks.
+
+    Raises StoreError if no server will have us, and TimeoutError.
+    """
     deadline = time.monotonic() + timeout
-    connection = pq.PGconn.connect_start(address.conninfo)
+    if not address.each:
+        return _connect(address, address.conninfo, deadline)
+    failures = []
+    silent = address.silent_until
+    servers = sorted(address.each, key=lambda server: silent.get(server, 0.0) > time.monotonic())
+    for number, server in enumerate(servers):
+        now = time.monotonic()
+        try:
+            return _connect(address, server, now + (deadline - now) / (len(servers) - number))
+        except TimeoutError:
+            silent[server] = time.monotonic() + SILENCE
+            failures.append("no answer in time")
+        except StoreError as error:
+            if not error.transient:
+                raise
+            failures.append(str(error.__cause__))
+    raise not_connected(address, "\n".join(failures))
+
+
+def _connect(address: Address, conninfo: bytes, deadline: float) -> PGconn:
+    connection = pq.PGconn.connect_start(conninfo)
     while True:
         if connection.status == pq.ConnStatus.BAD:
             raise not_connected(address, connection.get_error_message())
