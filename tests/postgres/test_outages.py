@@ -105,6 +105,26 @@ async def test_a_waiter_who_cannot_listen_asks_again_and_again(party: Party, ser
         assert waiting.ended_at - released < SLACK
 
 
+async def test_a_release_just_before_a_waiter_hears_again_is_not_missed(party: Party, server: PostgresServer) -> None:
+    me = party.options["schema"]
+    handle = await hold(party, server.url, ttl=30)
+    with FaultProxy(server) as ear:
+        locks = party.client(server.url, ttl=30, listen=named(ear.url, me))
+        waiting = party.start(lambda: locks.acquire("x", timeout=10))
+        await party.waits(party.client(server.url), "x")
+        await party.until(lambda: listening(server, me), "it listens")
+        before = ear.accepted
+        ear.hold()
+        ear.reset_all()
+        await party.until(lambda: ear.accepted > before, "it connects again")
+        await party.passes(0.1)  # whoever was told to ask again has asked
+        await ask(handle.release())
+        ear.heal()
+        healed = time.monotonic()
+        await waiting.result()
+        assert waiting.ended_at - healed < PROMPTLY
+
+
 async def test_requests_on_their_way_when_a_session_is_ended_all_get_an_answer(
     party: Party, server: PostgresServer
 ) -> None:
