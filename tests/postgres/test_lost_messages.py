@@ -88,13 +88,13 @@ async def test_a_join_that_waits_and_whose_reply_is_lost_has_one_place_in_line(p
 
 
 async def test_a_lost_request_is_sent_again(party: Party, proxy: FaultProxy) -> None:
-    locks = party.client(proxy.url, ttl=1.2)
+    locks = party.client(proxy.url, ttl=0.9)
     await know_statements(locks)
     proxy.lose_request(when=calls("line_join"))
     handle = await ask(locks.acquire("x", timeout=5))
     proxy.lose_request(when=calls("line_renew"))
     await party.until(lambda: proxy.lost == 2, "a renewal is lost")
-    await party.passes(1.2)
+    await party.passes(0.9)
     assert handle.is_held
 
 
@@ -128,7 +128,7 @@ async def test_a_renewal_whose_reply_is_lost_takes_nothing_away(party: Party, pr
     proxy.lose_reply(3, when=calls("line_renew"))
     await party.until(lambda: proxy.lost == 3, "three renewals are lost")
     assert handle.is_held
-    await party.passes(1.2)
+    await party.passes(0.8)
     assert handle.is_held
     assert not handle.lost.is_set()
     await ask(handle.release())

@@ -44,7 +44,7 @@ async def hold(party: Party, url: str, name: str = "x", ttl: float = TTL, **opti
 async def test_a_holder_whose_sessions_are_ended_goes_on_holding(party: Party, server: PostgresServer) -> None:
     me = party.options["schema"]
     handle = await hold(party, named(server.url, me))
-    for _ in range(3):
+    for _ in range(2):
         await party.until(lambda: asking(server, me), "it is connected")
         assert server.terminate(me)
         await party.passes(TTL / 2)
@@ -157,14 +157,14 @@ async def test_requests_on_their_way_when_a_session_is_ended_all_get_an_answer(
 async def test_a_server_that_stalls_for_less_than_the_ttl_costs_nobody_a_lock(
     party: Party, fresh: PostgresServer
 ) -> None:
-    handle = await hold(party, fresh.url, ttl=2.0)
+    handle = await hold(party, fresh.url, ttl=1.6)
     waiting = party.start(hold(party, fresh.url))
     await party.waits(party.client(fresh.url), "x")
     fresh.pause()
-    await party.passes(0.8)
+    await party.passes(0.6)
     assert handle.is_held
     fresh.resume()
-    await party.passes(1.5)
+    await party.passes(1.1)
     assert handle.is_held
     assert not handle.lost.is_set()
     assert not waiting.is_done
@@ -196,25 +196,6 @@ async def test_a_server_that_stalls_for_longer_than_the_ttl_is_told_as_a_loss_be
     await ask(second.release())
     third = await hold(party, fresh.url)
     assert third.fence > second.fence
-
-
-async def test_a_block_is_told_of_the_loss(party: Party, fresh: PostgresServer) -> None:
-    locks = party.client(fresh.url, ttl=TTL)
-
-    async def block() -> None:
-        if party.driver == "threads":
-            with locks.lock("x") as handle:
-                fresh.pause()
-                assert handle.lost.wait(TTL + SLACK)
-        else:
-            async with locks.lock("x"):
-                fresh.pause()
-                await party.passes(60)
-
-    with pytest.raises(LockLostError):
-        await block()
-    fresh.resume()
-    assert (await ask(locks.acquire("x", timeout=5))).is_held
 
 
 async def test_a_join_stuck_in_a_server_that_stalls_leaves_no_ghost(party: Party, fresh: PostgresServer) -> None:
