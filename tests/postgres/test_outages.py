@@ -44,7 +44,7 @@ async def hold(party: Party, url: str, name: str = "x", ttl: float = TTL, **opti
 async def test_a_holder_whose_sessions_are_ended_goes_on_holding(party: Party, server: PostgresServer) -> None:
     me = party.options["schema"]
     handle = await hold(party, named(server.url, me))
-    for _ in range(3):
+    for _ in range(2):
         await party.until(lambda: asking(server, me), "it is connected")
         assert server.terminate(me)
         await party.passes(TTL / 2)
@@ -105,6 +105,26 @@ async def test_a_waiter_who_cannot_listen_asks_again_and_again(party: Party, ser
         assert waiting.ended_at - released < SLACK
 
 
+async def test_a_release_just_before_a_waiter_hears_again_is_not_missed(party: Party, server: PostgresServer) -> None:
+    me = party.options["schema"]
+    handle = await hold(party, server.url, ttl=30)
+    with FaultProxy(server) as ear:
+        locks = party.client(server.url, ttl=30, listen=named(ear.url, me))
+        waiting = party.start(lambda: locks.acquire("x", timeout=10))
+        await party.waits(party.client(server.url), "x")
+        await party.until(lambda: listening(server, me), "it listens")
+        before = ear.accepted
+        ear.hold()
+        ear.reset_all()
+        await party.until(lambda: ear.accepted > before, "it connects again")
+        await party.passes(0.1)  # whoever was told to ask again has asked
+        await ask(handle.release())
+        ear.heal()
+        healed = time.monotonic()
+        await waiting.result()
+        assert waiting.ended_at - healed < PROMPTLY
+
+
 async def test_requests_on_their_way_when_a_session_is_ended_all_get_an_answer(
     party: Party, server: PostgresServer
 ) -> None:
@@ -137,14 +157,14 @@ async def test_requests_on_their_way_when_a_session_is_ended_all_get_an_answer(
 async def test_a_server_that_stalls_for_less_than_the_ttl_costs_nobody_a_lock(
     party: Party, fresh: PostgresServer
 ) -> None:
-    handle = await hold(party, fresh.url, ttl=2.0)
+    handle = await hold(party, fresh.url, ttl=1.6)
     waiting = party.start(hold(party, fresh.url))
     await party.waits(party.client(fresh.url), "x")
     fresh.pause()
-    await party.passes(0.8)
+    await party.passes(0.6)
     assert handle.is_held
     fresh.resume()
-    await party.passes(1.5)
+    await party.passes(1.1)
     assert handle.is_held
     assert not handle.lost.is_set()
     assert not waiting.is_done
@@ -178,25 +198,6 @@ async def test_a_server_that_stalls_for_longer_than_the_ttl_is_told_as_a_loss_be
     assert third.fence > second.fence
 
 
-async def test_a_block_is_told_of_the_loss(party: Party, fresh: PostgresServer) -> None:
-    locks = party.client(fresh.url, ttl=TTL)
-
-    async def block() -> None:
-        if party.driver == "threads":
-            with locks.lock("x") as handle:
-                fresh.pause()
-                assert handle.lost.wait(TTL + SLACK)
-        else:
-            async with locks.lock("x"):
-                fresh.pause()
-                await party.passes(60)
-
-    with pytest.raises(LockLostError):
-        await block()
-    fresh.resume()
-    assert (await ask(locks.acquire("x", timeout=5))).is_held
-
-
 async def test_a_join_stuck_in_a_server_that_stalls_leaves_no_ghost(party: Party, fresh: PostgresServer) -> None:
     """The server carries it out when it goes on, after its caller has given up."""
     locks, other = party.client(fresh.url, ttl=30), party.client(fresh.url)
@@ -222,30 +223,28 @@ async def test_a_server_that_crashes_and_recovers_keeps_its_locks(party: Party, 
     assert not waiting.is_done
     released = time.monotonic()
     await ask(handle.release())
-    second = await waiting.result()
-    assert second.fence > handle.fence
+    assert (await waiting.result()).fence > handle.fence
     assert waiting.ended_at - released < SLACK
-    await ask(second.release())
-    await party.aside(lambda: fresh.restart("immediate"))
-    assert (await hold(party, fresh.url)).fence > second.fence
 
 
 async def test_a_grant_survives_a_crash_right_after_it_was_told(party: Party, fresh: PostgresServer) -> None:
     locks = party.client(fresh.url, ttl=30)
     handles = []
-    for number in range(3):
-        handles.append(await ask(locks.acquire(f"x-{number}")))
+    for number in range(2):
+        handles.append(await ask(locks.acquire(f"x-{number}", retry=PATIENT)))
         fresh.kill()
         fresh.restart()
     other = party.client(fresh.url)
-    assert [(await ask(other.info(f"x-{n}"))).fence for n in range(3)] == [handle.fence for handle in handles]
-    assert await ask(other.try_acquire("x-2")) is None
+    assert [(await ask(other.info(f"x-{n}"))).fence for n in range(2)] == [handle.fence for handle in handles]
+    assert await ask(other.try_acquire("x-1")) is None
+    assert handles[0].fence < handles[1].fence < (await ask(other.acquire("y"))).fence
     for handle in handles:
         with suppress(StoreError):  # a session that has just ended shows when it is used
             await ask(handle.release())
-    await party.until(lambda: not places(party, fresh), "all are given up")
+    await party.until(lambda: len(places(party, fresh)) == 1, "all but the other's are given up")
 
 
+@pytest.mark.parametrize("driver", ["threads"])
 async def test_a_release_that_a_crash_undoes_costs_only_time(party: Party, start: Start) -> None:
     server = start(wal_writer_delay="10s")
     locks, other = party.client(server.url, ttl=TTL), party.client(server.url)

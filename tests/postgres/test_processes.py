@@ -49,6 +49,7 @@ async def holds(party: Party, locks: Any, name: str = "x") -> Any:
     return await party.until(lambda: locks.info(name), f"somebody holds {name!r}")
 
 
+@pytest.mark.parametrize("driver", ["threads"])
 async def test_a_killed_holder_is_followed_within_its_ttl(party: Party, server: PostgresServer, spawn: Spawn) -> None:
     locks = party.client(server.url)
     doomed = spawn("holds")
@@ -61,6 +62,7 @@ async def test_a_killed_holder_is_followed_within_its_ttl(party: Party, server: 
     assert waiting.ended_at - killed < 1.5 + SLACK
 
 
+@pytest.mark.parametrize("driver", ["threads"])
 async def test_a_killed_waiter_delays_the_next_by_a_heartbeat(
     party: Party, server: PostgresServer, spawn: Spawn
 ) -> None:

@@ -28,6 +28,8 @@ class Address:
     """Whether a pooler in between is known to give every connection a session of its own."""
     if_missing: str = ""
     """What to do where the server lacks a table or a function."""
+    silent_until: dict[str, float] = field(default_factory=dict, repr=False, compare=False)
+    """Which of its servers gave no answer of late, and until when they are tried after the others."""
 
     def __str__(self) -> str:
         return self.label

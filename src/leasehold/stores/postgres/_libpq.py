@@ -21,6 +21,9 @@ from leasehold.stores.postgres._errors import not_connected
 Params = Sequence[bytes | None]
 Row = list[bytes | None]
 
+SILENCE = 10.0
+"""How long a server that gave no answer is tried after the others."""
+
 ERRORS = {pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE}
 
 
@@ -59,16 +62,28 @@ def connect(address: Address, timeout: float, begun: Begun = lambda _: None) -> 
     Blocks. Raises StoreError if none will have us, OSError if their names lead nowhere, and TimeoutError.
     """
     deadline = time.monotonic() + timeout
-    attempts = list(_attempts(address.settings))
+    silent = address.silent_until
+    attempts = sorted(_attempts(address.settings), key=lambda one: silent.get(_where(one), 0.0) > time.monotonic())
     limit = float(address.settings.get("connect_timeout") or 0) or inf
-    for number, attempt in enumerate(attempts, start=1):
-        left = deadline - time.monotonic()
+    failures: list[str] = []
+    for number, attempt in enumerate(attempts):
         try:
-            return _connect(address, attempt, min(left / (len(attempts) - number + 1), limit), begun)
-        except (StoreError, TimeoutError):
-            if number == len(attempts):
+            left = (deadline - time.monotonic()) / (len(attempts) - number)
+            return _connect(address, attempt, min(left, limit), begun)
+        except TimeoutError:
+            if len(attempts) == 1:
                 raise
-    raise TimeoutError
+            silent[_where(attempt)] = time.monotonic() + SILENCE
+            failures.append("no answer in time")
+        except StoreError as error:
+            if len(attempts) == 1 or not error.transient:
+                raise
+            failures.append(str(error.__cause__))
+    raise not_connected(address, "\n".join(failures))
+
+
+def _where(attempt: Mapping[str, Any]) -> str:
+    return f"{attempt.get('hostaddr') or attempt.get('host')}:{attempt.get('port')}"
 
 
 def _attempts(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
