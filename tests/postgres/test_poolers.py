@@ -72,7 +72,7 @@ async def test_who_waits_behind_a_pooler_of_transactions_is_told_once_that_it_ca
     assert "listen=" in warning
     assert "pooler=session" in warning
     assert str(watched.port) in warning
-    await party.until(lambda: watched.open <= (1 if party.driver != "threads" else 3), "who cannot listen hangs up")
+    await party.until(lambda: watched.open <= (2 if party.driver != "threads" else 3), "who cannot listen hangs up")
 
 
 async def test_with_another_address_to_listen_at_wake_ups_are_prompt(

@@ -198,7 +198,7 @@ class PipelinedNode:
                 return await self._ask_alone(statement, params, timeout)
             connection = shared.connection
             if connection is None or not connection.is_good:
-                connection = await shared.open(timeout)
+                connection = await self._open(shared, timeout)
             self.is_pooled = connection.is_pooled
             return await ask_on(connection, self._address, statement, params, timeout)
         except FAILURES as error:
@@ -207,6 +207,16 @@ class PipelinedNode:
             if ends_session(error):
                 shared.refresh()
             raise
+
+    async def _open(self, shared: Shared[Connection], timeout: float) -> Connection:
+        """Open a lane; where the server has no connection left for it, the common one will do."""
+        common = self._lanes[Lane.COMMON].connection
+        try:
+            return await shared.open(timeout)
+        except StoreError:
+            if common is None or not common.is_good:
+                raise
+            return common
 
     async def _ask_alone(self, statement: Statement, params: Params, timeout: float) -> list[Row]:
         """Ask on a session that is closed again: for whoever has yet to leave when everything is closed."""

@@ -185,7 +185,7 @@ class TableStore:
 
     async def _sweep(self) -> None:
         with suppress(StoreError):
-            await self._node.ask(self._statements.sweep, (), INSPECTION_TIMEOUT, Lane.STUCK)
+            await self._node.ask(self._statements.sweep, (), INSPECTION_TIMEOUT)
 
 
 class Statements:
