@@ -102,10 +102,10 @@ def test_metadata_from_pairs_and_json(leasehold: Leasehold) -> None:
 @pytest.mark.parametrize("name", FORWARDED)
 def test_signals_are_forwarded(leasehold: Leasehold, name: str, tmp_path: Path) -> None:
     script = (
-        "import pathlib, signal, sys\n"
+        "import pathlib, signal, sys, time\n"
         f"signal.signal(signal.SIG{name}, lambda *_: sys.exit(5))\n"
         "pathlib.Path('ready').touch()\n"
-        "while True: signal.pause()"
+        "while True: time.sleep(0.05)"  # a signal that comes just before signal.pause() would be slept over
     )
     process = leasehold.start("run", "job", "--", sys.executable, "-c", script, cwd=tmp_path)
     eventually((tmp_path / "ready").exists, "the command runs")
