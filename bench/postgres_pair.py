@@ -101,16 +101,16 @@ def bare_table(url: str) -> Iterator[Case]:
             nonlocal number
             number += 1
             owner = f"host:12345:0123abcd/{number}"
-            cursor.execute(join, ("floor", owner, TTL, 3.0, 1, 1, True, "{}", "leasehold_0123"))
+            cursor.execute(join, ("floor", owner, TTL, 3.0, 1, 1, True, "{}", "leasehold_0123", "50ms"))
             cursor.fetchone()
-            cursor.execute(leave, ("floor", owner, 0.0))
+            cursor.execute(leave, ("floor", owner, 0.0, "50ms"))
             cursor.fetchone()
 
         yield partial(time_pairs, pair)
 
 
 def _for_psycopg(statement: bytes) -> bytes:
-    for number in range(9, 0, -1):
+    for number in range(10, 0, -1):
         statement = statement.replace(b"$%d" % number, b"%s")
     return statement
 

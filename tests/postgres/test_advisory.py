@@ -30,7 +30,7 @@ from leasehold._store import Store
 from leasehold.cli import main
 from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores import open_store
-from leasehold.stores.postgres._advisory_sql import COMMENT, commented, label, read_comment
+from leasehold.stores.postgres._advisory_sql import COMMENT, comment, label, read_comment
 from leasehold.stores.postgres._key import advisory_key
 from tests.contract.rigs import DRIVERS, Rig, ask
 from tests.processes.helpers import Worker, boottime, eventually
@@ -403,14 +403,14 @@ def test_hundreds_of_locks_are_held_by_one_session_and_renewed_by_one_round_trip
     assert len(set(held(server))) == 1
     store = locks._engine.store
     session = store._shared  # type: ignore[attr-defined]
-    sent: list[bytes] = []
-    send = session.send
+    sent: list[Any] = []
+    send = session._send
 
-    def spy(text: bytes) -> Any:
-        sent.append(text)
-        return send(text)
+    def spy(put: Any) -> Any:
+        sent.append(put)
+        return send(put)
 
-    session.send = spy
+    session._send = spy
     renewals = [Renewal(handle.name, handle._lease.ask.owner, 30.0, 3.0) for handle in handles]
     assert all(standing is not None and standing.held for standing in drive(store.renew(renewals, 5.0)))
     assert len(sent) == 1
@@ -463,16 +463,16 @@ def test_hostile_names_are_only_names(locks: DistributedLock, url: str, server: 
 
 def test_a_comment_carries_what_it_was_given_and_cannot_be_broken_out_of() -> None:
     labels = [label(name, f"{name}/1") for name in HOSTILE]
-    text = commented("SELECT 1", labels).decode()
+    text = comment(labels) + "SELECT 1"
     assert text.count("*/") == text.count("/*") == 1
     assert text.isascii()
     assert text.isprintable()
     assert read_comment(text) == [(name, f"{name}/1") for name in HOSTILE]
     cut = text[: text.index(labels[1]) + len(labels[1]) - 1]
     assert read_comment(cut) == [(HOSTILE[0], f"{HOSTILE[0]}/1")], "cut off in the second"
-    long = commented("SELECT 1", [label("ü" * 250, "o/1"), *(label(f"n-{number}", "o/1") for number in range(500))])
+    long = comment([label("ü" * 250, "o/1"), *(label(f"n-{number}", "o/1") for number in range(500))])
     assert len(long) < COMMENT + 50
-    assert (b"n-0 o/1 n-1 o/1") in long
+    assert "n-0 o/1 n-1 o/1" in long
     assert read_comment("SELECT 1 /* leasehold a b */") == []
     assert read_comment("") == []
 

@@ -1,6 +1,6 @@
 """What is said to the server about advisory locks, and what it shows of them.
 
-Every statement begins with a comment that names what its session holds, so that pg_stat_activity tells people.
+The last statement of a session begins with a comment that names what it holds, so that pg_stat_activity tells people.
 """
 
 from __future__ import annotations
@@ -25,15 +25,25 @@ _FENCE = "pg_logical_emit_message(false, 'leasehold', '') - '0/0'::pg_lsn"
 """The position in the server's log behind a message of ours: it grows, and needs no table."""
 _NOW = "extract(epoch FROM clock_timestamp())"
 
-PING = f"SELECT {_NOW}"
+
+class Prepared(NamedTuple):
+    """A statement that every session plans only once."""
+
+    text: str
+    params: tuple[bytes, ...] = ()
 
 
-def try_lock(key: Key, *, shared: bool) -> str:
+PING = Prepared(f"SELECT {_NOW}")
+
+
+def try_lock(key: Key, *, shared: bool) -> Prepared:
     """Take a lock if it is free, and then draw the fence: NULL if it is not.
 
     A CASE evaluates what it needs only, so the fence is drawn after the lock was taken.
     """
-    return f"SELECT CASE WHEN pg_try_advisory_lock{_suffix(shared)}({key.sql}) THEN {_FENCE} END, {_NOW}"
+    return Prepared(
+        f"SELECT CASE WHEN pg_try_advisory_lock{_suffix(shared)}({_marks(key)}) THEN {_FENCE} END, {_NOW}", _params(key)
+    )
 
 
 def await_lock(key: Key, *, shared: bool) -> str:
@@ -41,14 +51,15 @@ def await_lock(key: Key, *, shared: bool) -> str:
     return f"SELECT CASE WHEN pg_advisory_lock{_suffix(shared)}({key.sql})::text IS NOT NULL THEN {_FENCE} END, {_NOW}"
 
 
-def unlock(key: Key, *, shared: bool) -> str:
-    return f"SELECT pg_advisory_unlock{_suffix(shared)}({key.sql})"
+def unlock(key: Key, *, shared: bool) -> Prepared:
+    return Prepared(f"SELECT pg_advisory_unlock{_suffix(shared)}({_marks(key)})", _params(key))
 
 
 def unlock_if_held(key: Key, *, shared: bool) -> str:
     """Give back what may not be held: the server would write a warning into its log."""
     return (
-        f"{unlock(key, shared=shared)} FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()"
+        f"SELECT pg_advisory_unlock{_suffix(shared)}({key.sql}) FROM pg_locks"
+        " WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()"
         f" AND (classid::int8, objid::int8, objsubid) = {key.pg_locks}"
     )
 
@@ -80,6 +91,14 @@ def look(keys: Iterable[Key] | None = None) -> str:
     )
 
 
+def _marks(key: Key) -> str:
+    return "$1::int4, $2::int4" if key.is_pair else "$1::int8"
+
+
+def _params(key: Key) -> tuple[bytes, ...]:
+    return tuple(b"%d" % number for number in key.arguments)
+
+
 def _suffix(shared: bool) -> str:  # noqa: FBT001
     return "_shared" if shared else ""
 
@@ -89,13 +108,13 @@ def label(name: str, owner: str) -> str:
     return f"{quote(name, safe=':/@')} {quote(owner, safe=':/@')}"
 
 
-def commented(statement: str, labels: Iterable[str]) -> bytes:
-    """Put before a statement what its session holds, as much of it as is shown."""
-    comment = ""
+def comment(labels: Iterable[str]) -> str:
+    """Tell what a session holds, as much of it as is shown."""
+    text = ""
     for each in islice(labels, MOST):
-        if len(comment) + len(each) < COMMENT:
-            comment += f" {each}"
-    return (f"/* leasehold{comment} */ {statement}" if comment else statement).encode()
+        if len(text) + len(each) < COMMENT:
+            text += f" {each}"
+    return text and f"/* leasehold{text} */ "
 
 
 _COMMENT = re.compile(r"/\* leasehold ([!-)+-~ ]*)")

@@ -13,7 +13,7 @@ import threading
 import time
 from _thread import allocate_lock
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from math import ceil
@@ -93,12 +93,29 @@ class Session:
         self._on_lost = on_lost
         self._owed: deque[Reply] = deque()
         self._result: PGresult | None = None
+        self._prepared: dict[str, bytes] = {}
         self._is_writing = False
         connection.nonblocking = 1
         connection.enter_pipeline_mode()
 
     def send(self, text: bytes) -> Reply:
         """Send a statement without waiting for anything. Raises ConnectionResetError if the session has ended."""
+        return self._send(lambda connection: connection.send_query_params(text, ()))
+
+    def execute(self, text: str, params: Sequence[bytes], comment: str) -> Reply:
+        """Send a statement that is planned only once, and an empty one behind it, for its comment to be seen."""
+
+        def put(connection: PGconn) -> None:
+            name = self._prepared.get(text)
+            if name is None:
+                name = self._prepared[text] = b"leasehold_%d" % len(self._prepared)
+                connection.send_prepare(name, text.encode())
+            connection.send_query_prepared(name, params)
+            connection.send_prepare(b"", comment.encode())
+
+        return self._send(put)
+
+    def _send(self, put: Callable[[PGconn], None]) -> Reply:
         reply = Reply()
         with self._mutex:
             if self._connection is None or self.is_lost:
@@ -106,7 +123,7 @@ class Session:
                 raise ConnectionResetError(msg)
             try:
                 self._owed.append(reply)
-                self._connection.send_query_params(text, ())
+                put(self._connection)
                 self._connection.pipeline_sync()
                 self._flush()
             except BaseException:  # an interrupt, too, may have come in the middle
@@ -181,7 +198,7 @@ class Session:
             elif result.status == ExecStatus.PIPELINE_SYNC:
                 answer, self._result = self._result, None
                 self._owed.popleft().settle(answer)
-            elif result.status != ExecStatus.PIPELINE_ABORTED:
+            elif result.status not in {ExecStatus.PIPELINE_ABORTED, ExecStatus.COMMAND_OK}:  # that is of preparing
                 self._result = result
 
     def _end(self) -> None:

@@ -41,7 +41,7 @@ from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores.postgres import _advisory_sql as sql
 from leasehold.stores.postgres import _libpq
 from leasehold.stores.postgres._address import Address
-from leasehold.stores.postgres._advisory_sql import Look, Sight
+from leasehold.stores.postgres._advisory_sql import Look, Prepared, Sight
 from leasehold.stores.postgres._errors import FAILURES, refused, unanswered
 from leasehold.stores.postgres._key import Key, advisory_key
 from leasehold.stores.postgres._libpq import ERRORS, Row
@@ -513,7 +513,7 @@ class AdvisoryStore:
             session.close()
             self._sessions.discard(session)
 
-    def _take(self, stake: Stake, session: Session, statement: str) -> Standing | None:
+    def _take(self, stake: Stake, session: Session, statement: str | Prepared) -> Standing | None:
         """Ask for a lock on a session, unless the stake was given up meanwhile."""
         if not self._is_current(stake):
             return UNKNOWN
@@ -533,10 +533,12 @@ class AdvisoryStore:
                 self._give_back(session)
         self._forget(stake)
 
-    def _send(self, session: Session, statement: str) -> Reply:
-        """Send a statement that tells what its session holds, newest first. Raises what ends a session."""
-        labels = (stake.label for stake in reversed(session.taken.values()))
-        return session.send(sql.commented(statement, labels))
+    def _send(self, session: Session, statement: str | Prepared) -> Reply:
+        """Send a statement, and tell with it what its session holds, newest first. Raises what ends a session."""
+        comment = sql.comment(stake.label for stake in reversed(session.taken.values()))
+        if isinstance(statement, Prepared):
+            return session.execute(statement.text, statement.params, comment)
+        return session.send((comment + statement).encode())
 
     async def _rows(self, session: Session, reply: Reply, deadline: float) -> list[Row]:
         result: PGresult = await session.answer(reply, self._left(deadline))
