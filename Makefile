@@ -1,6 +1,7 @@
 PYTHON ?= python3
 UV ?= uv
-WORKERS ?= auto
+# One more than there are processors: tests wait more than they work.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 ARGS ?=
 MINUTES ?= 10
 HISTORIES ?= 10000
@@ -38,9 +39,12 @@ bench: .venv/installed .venv/bench ## compare with peers and floors (ARGS=--json
 	@$(BIN)/python -m bench.redis_fanout $(ARGS)
 	@$(BIN)/python -m bench.redis_handover $(ARGS)
 	@$(BIN)/python -m bench.redis_held $(ARGS)
+	@$(BIN)/python -m bench.postgres_pair $(ARGS)
+	@$(BIN)/python -m bench.postgres_handover $(ARGS)
 
-soak: .venv/installed .venv/test ## do harm to Redlock nodes, then simulate fresh histories, for MINUTES=10 in all
-	LEASEHOLD_NEMESIS_SECONDS=$$((30 * $(MINUTES))) $(BIN)/python -m pytest -s tests/redlock
+soak: .venv/installed .venv/test ## harm Redlock nodes, mix ways of locking in PostgreSQL, simulate histories: MINUTES=10
+	LEASEHOLD_NEMESIS_SECONDS=$$((20 * $(MINUTES))) $(BIN)/python -m pytest -s tests/redlock
+	LEASEHOLD_MIXTURE_SECONDS=$$((10 * $(MINUTES))) $(BIN)/python -m pytest -s tests/postgres/test_mixture.py
 	@end=$$(($$(date +%s) + 30 * $(MINUTES))); \
 	while [ $$(date +%s) -lt $$end ]; do \
 		export LEASEHOLD_SEED=$$($(BIN)/python -c 'import secrets; print(secrets.randbelow(10**12))'); \

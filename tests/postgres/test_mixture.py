@@ -12,6 +12,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 from tests.postgres.mixture_worker import NAMES, TABLE
 from tests.servers.binaries import POSTGRES18, PostgresFlavour
 from tests.servers.postgres import PostgresServer
@@ -20,6 +22,7 @@ SECONDS = float(os.environ.get("LEASEHOLD_MIXTURE_SECONDS", "6"))
 CREW = ("lease", "lease", "lease-async", "functions", "psql", "advisory", "advisory", "transactions")
 
 
+@pytest.mark.timeout(SECONDS + 60)
 def test_whoever_shares_a_way_of_locking_never_holds_beside_another(
     shared_postgres: Callable[[PostgresFlavour], PostgresServer],
     lease_schemas: Callable[[PostgresServer], str],

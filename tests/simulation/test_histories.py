@@ -13,7 +13,7 @@ import pytest
 from leasehold.testing import ViolationError
 from tests.simulation.history import History
 
-HISTORIES = int(os.environ.get("LEASEHOLD_HISTORIES", "10000"))
+HISTORIES = int(os.environ.get("LEASEHOLD_HISTORIES", "6000"))
 FIRST_SEED = int(os.environ.get("LEASEHOLD_SEED", "0"))
 CHUNK = 500
 
