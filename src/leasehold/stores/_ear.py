@@ -61,6 +61,30 @@ class Hearing(Protocol):
         ...
 
 
+class _Silence:
+    """Finds out whether the other end is still there, if it has not said anything for long."""
+
+    def __init__(self) -> None:
+        self._heard_at = 0.0
+        self._asked_at = 0.0
+
+    def begin(self, now: float) -> None:
+        self._heard_at = self._asked_at = now
+
+    def end(self, now: float) -> None:
+        self._heard_at = now
+
+    def is_final(self, now: float, probe: Callable[[], None]) -> bool:
+        """Tell whether nobody is there: asked for a sign of life, they gave none."""
+        if now < self._heard_at + SILENCE:
+            return False
+        if self._asked_at <= self._heard_at:
+            probe()
+            self._asked_at = now
+            return False
+        return now > self._asked_at + SILENCE
+
+
 class _Waiter:
     """Somebody who waits, or will. Its latch is opened for a wake-up, or for its turn to listen."""
 
@@ -99,8 +123,7 @@ class BlockingEar:
         self._followers: dict[str, _Waiter] = {}
         self._listener: _Waiter | None = None
         self._connection: Hearing | None = None
-        self._heard_at = 0.0
-        self._asked_at = 0.0
+        self._silence = _Silence()
 
     def _forked(self) -> None:
         connection = self._connection
@@ -165,26 +188,19 @@ class BlockingEar:
         if self._is_closed:
             msg = "the connection was closed"
             raise ConnectionAbortedError(msg)
-        self._heard_at = self._asked_at = self._runtime.now()
+        self._silence.begin(self._runtime.now())
         for waiter in list(self._waiters.values()):
             waiter.ring(Wake.HINT)
         return connection
 
     def _take_in(self, owners: Iterable[str]) -> None:
-        self._heard_at = self._runtime.now()
+        self._silence.end(self._runtime.now())
         for owner in owners:
             if waiter := self._waiters.get(owner):
                 waiter.ring(Wake.GRANT)
 
     def _check_silence(self, connection: Hearing) -> None:
-        """Find out whether the other end is still there, if it has not said anything for long."""
-        now = self._runtime.now()
-        if now < self._heard_at + SILENCE:
-            return
-        if self._asked_at <= self._heard_at:
-            connection.probe()
-            self._asked_at = now
-        elif now > self._asked_at + SILENCE:
+        if self._silence.is_final(self._runtime.now(), connection.probe):
             msg = "the server has fallen silent"
             raise ConnectionResetError(msg)
 
@@ -233,7 +249,7 @@ class LoopEar(Generic[P]):
         self._subscribe = subscribe
         self._mailbox = Mailbox(runtime)
         self._shared = Shared(runtime, self._connect)
-        self._heard_at = self._asked_at = 0.0
+        self._silence = _Silence()
         self._granted: set[str] = set()
         self.expect = self._mailbox.open
 
@@ -247,8 +263,8 @@ class LoopEar(Generic[P]):
         try:
             if connection is None or not connection.is_good:
                 await self._shared.open(max(timeout, LEAST_TIME))
-            else:
-                self._check_silence(connection)
+            elif self._silence.is_final(self._runtime.now(), connection.probe):
+                connection.close()
         except (OSError, StoreError) as error:
             if not is_passing(error):
                 raise
@@ -263,25 +279,14 @@ class LoopEar(Generic[P]):
     async def _connect(self, timeout: float) -> P:
         """Connect, and have everybody ask again: what was sent before is lost."""
         connection = await self._subscribe(timeout, self._take_in, self._mailbox.ring_all)
-        self._heard_at = self._asked_at = self._runtime.now()
+        self._silence.begin(self._runtime.now())
         self._mailbox.ring_all()
         return connection
 
     def _take_in(self, owner: str | None) -> None:
-        self._heard_at = self._runtime.now()
+        self._silence.end(self._runtime.now())
         if owner is not None and self._mailbox.ring(owner):
             self._granted.add(owner)
-
-    def _check_silence(self, connection: P) -> None:
-        """Find out whether the other end is still there, if it has not said anything for long."""
-        now = self._runtime.now()
-        if now < self._heard_at + SILENCE:
-            return
-        if self._asked_at <= self._heard_at:
-            connection.probe()
-            self._asked_at = now
-        elif now > self._asked_at + SILENCE:
-            connection.close()
 
     def close(self) -> None:
         self._shared.close()
