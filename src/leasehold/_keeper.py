@@ -91,6 +91,8 @@ class Keeper:
                 if lease.state is State.WAITING:
                     lease.grant(sent, standing.ticket)
                 lease.trust(sent, life, self._pace)
+                if lease.doubted_at >= sent:  # the answer may be older than the doubt
+                    lease.due, lease.slack = self.runtime.now(), 0.0
             elif lease.state is State.HELD or not standing.ticket:  # nobody could tell
                 if not lease.is_exhausted():
                     lease.ask_again(self.runtime.now())
@@ -133,7 +135,7 @@ class Keeper:
             lease = self.leases.get(owner)
             if lease is None or lease.leaving or lease.state is not State.HELD:
                 return
-            lease.due, lease.slack = now, 0.0
+            lease.due, lease.slack, lease.doubted_at = now, 0.0, now
         self.runtime.at_home(lambda: self._see_to_it_by(now))
 
     def lose(self, lease: Lease, reason: str) -> None:

@@ -46,6 +46,7 @@ class Lease:
         "claim",
         "dead_by",
         "depth",
+        "doubted_at",
         "due",
         "entered_as",
         "fence",
@@ -79,6 +80,7 @@ class Lease:
         self.holder = ""
         self.reason = ""
         self.leaving = False
+        self.doubted_at = -inf
         self.leaves = 0
         self.unanswered = 0
         self.dead_by = inf

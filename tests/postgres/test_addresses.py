@@ -44,6 +44,10 @@ def test_a_url_is_read_as_libpq_reads_it(url: str, settings: dict[str, str]) -> 
         ("postgresql://u:s3cr%zzet@h/db", "percent-encode"),
         ("postgresql://u:s3cret@[::1/db", "percent-encode"),
         ("postgresql://u:s3cret@h/db?bogus=1", "bogus"),
+        ("postgresql://u:pa?s3cret@h/db", "percent-encode"),
+        ("postgresql://u:s3cret@a,b,c:1,2/db?port=1,2", "as many ports"),
+        ("postgresql://u:s3cret@h:x/db", "percent-encode|number"),
+        ("postgresql://u:s3cret@h/db?connect_timeout=soon", "connect_timeout"),
         ("postgresql://u:s3cret@h/db?push=maybe", "push"),
         ("postgresql://u:s3cret@h/db?pooler=transaction", "pooler"),
         ("postgresql://u:s3cret@h/db?schema=a'b", "schema"),
@@ -109,6 +113,12 @@ async def test_a_host_that_is_silent_does_not_take_the_time_of_the_next(
     url = f"postgresql://postgres@127.0.0.1:{silent},127.0.0.1:{server.port}/{database}"
     handle = await ask(party.client(url).acquire("x", timeout=10))
     await ask(handle.release())
+
+
+async def test_a_name_that_leads_nowhere_does_not_keep_from_the_next(party: Party, server: PostgresServer) -> None:
+    database = server.url.rpartition("/")[2]
+    url = f"postgresql://postgres@nowhere.invalid:{server.port},127.0.0.1:{server.port}/{database}"
+    await ask((await ask(party.client(url).acquire("x", timeout=10))).release())
 
 
 async def test_a_slow_look_up_of_a_name_stops_nobody_else(

@@ -613,3 +613,42 @@ def test_an_object_leads_to_advisory_locks_if_told_to(server: PostgresServer) ->
     with psycopg.connect(server.url) as connection, DistributedLock(connection, advisory=True) as locks:
         assert locks.acquire("x").is_held
         assert len(held(server)) == 1
+
+
+def test_an_unlock_that_fails_is_made_up_for(locks: DistributedLock, server: PostgresServer) -> None:
+    """It is cancelled before it could even be planned: nothing of it may count as prepared, and the lock must go."""
+    handle = locks.acquire("x")
+    session = locks._engine.store._shared  # type: ignore[attr-defined]
+    with psycopg.connect(server.url) as vacuum:
+        vacuum.execute("LOCK TABLE pg_catalog.pg_proc IN ACCESS EXCLUSIVE MODE")
+        releasing = threading.Thread(target=_release_in_vain, args=(handle,))
+        releasing.start()
+        blocked = "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
+        eventually(lambda: vacuum.execute(blocked, [session.pid]).fetchone(), "the unlock is stuck")
+        vacuum.execute("SELECT pg_cancel_backend(%s)", [session.pid])
+        releasing.join(10)
+    eventually(lambda: is_clean(server), "the lock is given back")
+    locks.acquire("x", timeout=5).release()
+    assert is_clean(server)
+
+
+def _release_in_vain(handle: Any) -> None:
+    with suppress(StoreError):
+        handle.release()
+
+
+def test_refusals_leave_nothing_behind(locks: DistributedLock, server: PostgresServer) -> None:
+    other = DistributedLock(server.url.replace("postgresql:", "postgresql+advisory:"))
+    store = locks._engine.store
+    with other:
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            for client in (locks, other):
+                if (handle := client.try_acquire("x")) is not None:
+                    assert client.try_acquire("x") is None
+                    handle.release()
+    assert not store._stakes  # type: ignore[attr-defined]
+
+
+def test_what_others_imitate_is_shown_as_it_is_safe_to_show() -> None:
+    assert read_comment("/* leasehold a%1B b/1 c d/1 */") == [("c", "d/1")]

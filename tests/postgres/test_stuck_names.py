@@ -22,7 +22,7 @@ async def test_those_who_ask_for_it_hold_up_nobody_who_asks_for_another(party: P
     fine = await ask(locks.acquire("fine"))
     with psycopg.connect(server.url) as forgotten:
         forgotten.execute(f"SELECT {schema}.acquire_lock('stuck', 'me', 60)".encode())
-        stuck = [party.start(take_stuck()) for _ in range(12)]
+        stuck = [party.start(take_stuck()) for _ in range(40)]
         await party.until(lambda: _waiting(server, schema) > 0, "somebody waits for the name")
         slowest = 0.0
         until = time.monotonic() + 2.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -13,6 +14,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from leasehold.errors import InvalidInputError
 from leasehold.stores.postgres._migrations import check_schema
 
+LISTS = ("host", "hostaddr", "port")
+"""Of libpq's settings, those that may have a value for each of several servers."""
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
 
@@ -80,15 +83,21 @@ def parse_url(url: str) -> tuple[Address, Options]:
     if scheme.lower().endswith("+advisory"):
         ours["advisory"] = True
     theirs = [pair for pair in given if pair[0] not in Options._fields]
-    if unknown := [key for key, _, _ in theirs if key not in _KEYWORDS | {"ssl"}]:
+    unknown = [key for key, _, _ in theirs if key not in _KEYWORDS | {"ssl"}]
+    if any(not re.fullmatch(r"\w+", key) for key in unknown):  # it may be the end of a password
+        raise InvalidInputError(_unreadable(scheme))
+    if unknown:
         msg = f"{', '.join(unknown)}: no such option, neither of libpq's nor of ours: {', '.join(Options._fields)}"
         raise InvalidInputError(msg)
     try:
         settings = conninfo_to_dict(f"postgresql:{place}?{'&'.join(''.join(pair) for pair in theirs)}")
     except psycopg.Error:  # which may quote a password
-        msg = f"{scheme}://… is no URL that libpq can read: percent-encode what is special in its user and password"
-        raise InvalidInputError(msg) from None
+        raise InvalidInputError(_unreadable(scheme)) from None
     return _address(settings), Options().changed(ours)
+
+
+def _unreadable(scheme: str) -> str:
+    return f"{scheme}://… is no URL that libpq can read: percent-encode what is special in its user and password"
 
 
 def from_object(source: Any) -> Address:
@@ -140,6 +149,15 @@ def _from_sqlalchemy(engine: Any) -> Address:
 
 
 def _address(settings: Mapping[str, Any]) -> Address:
+    counts = {len(str(settings[key]).split(",")) for key in LISTS if settings.get(key)} - {1}
+    if len(counts) > 1:
+        msg = "a URL must have as many ports as hosts, or one for all"
+        raise InvalidInputError(msg)
+    for key in ("port", "connect_timeout"):
+        for value in str(settings.get(key) or 0).split(","):
+            if value and not re.fullmatch(r"-?\d+", value):
+                msg = f"{key} must be a number, got {value!r}"
+                raise InvalidInputError(msg)
     kept = {"fallback_application_name": "leasehold", **settings, "client_encoding": "UTF8"}
     host = settings.get("host") or settings.get("hostaddr") or settings.get("service") or "localhost"
     port = settings.get("port")

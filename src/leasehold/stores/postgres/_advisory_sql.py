@@ -31,7 +31,11 @@ class Prepared(NamedTuple):
 
     text: str
     params: tuple[bytes, ...] = ()
+    remark: str = ""
+    """What pg_stat_activity is to show behind the comment."""
 
+
+TAKEN = "-- pg_try_advisory_lock"
 
 PING = Prepared(f"SELECT {_NOW}")
 
@@ -42,7 +46,9 @@ def try_lock(key: Key, *, shared: bool) -> Prepared:
     A CASE evaluates what it needs only, so the fence is drawn after the lock was taken.
     """
     return Prepared(
-        f"SELECT CASE WHEN pg_try_advisory_lock{_suffix(shared)}({_marks(key)}) THEN {_FENCE} END, {_NOW}", _params(key)
+        f"SELECT CASE WHEN pg_try_advisory_lock{_suffix(shared)}({_marks(key)}) THEN {_FENCE} END, {_NOW}",
+        _params(key),
+        TAKEN,
     )
 
 
@@ -71,8 +77,8 @@ def cancel(pid: int) -> str:
     return f"SELECT pg_cancel_backend({pid})"
 
 
-def terminate(pid: int, within: float) -> str:
-    return f"SELECT pg_terminate_backend({pid}, {max(round(within * 1000), 1)})"
+def terminate(pid: int) -> str:
+    return f"SELECT pg_terminate_backend({pid})"
 
 
 def look(keys: Iterable[Key] | None = None) -> str:
@@ -128,7 +134,8 @@ def read_comment(query: str) -> list[tuple[str, str]]:
     words = found[1].split(" ")
     if not query.startswith("*/", found.end()):
         words.pop()  # it may be a part only
-    return [(unquote(name), unquote(owner)) for name, owner in zip(words[::2], words[1::2], strict=False) if owner]
+    pairs = ((unquote(name), unquote(owner)) for name, owner in zip(words[::2], words[1::2], strict=False) if owner)
+    return [(name, owner) for name, owner in pairs if name.isprintable() and owner.isprintable()]
 
 
 class Sight(NamedTuple):

@@ -18,7 +18,7 @@ from leasehold.stores._pool import Pool
 from leasehold.stores._turns import Turns
 from leasehold.stores.postgres import _libpq
 from leasehold.stores.postgres._address import Address
-from leasehold.stores.postgres._errors import FAILURES, refused, unanswered
+from leasehold.stores.postgres._errors import FAILURES, ends_session, refused, unanswered
 from leasehold.stores.postgres._libpq import ERRORS, Begun, Lane, Params, Row, Statement
 
 MOST = 8
@@ -156,10 +156,24 @@ class BlockingNode:
             try:
                 connection = self._pool.take() or connect(self._address, deadline - time.monotonic())
                 self.is_pooled = connection.is_pooled
-                answer = ask_on(connection, self._address, statement, params, deadline - time.monotonic())
+                result = self._exchange(connection, statement, params, deadline - time.monotonic())
             except FAILURES as error:
                 if not isinstance(error, TimeoutError):
                     self._pool.drop()  # what befell this session has mostly befallen them all
                 raise unanswered(self._address, error) from error
-            self._pool.give_back(connection)
-        return answer
+            if result.status not in ERRORS:
+                self._pool.give_back(connection)
+                return _libpq.rows(result)
+            failure = refused(self._address, result)
+            if ends_session(failure):
+                connection.close()
+            else:
+                self._pool.give_back(connection)
+            raise failure
+
+    def _exchange(self, connection: Connection, statement: Statement, params: Params, timeout: float) -> PGresult:
+        try:
+            return connection.exchange(statement, params, timeout)
+        except BaseException:
+            connection.close()
+            raise

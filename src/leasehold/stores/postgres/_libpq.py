@@ -15,7 +15,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.pq.abc import PGconn, PGresult
 
 from leasehold.errors import StoreError
-from leasehold.stores.postgres._address import Address
+from leasehold.stores.postgres._address import LISTS, Address
 from leasehold.stores.postgres._errors import not_connected
 
 Params = Sequence[bytes | None]
@@ -63,20 +63,23 @@ def connect(address: Address, timeout: float, begun: Begun = lambda _: None) -> 
     """
     deadline = time.monotonic() + timeout
     silent = address.silent_until
-    attempts = sorted(_attempts(address.settings), key=lambda one: silent.get(_where(one), 0.0) > time.monotonic())
-    limit = float(address.settings.get("connect_timeout") or 0) or inf
     failures: list[str] = []
+    attempts = sorted(
+        _attempts(address.settings, failures), key=lambda one: silent.get(_where(one), 0.0) > time.monotonic()
+    )
+    wanted = int(address.settings.get("connect_timeout") or 0)
+    limit = wanted if wanted > 0 else inf
     for number, attempt in enumerate(attempts):
         try:
             left = (deadline - time.monotonic()) / (len(attempts) - number)
             return _connect(address, attempt, min(left, limit), begun)
         except TimeoutError:
-            if len(attempts) == 1:
+            if len(attempts) == 1 and not failures:
                 raise
             silent[_where(attempt)] = time.monotonic() + SILENCE
             failures.append("no answer in time")
         except StoreError as error:
-            if len(attempts) == 1 or not error.transient:
+            if (len(attempts) == 1 and not failures) or not error.transient:
                 raise
             failures.append(str(error.__cause__))
     raise not_connected(address, "\n".join(failures))
@@ -86,9 +89,9 @@ def _where(attempt: Mapping[str, Any]) -> str:
     return f"{attempt.get('hostaddr') or attempt.get('host')}:{attempt.get('port')}"
 
 
-def _attempts(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _attempts(settings: Mapping[str, Any], failures: list[str]) -> Iterator[Mapping[str, Any]]:
     """Give the settings for each host by itself, and look up what its name leads to: libpq would stop all threads."""
-    lists = {key: str(settings[key]).split(",") for key in ("host", "hostaddr", "port") if settings.get(key)}
+    lists = {key: str(settings[key]).split(",") for key in LISTS if settings.get(key)}
     count = max((len(values) for values in lists.values()), default=1)
     for number in range(count):
         one = {key: values[number if len(values) > 1 else 0] for key, values in lists.items()}
@@ -96,8 +99,13 @@ def _attempts(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         if not host or host.startswith(("/", "@")) or one.get("hostaddr"):
             yield {**settings, **one}
             continue
-        for found in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM):
-            yield {**settings, **one, "hostaddr": found[4][0]}
+        try:
+            found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+        except OSError as error:
+            failures.append(f"{host}: {error.strerror or error}")
+            continue
+        for *_, place in found:
+            yield {**settings, **one, "hostaddr": place[0]}
 
 
 def _connect(address: Address, settings: Mapping[str, Any], timeout: float, begun: Begun) -> PGconn:

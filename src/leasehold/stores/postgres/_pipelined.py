@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 import psycopg
 from psycopg.pq import ExecStatus
@@ -21,6 +22,8 @@ from leasehold.stores.postgres import _blocking, _libpq
 from leasehold.stores.postgres._address import Address
 from leasehold.stores.postgres._errors import FAILURES, ends_session, refused, unanswered
 from leasehold.stores.postgres._libpq import ERRORS, Lane, Params, Row, Statement
+
+T = TypeVar("T")
 
 
 class Connection(Pipeline):
@@ -137,34 +140,44 @@ class Connection(Pipeline):
             os.close(self._socket)
 
 
+async def in_thread(loop: asyncio.AbstractEventLoop, work: Callable[[], T], discard: Callable[[T], object]) -> T:
+    """Do what blocks, in a thread of its own: to connect must not wait until somebody else's work is done.
+
+    A result that nobody waits for any more is discarded.
+    """
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def succeed(result: T) -> None:
+        if outcome.done():
+            discard(result)
+        else:
+            outcome.set_result(result)
+
+    def fail(error: BaseException) -> None:
+        if not outcome.done():
+            outcome.set_exception(error)
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(fail, error)
+            return
+        try:
+            loop.call_soon_threadsafe(succeed, result)
+        except RuntimeError:
+            discard(result)
+
+    threading.Thread(target=run, name="leasehold-connect", daemon=True).start()
+    return await outcome
+
+
 async def connect(runtime: AsyncRuntime, address: Address, timeout: float) -> Connection:
-    """Open a session, in a thread of its own: to look up a host's name blocks, and others keep theirs busy."""
+    """Open a session. To look up a host's name blocks."""
     loop = runtime.bind()
-    opening: asyncio.Future[_blocking.Connection] = loop.create_future()
-
-    def tell(opened: _blocking.Connection | None, error: BaseException | None) -> None:
-        if opening.done():
-            if opened is not None:
-                opened.close()
-        elif error is not None:
-            opening.set_exception(error)
-        elif opened is not None:
-            opening.set_result(opened)
-
-    def work() -> None:
-        opened = error = None
-        try:
-            opened = _blocking.connect(address, timeout)
-        except BaseException as failure:
-            error = failure
-        try:
-            loop.call_soon_threadsafe(tell, opened, error)
-        except RuntimeError:  # the loop is closed
-            if opened is not None:
-                opened.close()
-
-    threading.Thread(target=work, name="leasehold-connect", daemon=True).start()
-    return Connection(loop, await opening)
+    opened = await in_thread(loop, lambda: _blocking.connect(address, timeout), _blocking.Connection.close)
+    return Connection(loop, opened)
 
 
 async def ask_on(
@@ -193,14 +206,15 @@ class PipelinedNode:
             node = _blocking.BlockingNode(ThreadRuntime(), self._address)
             return await node.ask(statement, params, timeout)
         shared = self._lanes[lane]
+        deadline = self._runtime.now() + timeout
         try:
             if self._is_closed:
                 return await self._ask_alone(statement, params, timeout)
             connection = shared.connection
             if connection is None or not connection.is_good:
-                connection = await self._open(shared, timeout)
+                connection = await self._open(lane, timeout)
             self.is_pooled = connection.is_pooled
-            return await ask_on(connection, self._address, statement, params, timeout)
+            return await ask_on(connection, self._address, statement, params, deadline - self._runtime.now())
         except FAILURES as error:
             raise unanswered(self._address, error) from error
         except StoreError as error:
@@ -208,21 +222,22 @@ class PipelinedNode:
                 shared.refresh()
             raise
 
-    async def _open(self, shared: Shared[Connection], timeout: float) -> Connection:
-        """Open a lane; where the server has no connection left for it, the common one will do."""
+    async def _open(self, lane: Lane, timeout: float) -> Connection:
+        """Open a lane; where the server has no connection left for what waits for nobody, the common one will do."""
         common = self._lanes[Lane.COMMON].connection
         try:
-            return await shared.open(timeout)
+            return await self._lanes[lane].open(timeout)
         except StoreError:
-            if common is None or not common.is_good:
+            if lane is not Lane.STEADY or common is None or not common.is_good:
                 raise
             return common
 
     async def _ask_alone(self, statement: Statement, params: Params, timeout: float) -> list[Row]:
         """Ask on a session that is closed again: for whoever has yet to leave when everything is closed."""
+        deadline = self._runtime.now() + timeout
         connection = await connect(self._runtime, self._address, timeout)
         try:
-            return await ask_on(connection, self._address, statement, params, timeout)
+            return await ask_on(connection, self._address, statement, params, deadline - self._runtime.now())
         finally:
             connection.close()
 

@@ -30,6 +30,7 @@ from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores.postgres import _blocking
 from leasehold.stores.postgres._address import Address
 from leasehold.stores.postgres._libpq import Statement
+from leasehold.stores.postgres._pipelined import in_thread
 
 _GONE = getattr(select, "POLLRDHUP", 0)
 """What tells that the other end is closed without telling that there is something to read."""
@@ -59,10 +60,12 @@ _NOTICE_DEATH = Statement(b"SET client_connection_check_interval = '2s'")
 class Reply:
     """What a statement is answered with: a result, or nothing if the session ended first."""
 
-    __slots__ = ("is_over", "result", "waiters")
+    __slots__ = ("is_over", "preparing", "result", "waiters")
 
     def __init__(self) -> None:
         self.is_over = False
+        self.preparing = ""
+        """What is prepared with it, until that is done."""
         self.result: PGresult | None = None
         self.waiters: list[asyncio.Future[None]] = []
 
@@ -94,28 +97,31 @@ class Session:
         self._owed: deque[Reply] = deque()
         self._result: PGresult | None = None
         self._prepared: dict[str, bytes] = {}
+        self._last_name = 0
         self._is_writing = False
         connection.nonblocking = 1
         connection.enter_pipeline_mode()
 
     def send(self, text: bytes) -> Reply:
         """Send a statement without waiting for anything. Raises ConnectionResetError if the session has ended."""
-        return self._send(lambda connection: connection.send_query_params(text, ()))
+        return self._send(lambda connection, _: connection.send_query_params(text, ()))
 
     def execute(self, text: str, params: Sequence[bytes], comment: str) -> Reply:
         """Send a statement that is planned only once, and an empty one behind it, for its comment to be seen."""
 
-        def put(connection: PGconn) -> None:
+        def put(connection: PGconn, reply: Reply) -> None:
             name = self._prepared.get(text)
             if name is None:
-                name = self._prepared[text] = b"leasehold_%d" % len(self._prepared)
+                self._last_name += 1
+                name = self._prepared[text] = b"leasehold_%d" % self._last_name
+                reply.preparing = text
                 connection.send_prepare(name, text.encode())
             connection.send_query_prepared(name, params)
             connection.send_prepare(b"", comment.encode())
 
         return self._send(put)
 
-    def _send(self, put: Callable[[PGconn], None]) -> Reply:
+    def _send(self, put: Callable[[PGconn, Reply], None]) -> Reply:
         reply = Reply()
         with self._mutex:
             if self._connection is None or self.is_lost:
@@ -123,7 +129,7 @@ class Session:
                 raise ConnectionResetError(msg)
             try:
                 self._owed.append(reply)
-                put(self._connection)
+                put(self._connection, reply)
                 self._connection.pipeline_sync()
                 self._flush()
             except BaseException:  # an interrupt, too, may have come in the middle
@@ -197,8 +203,12 @@ class Session:
                     self._end()
             elif result.status == ExecStatus.PIPELINE_SYNC:
                 answer, self._result = self._result, None
-                self._owed.popleft().settle(answer)
-            elif result.status not in {ExecStatus.PIPELINE_ABORTED, ExecStatus.COMMAND_OK}:  # that is of preparing
+                reply = self._owed.popleft()
+                self._prepared.pop(reply.preparing, None)  # it could not be
+                reply.settle(answer)
+            elif result.status == ExecStatus.COMMAND_OK:
+                self._owed[0].preparing = ""
+            elif result.status != ExecStatus.PIPELINE_ABORTED:
                 self._result = result
 
     def _end(self) -> None:
@@ -234,8 +244,7 @@ class BlockingSession(Session):
                 return reply.is_over
             try:
                 while not reply.is_over:
-                    left = deadline - time.monotonic()
-                    if left <= 0 or not self._await_input(left):
+                    if not self._await_input(max(deadline - time.monotonic(), 0.0)):
                         return reply.is_over
                     self._take_in()
             finally:
@@ -270,7 +279,8 @@ class BlockingSession(Session):
             super()._dispose()
             self._reading.release()
         else:
-            with suppress(OSError), socket.socket(fileno=os.dup(self.descriptor)) as copy:
+            # libpq tells its own socket only while it is open: the number may be another's by now.
+            with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self._connection.socket)) as copy:
                 copy.shutdown(socket.SHUT_RDWR)
 
 
@@ -407,9 +417,8 @@ class LoopDriver:
         return True
 
     async def open(self, timeout: float) -> Session:
-        """Open a session, in a thread: to look up a host's name blocks."""
         loop = self._runtime.bind()
-        connection, pid = await asyncio.to_thread(self._opening.open, timeout)
+        connection, pid = await in_thread(loop, lambda: self._opening.open(timeout), lambda opened: opened[0].finish())
         return LoopSession(loop, connection, pid, self._on_lost)
 
     async def once(self, find: Find, opened: Opened, timeout: float) -> Session:

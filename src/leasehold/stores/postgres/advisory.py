@@ -52,8 +52,6 @@ log = logging.getLogger("leasehold")
 SPARES = 4
 """How many sessions that nobody waits on any more are kept for the next to wait."""
 INSPECTION_TIMEOUT = 5.0
-TERMINATION = 2.0
-"""How long to wait for a session to end that was told to."""
 PAUSE = 0.002
 """Between two looks whether a statement has reached the server's queue."""
 TRIES = 3
@@ -161,7 +159,8 @@ class AdvisoryStore:
                 self._forget(stake)
             raise unanswered(self._address, error) from error
         except StoreError:
-            self._forget(stake)
+            if stake.session is None:
+                self._forget(stake)
             raise
 
     async def _advance(self, stake: Stake, deadline: float) -> Standing | Refusal:
@@ -181,6 +180,7 @@ class AdvisoryStore:
             outcome = await self._try(stake, deadline)
             if isinstance(outcome, Standing) or outcome.holder:
                 return outcome
+        self._forget(stake)
         return Refusal("somebody/0")
 
     async def _try(self, stake: Stake, deadline: float) -> Standing | Refusal:
@@ -269,13 +269,14 @@ class AdvisoryStore:
         for session in sessions:
             with suppress(*FAILURES), self._mutex:
                 asked[session] = self._send(session, sql.PING)
-        moments = await self._look_around(waiting, deadline)
+        moments: dict[Session, float] = {}
         failure: Exception | None = None
         for session, reply in asked.items():
             try:
                 moments[session] = _number(await self._rows(session, reply, deadline))
             except (StoreError, *FAILURES) as error:
                 failure = error
+        moments |= await self._look_around(waiting, deadline)
         standings = [_standing(stake, moments) for stake in stakes]
         if failure is not None and all(standing == UNKNOWN for standing in standings):
             raise failure if isinstance(failure, StoreError) else unanswered(self._address, failure)
@@ -359,8 +360,21 @@ class AdvisoryStore:
             session.close()
         except FAILURES:
             was_there = False
+        except StoreError:
+            if not session.is_own:
+                self._unlock_again(stake, session)
+                raise
+            was_there = True
+            session.close()
         self._part(stake, session)
         return was_there
+
+    def _unlock_again(self, stake: Stake, session: Session) -> None:
+        """Send another request to unlock for the one that failed, to be awaited by whoever tries next."""
+        with suppress(*FAILURES), self._mutex:
+            is_taken = stake.key in session.taken  # by a rival of ours, for whom the server counts on
+            unlock = sql.unlock if is_taken else sql.unlock_if_held
+            stake.reply = self._send(session, unlock(stake.key, shared=stake.shared))
 
     def _clear(self, session: Session) -> Reply:
         """Give back whatever a session of one's own holds.
@@ -453,18 +467,24 @@ class AdvisoryStore:
         log.warning("ending the session of %s (process %d of the server) to free %r", owner, sight.pid, name)
         session = await self._common(deadline)
         with self._mutex:
-            reply = self._send(session, sql.terminate(sight.pid, min(TERMINATION, self._left(deadline))))
+            reply = self._send(session, sql.terminate(sight.pid))
         try:
-            ((is_gone,),) = await self._rows(session, reply, deadline)
+            await self._rows(session, reply, deadline)
         except StoreError as error:
+            if error.transient:
+                raise
             msg = (
                 f"{name!r} is held by {owner}, whose session this role may not end: be that role, or have "
                 "pg_signal_backend"
             )
             raise StoreError(msg, name=name) from error
-        if is_gone != b"t":
-            msg = f"the session that holds {name!r} has not ended yet"
-            raise StoreError(msg, name=name, transient=True)
+        pause = PAUSE
+        while any(each.pid == sight.pid for each in (await self._look([key], deadline)).sights):
+            if self._left(deadline) <= pause:
+                msg = f"the session that holds {name!r} has not ended yet"
+                raise StoreError(msg, name=name, transient=True)
+            await self.runtime.sleep(pause)
+            pause = min(2 * pause, 0.1)
         return True
 
     async def _common(self, deadline: float) -> Session:
@@ -525,9 +545,9 @@ class AdvisoryStore:
     def _drop(self, stake: Stake) -> None:
         """Give back a lock that was refused by an error, for the error may have come after it was taken."""
         session = stake.session
-        if session is not None:
+        if session is not None and session.taken.get(stake.key) is stake:
             with suppress(*FAILURES), self._mutex:
-                session.taken.pop(stake.key, None)
+                del session.taken[stake.key]
                 self._send(session, sql.unlock_if_held(stake.key, shared=stake.shared))
             if session.is_own:
                 self._give_back(session)
@@ -537,7 +557,7 @@ class AdvisoryStore:
         """Send a statement, and tell with it what its session holds, newest first. Raises what ends a session."""
         comment = sql.comment(stake.label for stake in reversed(session.taken.values()))
         if isinstance(statement, Prepared):
-            return session.execute(statement.text, statement.params, comment)
+            return session.execute(statement.text, statement.params, comment + statement.remark)
         return session.send((comment + statement).encode())
 
     async def _rows(self, session: Session, reply: Reply, deadline: float) -> list[Row]:

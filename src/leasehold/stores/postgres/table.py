@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -32,6 +33,10 @@ from leasehold.stores.postgres._migrations import quoted
 log = logging.getLogger("leasehold")
 
 INSPECTION_TIMEOUT = 5.0
+UNLIMITED = "set_config('lock_timeout', '0', true)"
+"""For the commit, which waits in turn if it has to notify somebody."""
+MOST_AT_ONCE = 4
+"""How many may find out at the same time, in the way of others, that a name is locked."""
 SWEEP_EVERY = 256
 
 
@@ -64,6 +69,7 @@ class TableStore:
         self._statements = Statements(quoted(schema))
         self._channel = f"leasehold_{secrets.token_hex(8)}"
         self._joins = secrets.randbelow(SWEEP_EVERY)
+        self._trying: Counter[str] = Counter()
         flag = "" if schema == "leasehold" else f" --schema {schema}"
         missing = f"its lease table is missing or too old: run `leasehold migrate --url URL{flag}`"
         self._hears_where_it_asks = ear == address
@@ -94,8 +100,8 @@ class TableStore:
             self._channel.encode() if hears else b"",
         )
         try:
-            ((ticket, held, now, holder, recheck, capacity),) = await self._change(
-                self._statements.join, params, timeout
+            ((ticket, held, now, holder, recheck, capacity, _),) = await self._change(
+                self._statements.join, ask.name, params, timeout
             )
         except StoreError as error:
             if not error.transient:
@@ -122,7 +128,8 @@ class TableStore:
 
     async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
         statement = self._statements.leave_unsure if unsure else self._statements.leave
-        ((was_there,),) = await self._change(statement, (name.encode(), owner.encode(), b"%r" % unsure), timeout)
+        params = name.encode(), owner.encode(), b"%r" % unsure
+        ((was_there, _),) = await self._change(statement, name, params, timeout)
         self._ear.forget(owner)
         return was_there == b"t"
 
@@ -163,14 +170,20 @@ class TableStore:
         self._ear.close()
         self._node.close()
 
-    async def _change(self, statement: Statement, params: Params, timeout: float) -> list[Row]:
+    async def _change(self, statement: Statement, name: str, params: Params, timeout: float) -> list[Row]:
         """Do what has to lock a name; if others have it locked, wait for it where that is in nobody's way."""
         deadline = self.runtime.now() + timeout
-        try:
-            return await self._node.ask(statement, (*params, b"50ms"), timeout)
-        except StoreError as error:
-            if not was_busy(error):
-                raise
+        if self._trying[name] < MOST_AT_ONCE:
+            self._trying[name] += 1
+            try:
+                return await self._node.ask(statement, (*params, b"50ms"), timeout)
+            except StoreError as error:
+                if not was_busy(error):
+                    raise
+            finally:
+                self._trying[name] -= 1
+                if self._trying[name] <= 0:
+                    self._trying.pop(name, None)
         left = max(deadline - self.runtime.now(), 0.05)
         return await self._node.ask(statement, (*params, b"%dms" % (1000 * left)), left + 0.05, Lane.STUCK)
 
@@ -193,16 +206,19 @@ class Statements:
 
     def __init__(self, schema: str) -> None:
         def statement(name: str, text: str) -> Statement:
-            return Statement(text.format(schema=schema).encode(), f"leasehold_{name}".encode())
+            return Statement(text.format(schema=schema, unlimited=UNLIMITED).encode(), f"leasehold_{name}".encode())
 
-        self.join = statement("join", "SELECT * FROM {schema}.line_join($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)")
+        self.join = statement(
+            "join", "SELECT j.*, {unlimited} FROM {schema}.line_join($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) AS j"
+        )
         self.renew = statement("renew", "SELECT * FROM {schema}.line_renew($1, $2, $3, $4, $5)")
         # Nothing is lost with a leave that a crash undoes but time: the place ends by itself.
         self.leave = statement(
             "leave",
-            "SELECT {schema}.line_leave($1, $2, $3, $4) FROM set_config('synchronous_commit', 'off', true)",
+            "SELECT {schema}.line_leave($1, $2, $3, $4), {unlimited}"
+            " FROM set_config('synchronous_commit', 'off', true)",
         )
-        self.leave_unsure = statement("leave_unsure", "SELECT {schema}.line_leave($1, $2, $3, $4)")
+        self.leave_unsure = statement("leave_unsure", "SELECT {schema}.line_leave($1, $2, $3, $4), {unlimited}")
         self.sweep = statement("sweep", "SELECT {schema}.sweep_locks()")
         self.examine = Statement(QUESTION.format(schema=schema).encode())
         look = (
