@@ -168,12 +168,12 @@ async def test_a_dead_node_costs_only_its_own_locks(
     party: Party, cluster: ClusterDeployment, caplog: pytest.LogCaptureFixture
 ) -> None:
     locks = party.client(cluster_url(cluster), ttl=1.5)
-    handles = {name: await ask(locks.acquire(name)) for name in NAMES}
-    with cluster.client() as client:
+    with cluster.client() as client:  # which blocks the event loop, and so comes before there is anything to renew
         client.config_set("cluster-require-full-coverage", "no", target_nodes="all")
     doomed = cluster.owner(slot_of(locks, NAMES[0]))
     theirs = {name for name in NAMES if cluster.owner(slot_of(locks, name)) is doomed}
     assert 0 < len(theirs) < len(NAMES)
+    handles = {name: await ask(locks.acquire(name)) for name in NAMES}
     for handle in handles.values():
         assert not handle.lost.is_set()
     doomed.pause()
