@@ -241,7 +241,7 @@ async def test_tasks_cancelled_anywhere_leave_nothing_in_any_line(
             pass
 
 
-async def test_a_thousand_held_locks_are_kept_by_one_or_two_connections(party: Party, server: PostgresServer) -> None:
+async def test_a_thousand_held_locks_are_kept_by_a_few_connections(party: Party, server: PostgresServer) -> None:
     me = party.options["schema"]
     locks = party.client(named(server.url, me), ttl=2.4)
     began = time.monotonic()
@@ -252,7 +252,7 @@ async def test_a_thousand_held_locks_are_kept_by_one_or_two_connections(party: P
     print(f"acquired in {time.monotonic() - began:.2f} s")
     await party.passes(2.5)
     assert all(handle.is_held for handle in handles)
-    assert server.connections(me) <= 2
+    assert server.connections(me) <= 3, "one to ask, one to renew, and one to sweep now and then"
     ((kept,),) = server.sql(f"SELECT count(*) FROM {me}.distributed_locks WHERE expires_at > clock_timestamp()")
     assert kept == 1000
     await ask(locks.release_all())
