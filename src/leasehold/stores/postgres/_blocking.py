@@ -129,15 +129,20 @@ def connect(address: Address, timeout: float, begun: Begun = lambda _: None) -> 
 
 def ask_on(connection: Connection, address: Address, statement: Statement, params: Params, timeout: float) -> list[Row]:
     """Run a statement on a session; close it whatever goes wrong, an error the server answers with included."""
-    try:
-        result = connection.exchange(statement, params, timeout)
-    except BaseException:
-        connection.close()
-        raise
+    result = exchange_on(connection, statement, params, timeout)
     if result.status in ERRORS:
         connection.close()
         raise refused(address, result)
     return _libpq.rows(result)
+
+
+def exchange_on(connection: Connection, statement: Statement, params: Params, timeout: float) -> PGresult:
+    """Run a statement on a session that is closed unless there is an answer."""
+    try:
+        return connection.exchange(statement, params, timeout)
+    except BaseException:
+        connection.close()
+        raise
 
 
 class BlockingNode:
@@ -156,7 +161,7 @@ class BlockingNode:
             try:
                 connection = self._pool.take() or connect(self._address, deadline - time.monotonic())
                 self.is_pooled = connection.is_pooled
-                result = self._exchange(connection, statement, params, deadline - time.monotonic())
+                result = exchange_on(connection, statement, params, deadline - time.monotonic())
             except FAILURES as error:
                 if not isinstance(error, TimeoutError):
                     self._pool.drop()  # what befell this session has mostly befallen them all
@@ -170,10 +175,3 @@ class BlockingNode:
             else:
                 self._pool.give_back(connection)
             raise failure
-
-    def _exchange(self, connection: Connection, statement: Statement, params: Params, timeout: float) -> PGresult:
-        try:
-            return connection.exchange(statement, params, timeout)
-        except BaseException:
-            connection.close()
-            raise

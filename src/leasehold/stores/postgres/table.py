@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +15,7 @@ from itertools import groupby
 from math import inf
 from typing import Protocol, cast
 
-from leasehold import _rule
+from leasehold import _lifecycle, _rule
 from leasehold._model import UNKNOWN, Ask, Capabilities, Finding, Line, Place, Refusal, Renewal, Session, Standing, Wake
 from leasehold._runtime import Runtime
 from leasehold.errors import StoreError
@@ -69,7 +68,8 @@ class TableStore:
         self._statements = Statements(quoted(schema))
         self._channel = f"leasehold_{secrets.token_hex(8)}"
         self._joins = secrets.randbelow(SWEEP_EVERY)
-        self._trying: Counter[str] = Counter()
+        self._start_afresh()
+        _lifecycle.at_fork(self, in_child="_start_afresh")
         flag = "" if schema == "leasehold" else f" --schema {schema}"
         missing = f"its lease table is missing or too old: run `leasehold migrate --url URL{flag}`"
         self._hears_where_it_asks = ear == address
@@ -83,6 +83,10 @@ class TableStore:
             threads = cast("ThreadRuntime", runtime)
             self._node = _blocking.BlockingNode(threads, address)
             self._ear = _blocking_ear(threads, ear, self._channel)
+
+    def _start_afresh(self) -> None:
+        self._trying: dict[str, list[Statement]] = {}
+        """Lists, which threads may share without a lock; one that two have at a time only lets in a few more."""
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
         hears = ask.queue and self.capabilities.push
@@ -173,16 +177,17 @@ class TableStore:
     async def _change(self, statement: Statement, name: str, params: Params, timeout: float) -> list[Row]:
         """Do what has to lock a name; if others have it locked, wait for it where that is in nobody's way."""
         deadline = self.runtime.now() + timeout
-        if self._trying[name] < MOST_AT_ONCE:
-            self._trying[name] += 1
+        others = self._trying.setdefault(name, [])
+        if len(others) < MOST_AT_ONCE:
+            others.append(statement)
             try:
                 return await self._node.ask(statement, (*params, b"50ms"), timeout)
             except StoreError as error:
                 if not was_busy(error):
                     raise
             finally:
-                self._trying[name] -= 1
-                if self._trying[name] <= 0:
+                others.pop()
+                if not others:
                     self._trying.pop(name, None)
         left = max(deadline - self.runtime.now(), 0.05)
         return await self._node.ask(statement, (*params, b"%dms" % (1000 * left)), left + 0.05, Lane.STUCK)
