@@ -73,6 +73,19 @@ class Renewal(NamedTuple):
     """Raise the counter, and the place's own ticket, to at least this, if the place holds."""
 
 
+class Stay(NamedTuple):
+    """A holder's request to go, but to leave its name taken for a while."""
+
+    name: str
+    owner: str
+    seconds: float
+    """For how long from now: longer or shorter than the place would have lived."""
+    metadata: str | None = None
+    """What the place shows from now on, if something else."""
+    unsure: float = 0.0
+    """As in `Store.leave`."""
+
+
 class Standing(NamedTuple):
     """Where a place stood when the store answered."""
 
@@ -100,6 +113,28 @@ class Refusal(NamedTuple):
     """The line's capacity where it differs from the one asked for, else 0."""
     abstains: bool = False
     """This member of a quorum has come back empty, and does not vote yet: in `recheck` seconds if it is admitted."""
+    name: str = ""
+    """The line that refused, where places in several were asked for."""
+
+
+class Charge(NamedTuple):
+    """A request to take so much from a rate: a debt that wears off by itself, a second in a second."""
+
+    name: str
+    cost: float
+    """Seconds of debt; 0 only looks."""
+    limit: float
+    """The most debt there may be at the moment of acting."""
+    patience: float = 0.0
+    """How long the caller would wait for the debt to wear off to that."""
+
+
+class Balance(NamedTuple):
+    """What came of a charge."""
+
+    allowed: bool
+    debt: float
+    """Seconds, with the charge if it was allowed. The caller acts once it has worn off to the limit."""
 
 
 class Finding(NamedTuple):
@@ -147,6 +182,15 @@ class Place:
     acquired_at: float | None
     metadata: str
     session: Session | None = field(default=None, kw_only=True)
+
+    @property
+    def lingers(self) -> bool:
+        """Whether its owner has gone, and only the name stays taken for a while."""
+        return self.owner.endswith(LINGERING)
+
+
+LINGERING = "+"
+"""What is added to an owner's name when its place stays on after it: so that late renewals find nothing."""
 
 
 class Wake(IntEnum):

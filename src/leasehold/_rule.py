@@ -9,11 +9,11 @@ that fits keeps fitting until it is removed, and `acquired_at`, set when it firs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from typing import NamedTuple, Protocol
 
-from leasehold._model import Ask, Place, Refusal, Renewal, Standing
+from leasehold._model import LINGERING, Ask, Place, Refusal, Renewal, Standing, Stay
 
 
 class Ledger(Protocol):
@@ -33,6 +33,10 @@ class Ledger(Protocol):
         ...
 
     def update(self, place: Place) -> None: ...
+
+    def rename(self, place: Place, owner: str) -> None:
+        """Let a place stand where it stands under another owner's name."""
+        ...
 
     def remove(self, owner: str) -> float:
         """Remove a place and return when it would have expired; minus infinity if there is none."""
@@ -121,6 +125,37 @@ def leave(ledger: Ledger, owner: str, now: float, unsure: float) -> tuple[bool, 
     if unsure:
         ledger.refuse(owner, now + unsure)
     return was_there, settle(ledger, now).woken
+
+
+def linger(ledger: Ledger, stay: Stay, now: float) -> tuple[bool, list[Place]]:
+    """Let a place that holds stand for so long from now, as nobody's; one that waits is given up."""
+    head = settle(ledger, now)
+    own = next((place for place in head.holders if place.owner == stay.owner), None)
+    if own is None:
+        _, woken = leave(ledger, stay.owner, now, stay.unsure)
+        return False, head.woken + woken
+    ledger.rename(own, stay.owner + LINGERING)
+    own.expires_at = now + stay.seconds
+    own.metadata = own.metadata if stay.metadata is None else stay.metadata
+    ledger.update(own)
+    if stay.unsure:
+        ledger.refuse(stay.owner, now + stay.unsure)
+    return True, [place for place in head.woken if place is not own]
+
+
+def join_all(lines: Sequence[tuple[Ledger, Ask]], now: float) -> tuple[list[Standing] | Refusal, list[Place]]:
+    """Give each owner a place that holds, or none of them any. None of them queues."""
+    standings: list[Standing] = []
+    to_wake: list[Place] = []
+    for number, (ledger, ask) in enumerate(lines):
+        outcome, woken = join(ledger, ask, now)
+        to_wake += woken
+        if isinstance(outcome, Refusal):
+            for joined, undone in lines[:number]:
+                to_wake += leave(joined, undone.owner, now, 0.0)[1]
+            return outcome._replace(name=ask.name), to_wake
+        standings.append(outcome)
+    return standings, to_wake
 
 
 def live(places: Iterable[Place], now: float) -> tuple[Place, ...]:

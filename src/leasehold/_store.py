@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-from leasehold._model import Ask, Capabilities, Finding, Line, Membership, Refusal, Renewal, Standing, Wake
+from leasehold._model import (
+    Ask,
+    Balance,
+    Capabilities,
+    Charge,
+    Finding,
+    Line,
+    Membership,
+    Refusal,
+    Renewal,
+    Standing,
+    Stay,
+    Wake,
+)
 from leasehold._runtime import Runtime
 
 GHOST = 30.0
@@ -71,6 +84,43 @@ class Watchful(Protocol):
 
     def watch(self, doubt: Callable[[str], None]) -> None:
         """Call `doubt` with its owner, from any thread, once there is reason to think that a place is gone."""
+        ...
+
+
+@runtime_checkable
+class Lingering(Protocol):
+    """A store whose names may stay taken for a while after their holder has gone."""
+
+    async def linger(self, stay: Stay, timeout: float) -> bool:
+        """Give up a place that holds, but let it stand for a while under its owner's name with LINGERING added.
+
+        One atomic round trip, safe to repeat. No renewal, join or leave of the owner's finds the place any more.
+        Says whether it was still there and held; one that waits is given up as by `leave`.
+        """
+        ...
+
+
+@runtime_checkable
+class Joint(Protocol):
+    """A store that can give places in several lines in one step."""
+
+    async def join_all(self, asks: Sequence[Ask], timeout: float) -> list[Standing] | Refusal | None:
+        """Take a place that holds in each of these lines, all of different names and none queueing, or in none.
+
+        One atomic round trip, idempotent as `join` is. None where just these cannot be had in one step.
+        """
+        ...
+
+
+@runtime_checkable
+class Rated(Protocol):
+    """A store that keeps rates, under names that have nothing to do with those of lines."""
+
+    async def spend(self, charge: Charge, timeout: float) -> Balance:
+        """Add to a name's debt if it then wears off to the limit within the caller's patience: one atomic round trip.
+
+        Judged by the server's clock; a backward step of it lets nothing wear off, and starves nobody. Not idempotent.
+        """
         ...
 
 

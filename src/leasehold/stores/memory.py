@@ -14,8 +14,21 @@ from typing import Any
 from uuid import uuid4
 from weakref import WeakSet
 
-from leasehold import _lifecycle, _rule
-from leasehold._model import Ask, Capabilities, Line, Membership, Place, Refusal, Renewal, Standing, Wake
+from leasehold import _lifecycle, _rate, _rule
+from leasehold._model import (
+    Ask,
+    Balance,
+    Capabilities,
+    Charge,
+    Line,
+    Membership,
+    Place,
+    Refusal,
+    Renewal,
+    Standing,
+    Stay,
+    Wake,
+)
 from leasehold._runtime import Runtime
 from leasehold.runtimes import _clock
 from leasehold.stores._mailbox import Mailbox
@@ -39,6 +52,8 @@ class MemoryServer:
         self._lines: dict[str, _MemoryLine] = {}
         self._ticket = 0
         self._sweep_above = 64
+        self._debts: dict[str, _rate.Debt] = {}
+        self._sweep_debts_above = 64
         self._mailboxes: WeakSet[Mailbox] = WeakSet()
         _lifecycle.at_fork(self, in_child="_forked")
 
@@ -69,6 +84,32 @@ class MemoryServer:
             was_alive, woken = _rule.leave(self._line(name, now), owner, now, unsure)
             self._tidy(name, now)
             return was_alive, _owners(woken)
+
+    def linger(self, stay: Stay) -> tuple[bool, list[str]]:
+        with self._mutex:
+            now = self._clock()
+            was_there, woken = _rule.linger(self._line(stay.name, now), stay, now)
+            self._tidy(stay.name, now)
+            return was_there, _owners(woken)
+
+    def join_all(self, asks: Sequence[Ask]) -> tuple[list[Standing] | Refusal, list[str]]:
+        with self._mutex:
+            now = self._clock()
+            outcome, woken = _rule.join_all([(self._line(ask.name, now), ask) for ask in asks], now)
+            for ask in asks:
+                self._tidy(ask.name, now)
+            return outcome, _owners(woken)
+
+    def spend(self, charge: Charge) -> Balance:
+        with self._mutex:
+            now = self._clock()
+            if len(self._debts) > self._sweep_debts_above:
+                self._debts = {name: debt for name, debt in self._debts.items() if _rate.debt_at(debt, now)}
+                self._sweep_debts_above = 2 * len(self._debts) + 64
+            balance, debt = _rate.spend(self._debts.get(charge.name), charge, now)
+            if debt is not None:
+                self._debts[charge.name] = debt
+            return balance
 
     def inspect(self, prefix: str, *, exact: bool) -> list[Line]:
         with self._mutex:
@@ -126,6 +167,7 @@ class MemoryServer:
     def _forked(self) -> None:
         self._mutex = threading.Lock()
         self._lines.clear()
+        self._debts.clear()
 
 
 class _MemoryLine:
@@ -154,6 +196,11 @@ class _MemoryLine:
 
     def update(self, place: Place) -> None:
         """Places are kept by reference: they are up to date."""
+
+    def rename(self, place: Place, owner: str) -> None:
+        renamed = [(owner if kept is place else kept.owner, kept) for kept in self._places.values()]
+        place.owner = owner
+        self._places = OrderedDict(renamed)
 
     def remove(self, owner: str) -> float:
         place = self._places.pop(owner, None)
@@ -305,6 +352,20 @@ class MemoryStore:
         self._mailbox.close(owner)
         self._server.wake(woken)
         return was_alive
+
+    async def linger(self, stay: Stay, timeout: float) -> bool:
+        was_there, woken = self._server.linger(stay)
+        self._mailbox.close(stay.owner)
+        self._server.wake(woken)
+        return was_there
+
+    async def join_all(self, asks: Sequence[Ask], timeout: float) -> list[Standing] | Refusal | None:
+        outcome, woken = self._server.join_all(asks)
+        self._server.wake(woken)
+        return outcome
+
+    async def spend(self, charge: Charge, timeout: float) -> Balance:
+        return self._server.spend(charge)
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
         return Wake(await self._mailbox.wait(owner, timeout))

@@ -1,7 +1,7 @@
--- leasehold's embedded store, version 1.
+-- leasehold's embedded store, version 2. It is run again on a file of an older version.
 -- Times are seconds on the machine's boot clock and mean nothing after a restart, which `boot` tells.
 
-CREATE TABLE state (
+CREATE TABLE IF NOT EXISTS state (
     machine  TEXT NOT NULL,
     boot     TEXT NOT NULL,
     ticket   INTEGER NOT NULL,  -- the last one drawn
@@ -9,7 +9,7 @@ CREATE TABLE state (
     swept_to TEXT NOT NULL      -- the name up to which rows were looked through for leftovers
 );
 
-CREATE TABLE place (
+CREATE TABLE IF NOT EXISTS place (
     name        TEXT NOT NULL,
     ticket      INTEGER NOT NULL,
     owner       TEXT NOT NULL,
@@ -22,12 +22,18 @@ CREATE TABLE place (
     PRIMARY KEY (name, ticket)
 ) WITHOUT ROWID;
 
-CREATE TRIGGER place_draws_ticket AFTER INSERT ON place
+CREATE TRIGGER IF NOT EXISTS place_draws_ticket AFTER INSERT ON place
     BEGIN UPDATE state SET ticket = NEW.ticket; END;
 
-CREATE UNIQUE INDEX place_by_owner ON place (owner);
+CREATE UNIQUE INDEX IF NOT EXISTS place_by_owner ON place (owner);
 
-CREATE TABLE refused (
+CREATE TABLE IF NOT EXISTS refused (
     owner TEXT PRIMARY KEY,
     until REAL NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE IF NOT EXISTS debt (
+    name   TEXT PRIMARY KEY,
+    amount REAL NOT NULL,  -- seconds, at that time
+    at     REAL NOT NULL
 ) WITHOUT ROWID;

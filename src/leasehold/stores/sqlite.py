@@ -23,8 +23,8 @@ from math import inf
 from pathlib import Path
 from typing import TypeVar
 
-from leasehold import _lifecycle, _rule
-from leasehold._model import Ask, Capabilities, Line, Place, Refusal, Renewal, Standing, Wake
+from leasehold import _lifecycle, _rate, _rule
+from leasehold._model import Ask, Balance, Capabilities, Charge, Line, Place, Refusal, Renewal, Standing, Stay, Wake
 from leasehold._runtime import Runtime
 from leasehold.errors import StoreError
 from leasehold.stores import _machine
@@ -35,7 +35,7 @@ T = TypeVar("T")
 _Step = Callable[[sqlite3.Cursor, float], tuple[T, list[Place]]]
 
 APPLICATION_ID = 0x4C454153  # "LEAS"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SWEEP_EVERY = 64
 SWEEP_ROWS = 200
 
@@ -119,9 +119,13 @@ class _SqliteLine:
 
     def update(self, place: Place) -> None:
         self._execute(
-            "UPDATE place SET expires_at = ?, acquired_at = ? WHERE name = ? AND ticket = ?",
-            (place.expires_at, place.acquired_at, self._name, place.ticket),
+            "UPDATE place SET expires_at = ?, acquired_at = ?, metadata = ? WHERE name = ? AND ticket = ?",
+            (place.expires_at, place.acquired_at, place.metadata, self._name, place.ticket),
         )
+
+    def rename(self, place: Place, owner: str) -> None:
+        place.owner = owner
+        self._execute("UPDATE place SET owner = ? WHERE name = ? AND ticket = ?", (owner, self._name, place.ticket))
 
     def remove(self, owner: str) -> float:
         row = self._execute(
@@ -200,6 +204,33 @@ class SqliteStore:
         was_there = await self._do(step, timeout, look=False)
         self._doorbell.forget(owner)
         return was_there
+
+    async def linger(self, stay: Stay, timeout: float) -> bool:
+        def step(cursor: sqlite3.Cursor, now: float) -> tuple[bool, list[Place]]:
+            return _rule.linger(self._line(cursor, stay.name, now), stay, now)
+
+        was_there = await self._do(step, timeout)
+        self._doorbell.forget(stay.owner)
+        return was_there
+
+    async def join_all(self, asks: Sequence[Ask], timeout: float) -> list[Standing] | Refusal | None:
+        def step(cursor: sqlite3.Cursor, now: float) -> tuple[list[Standing] | Refusal, list[Place]]:
+            swept = self._sweep(cursor, now)
+            outcome, woken = _rule.join_all([(self._line(cursor, ask.name, now), ask) for ask in asks], now)
+            return outcome, swept + woken
+
+        return await self._do(step, timeout)
+
+    async def spend(self, charge: Charge, timeout: float) -> Balance:
+        def step(cursor: sqlite3.Cursor, now: float) -> tuple[Balance, list[Place]]:
+            row = cursor.execute("SELECT amount, at FROM debt WHERE name = ?", (charge.name,)).fetchone()
+            balance, debt = _rate.spend(_rate.Debt(*row) if row else None, charge, now)
+            if debt is not None:
+                cursor.execute("INSERT OR REPLACE INTO debt VALUES (?, ?, ?)", (charge.name, *debt))
+            self._sweep(cursor, now)
+            return balance, []
+
+        return await self._do(step, timeout)
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
         return Wake(await self._doorbell.wait(owner, timeout))
@@ -299,6 +330,7 @@ class SqliteStore:
             return []
         execute = cursor.execute
         execute("DELETE FROM refused WHERE until <= ?", (now,))
+        execute("DELETE FROM debt WHERE at + amount <= ?", (now,))
         rows = execute(
             "SELECT name, expires_at FROM place WHERE name > (SELECT swept_to FROM state) ORDER BY name LIMIT ?",
             (SWEEP_ROWS,),
@@ -355,12 +387,14 @@ class SqliteStore:
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("BEGIN IMMEDIATE")
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version == 0:
+        if version < SCHEMA_VERSION:
             for statement in files("leasehold.stores").joinpath("schema.sql").read_text("utf-8").split(";\n\n"):
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            connection.execute("INSERT INTO state VALUES (?, ?, 0, 0, '')", (_machine.machine_id(), _machine.boot_id()))
+            if version == 0:
+                identity = _machine.machine_id(), _machine.boot_id()
+                connection.execute("INSERT INTO state VALUES (?, ?, 0, 0, '')", identity)
         elif version != SCHEMA_VERSION:
             msg = f"{self.path}: made by a newer leasehold (schema {version}); upgrade this one"
             raise StoreError(msg)
@@ -380,6 +414,7 @@ class SqliteStore:
         if boot != _machine.boot_id():
             connection.execute("DELETE FROM place")
             connection.execute("DELETE FROM refused")
+            connection.execute("DELETE FROM debt")
             connection.execute("UPDATE state SET boot = ?, time = 0", (_machine.boot_id(),))
 
     def _disconnect(self) -> None:
