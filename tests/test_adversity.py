@@ -103,7 +103,7 @@ def test_a_keeper_does_not_spin_while_the_store_is_down() -> None:
     store.down = True
     with pytest.raises(StoreError):
         released.release()
-    locks._engine.keeper.take_over(held._lease)
+    locks._engine.keeper.take_over(held._leases[0])
     time.sleep(1.0)  # a leave is tried again every 0.3 s
     assert store.asked_in_vain < 20
     store.down = False
@@ -281,7 +281,7 @@ def test_a_store_is_closed_even_if_a_release_fails(tmp_path, monkeypatch: pytest
 
 def test_a_default_client_that_was_closed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEASEHOLD_URL", "memory://replaced")
-    monkeypatch.setattr(leasehold.blocking, "_default", None)
+    monkeypatch.setattr(leasehold.blocking.client, "_default", None)
     with get_distributed_lock() as first:
         pass
     with get_distributed_lock().lock("x"):
@@ -297,7 +297,7 @@ def test_default_clients_do_not_outlive_their_loops(monkeypatch: pytest.MonkeyPa
 
     for _ in range(5):
         asyncio.run(take())
-    assert len(leasehold.asynchronous._defaults) == 1
+    assert len(leasehold.asynchronous.client._defaults) == 1
 
 
 def test_a_waiter_whom_the_store_turns_away_leaves_no_place(server: MemoryServer, locks: DistributedLock) -> None:

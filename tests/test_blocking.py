@@ -164,7 +164,7 @@ def test_memory_is_one_space_for_the_whole_process() -> None:
 
 def test_the_default_client_is_one_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEASEHOLD_URL", "memory://default")
-    monkeypatch.setattr(leasehold.blocking, "_default", None)
+    monkeypatch.setattr(leasehold.blocking.client, "_default", None)
     assert get_distributed_lock() is get_distributed_lock()
     with get_distributed_lock().lock("x"), DistributedLock("memory://default") as other:
         assert other.is_locked("x")

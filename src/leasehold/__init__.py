@@ -5,8 +5,14 @@ from leasehold._model import Capabilities, Finding, Wake
 from leasehold._primitives import LockOptions, TryOptions
 from leasehold._retry import RetryPolicy
 from leasehold._store import Store
-from leasehold.asynchronous import AsyncDistributedLock, AsyncLockHandle, get_async_distributed_lock
-from leasehold.blocking import DistributedLock, LockHandle, get_distributed_lock
+from leasehold.asynchronous import (
+    AsyncDistributedLock,
+    AsyncLockGuard,
+    AsyncLockHandle,
+    AsyncMultiLockHandle,
+    get_async_distributed_lock,
+)
+from leasehold.blocking import DistributedLock, LockGuard, LockHandle, MultiLockHandle, get_distributed_lock
 from leasehold.errors import (
     CapacityMismatchError,
     ClosedError,
@@ -23,7 +29,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AsyncDistributedLock",
+    "AsyncLockGuard",
     "AsyncLockHandle",
+    "AsyncMultiLockHandle",
     "Capabilities",
     "CapacityMismatchError",
     "ClosedError",
@@ -33,10 +41,12 @@ __all__ = [
     "InvalidLockError",
     "LockAcquisitionError",
     "LockError",
+    "LockGuard",
     "LockHandle",
     "LockInfo",
     "LockLostError",
     "LockOptions",
+    "MultiLockHandle",
     "RetryPolicy",
     "Store",
     "StoreError",

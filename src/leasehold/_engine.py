@@ -13,7 +13,7 @@ from typing import TypeVar
 from leasehold import _lifecycle
 from leasehold._keeper import Keeper, log
 from leasehold._lease import PATIENCE, Claim, Lease, State
-from leasehold._model import Ask, Finding, Line, Refusal, Standing, Wake
+from leasehold._model import LINGERING, WHOLE, Ask, Finding, Line, Refusal, Standing, Wake
 from leasehold._retry import RetryPolicy
 from leasehold._store import Examinable, Store
 from leasehold.errors import (
@@ -49,7 +49,14 @@ class Engine:
         _lifecycle.at_fork(self, in_child="_forked")
 
     async def acquire(
-        self, ask: Ask, claim: Claim, *, timeout: float = inf, renew_for: float = inf, retry: RetryPolicy
+        self,
+        ask: Ask,
+        claim: Claim,
+        *,
+        timeout: float = inf,
+        renew_for: float = inf,
+        grace: float = 0.0,
+        retry: RetryPolicy,
     ) -> Lease:
         """Wait in line until the place holds; where a store has no line, ask again and again.
 
@@ -58,21 +65,18 @@ class Engine:
         """
         started = self.runtime.now()
         deadline = started + (timeout if ask.queue else PATIENCE)
-        ask, asks_again = self._fit(ask)
+        ask, asks_again = self.fit(ask)
         attempts = late = 0
         while True:
             attempts += 1
-            lease = self._begin(ask, claim, renew_for)
+            lease = self.begin(ask, claim, renew_for, grace)
             try:
                 refusal = await self._stand_in_line(lease, deadline, retry)
             except StoreError as error:
-                if error.transient or lease.unanswered != 1:
-                    self.keeper.take_over(lease)
-                else:
-                    self.keeper.forget(lease)
+                self.drop(lease, error)
                 raise
             except BaseException as interruption:
-                await self._abandon(lease, interruption)
+                await self.abandon(lease, interruption)
                 raise
             now = self.runtime.now()
             if lease.is_held(now):
@@ -81,21 +85,29 @@ class Engine:
             if refusal is not None and not ask.queue and not lease.unanswered:
                 self.keeper.forget(lease)
             else:
-                await self._abandon(lease)
+                await self.abandon(lease)
             if refusal is not None and asks_again and not refusal.capacity and now < deadline:
                 pause = retry.pause(attempts - 1, self.runtime.random())
                 await self.runtime.sleep(min(pause, refusal.recheck, deadline - now))
                 continue
             if refusal is not None or late > retry.max_retries or now >= deadline:
-                raise self._not_acquired(lease, refusal, attempts, now - started)
+                known = refusal or (Refusal(lease.holder) if lease.holder else None)
+                raise self.not_acquired(ask, known, attempts, now - started)
 
     async def reenter(self, ask: Ask) -> tuple[Lease, Claim] | None:
-        """Count and extend what this thread or task already holds of that name and has entered."""
+        """Count and extend what this thread or task already holds of that name and has entered.
+
+        A reader of its own writing reads; a writer of its own reading would wait for itself, and is refused at once.
+        """
         with self.keeper.mutex:
             lease = self._entered.get((self.runtime.context(), ask.name))
             claim = lease.claim() if lease is not None else None
             if lease is None or claim is None:
                 return None
+            if lease.ask.capacity != ask.capacity:
+                raise self.not_acquired(ask, Refusal(lease.ask.owner, capacity=lease.ask.capacity), 1, 0.0)
+            if lease.ask.weight < ask.weight:
+                raise self.not_acquired(ask, Refusal(lease.ask.owner), 1, 0.0)
             lease.depth += 1
         try:
             await self.extend(lease, ask.ttl)
@@ -154,7 +166,7 @@ class Engine:
             self.keeper.take_over(lease)
             raise
         except BaseException as interruption:
-            await self._abandon(lease, interruption)
+            await self.abandon(lease, interruption)
             raise
         if not was_there and self.runtime.now() < lease.trusted_until:  # else it ended while being released
             lease.state, lease.reason = State.LOST, "the store no longer knew it when it was released"
@@ -220,7 +232,7 @@ class Engine:
         if lease.state is not State.HELD or lease.leaving:
             raise lease.error()
 
-    def _fit(self, ask: Ask) -> tuple[Ask, bool]:
+    def fit(self, ask: Ask) -> tuple[Ask, bool]:
         """Ask only what the store can do, and say whether to ask again for want of a line to wait in."""
         can = self.store.capabilities
         if not can.carry(ask.capacity, ask.weight):
@@ -231,18 +243,19 @@ class Engine:
             return ask._replace(queue=False), True
         return ask, False
 
-    def _begin(self, ask: Ask, claim: Claim, renew_for: float) -> Lease:
+    def begin(self, ask: Ask, claim: Claim, renew_for: float, grace: float = 0.0) -> Lease:
+        """Register an acquisition under an owner of its own, before anything is sent."""
         with self.keeper.mutex:
             self._check_open(ask.name)
             self._sequence += 1
-            lease = Lease(Ask(ask.name, f"{self.holder_id}/{self._sequence}", *ask[2:]), claim, renew_for)
+            lease = Lease(Ask(ask.name, f"{self.holder_id}/{self._sequence}", *ask[2:]), claim, renew_for, grace)
             self.keeper.register(lease)
             return lease
 
     async def _stand_in_line(self, lease: Lease, deadline: float, retry: RetryPolicy) -> Refusal | None:
         """Join and wait until the lease holds or its place is gone (None), or is refused."""
         ask = lease.ask
-        outcome, sent = await self._insist(self._join, lease, deadline, retry)
+        outcome, sent = await self.insist(self._join, lease, deadline, retry)
         if isinstance(outcome, Refusal):
             return outcome
         self.keeper.note(lease, sent, ask.ttl, outcome)
@@ -261,7 +274,7 @@ class Engine:
                 return None
             has_reason = wake or polls or self.runtime.now() >= min(deadline, lease.recheck_at)
             if has_reason and lease.state is State.WAITING:
-                standing, sent = await self._insist(self._look, lease, deadline, retry)
+                standing, sent = await self.insist(self._look, lease, deadline, retry)
                 self.keeper.note(lease, sent, ask.ttl, standing)
         return None
 
@@ -275,7 +288,7 @@ class Engine:
         (standing,) = await self.store.renew([lease.renewal(lease.ask.ttl)], timeout)
         return standing
 
-    async def _insist(
+    async def insist(
         self, send: Callable[[Lease, float], Awaitable[T]], lease: Lease, deadline: float, retry: RetryPolicy
     ) -> tuple[T, float]:
         """Repeat a request until it is answered, and say when the answered one was sent."""
@@ -291,7 +304,14 @@ class Engine:
             retries += 1
             await self.runtime.sleep(pause)
 
-    async def _abandon(self, lease: Lease, interruption: BaseException | None = None) -> None:
+    def drop(self, lease: Lease, error: StoreError) -> None:
+        """Have a place given up that may or may not be there; one that the store refused is not."""
+        if error.transient or lease.unanswered != 1:
+            self.keeper.take_over(lease)
+        else:
+            self.keeper.forget(lease)
+
+    async def abandon(self, lease: Lease, interruption: BaseException | None = None) -> None:
         """Give the place up before going on, even on the way out of an interruption."""
         now = self.runtime.now()
         if isinstance(interruption, GeneratorExit):  # nothing may be awaited any more
@@ -306,20 +326,22 @@ class Engine:
             self.keeper.take_over(lease)
             raise
 
-    def _not_acquired(self, lease: Lease, refusal: Refusal | None, attempts: int, waited: float) -> Exception:
-        ask = lease.ask
+    def not_acquired(self, ask: Ask, refusal: Refusal | None, attempts: int, waited: float) -> Exception:
+        """Explain a refusal; None is for a store that was too slow to be any use."""
         if refusal is not None and refusal.capacity:
             return CapacityMismatchError(
-                f"{ask.name!r} is in use with a capacity of {refusal.capacity}, not {ask.capacity}: "
+                f"{ask.name!r} is in use as {_kind(refusal.capacity)}, not as {_kind(ask.capacity)}: "
                 "all who share a name must agree on it",
                 name=ask.name,
                 stored=refusal.capacity,
                 asked=ask.capacity,
             )
-        owner = lease.holder if refusal is None else refusal.holder
+        owner = "" if refusal is None else refusal.holder
         holder = owner.rpartition("/")[0] or owner
-        if refusal is None and not holder:
+        if refusal is None:
             why = f"the store takes longer to answer than the ttl of {ask.ttl:g} s lasts; raise the ttl"
+        elif owner.endswith(LINGERING):
+            why = f"{holder} is done with it, and left it taken for another {refusal.recheck:.3g} s"
         elif holder == self.holder_id:
             why = f"this very client holds it ({holder}); release it first, or pass reentrant=True"
         else:
@@ -343,3 +365,10 @@ class Engine:
         self.keeper.start_afresh()
         self.holder_id = self._identify()
         self._entered.clear()
+
+
+def _kind(capacity: int) -> str:
+    """Name what a line of that capacity is used as."""
+    if capacity in {1, WHOLE}:
+        return "a lock" if capacity == 1 else "a lock of readers and writers"
+    return f"a semaphore of {capacity} permits"

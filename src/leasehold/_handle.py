@@ -1,17 +1,19 @@
-"""What both kinds of handle have in common: everything that needs no round trip."""
+"""What all kinds of handle have in common: everything that needs no round trip."""
 
 from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from leasehold._engine import Engine
 from leasehold._keeper import log
 from leasehold._lease import Claim, Lease
 from leasehold._primitives import Plan
-from leasehold.errors import InvalidLockError
+from leasehold._several import acquire_all
+from leasehold._store import Lingering
+from leasehold.errors import InvalidLockError, LockLostError, StoreError, UnsupportedError
 
 
 class Handle:
@@ -20,83 +22,173 @@ class Handle:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._released = False
-        self._lease: Lease
+        self._leases: tuple[Lease, ...] = ()
         self._claim: Claim | None = None
         self._watching: list[Callable[[], None]] = []
 
     async def _acquire(self, plan: Plan) -> Self:
         """Get what was planned. The claim is ours from the start: an interrupt on the way leaves nobody holding it."""
-        again = await self._engine.reenter(plan.ask) if plan.reentrant else None
+        again = await self._engine.reenter(plan.asks[0]) if plan.reentrant else None
         if again is not None:
-            self._lease, self._claim = again
+            lease, self._claim = again
+            self._leases = (lease,)
         else:
             self._claim = claim = Claim()
-            self._lease = await self._engine.acquire(
-                plan.ask, claim, timeout=plan.timeout, renew_for=plan.renew_for, retry=plan.retry
-            )
+            self._leases = await _acquire(self._engine, plan, claim)
             if plan.reentrant:
-                self._engine.enter(self._lease)
+                self._engine.enter(self._leases[0])
         if plan.on_lost is not None:
             on_lost, me = plan.on_lost, weakref.ref(self)  # the lease must not keep its handle alive
             spawn = self._engine.runtime.spawn
-            self._watch(lambda: spawn(_tell(on_lost, me()), "leasehold-on-lost"))
+            names = ", ".join(repr(ask.name) for ask in plan.asks)
+            self._watch(lambda: spawn(_tell(on_lost, me(), names), "leasehold-on-lost"))
         return self
 
-    def _watch(self, on_lost: Callable[[], None]) -> None:
-        self._watching.append(on_lost)
-        self._engine.keeper.watch(self._lease, on_lost)
+    def _watch(self, on_lost: Callable[[], None]) -> Callable[[], None]:
+        """Have `on_lost` called once, by whichever lease is lost first; return what to stop watching by."""
+        watcher = on_lost if len(self._leases) == 1 else _once(on_lost)
+        self._watching.append(watcher)
+        for lease in self._leases:
+            self._engine.keeper.watch(lease, watcher)
+        return watcher
+
+    def _unwatch(self, watcher: Callable[[], None]) -> None:
+        self._watching.remove(watcher)
+        for lease in self._leases:
+            self._engine.keeper.unwatch(lease, watcher)
 
     async def _release(self) -> None:
         """Give up once; from then on nothing here keeps the lease alive or is told of its loss."""
         if self._released:
             return
         self._released = True
+        failure: LockLostError | StoreError | None = None
+        left = list(self._leases)
         try:
-            await self._engine.release(self._lease)
+            while left:
+                try:
+                    await self._engine.release(left.pop())
+                except (LockLostError, StoreError) as error:
+                    failure = error
+        except BaseException:
+            for lease in left:
+                self._engine.keeper.take_over(lease)
+            raise
         finally:
             self._claim = None
-        for on_lost in self._watching:
-            self._engine.keeper.unwatch(self._lease, on_lost)
+        if failure is not None:
+            raise failure
+        for watcher in tuple(self._watching):
+            self._unwatch(watcher)
+
+    async def _extend(self, seconds: float) -> None:
+        self._check_unreleased()
+        for lease in self._leases:
+            await self._engine.extend(lease, seconds)
+
+    @property
+    def holder_id(self) -> str:
+        return self._leases[0].ask.owner.rpartition("/")[0]
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is ours for sure, judged by the clock alone: no round trip."""
+        return self.remaining > 0
+
+    @property
+    def remaining(self) -> float:
+        """Seconds for which it is ours for sure even if no renewal succeeds any more."""
+        if self._released:
+            return 0.0
+        now = self._engine.runtime.now()
+        return min(lease.trusted_until - now if lease.is_held(now) else 0.0 for lease in self._leases)
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether nobody else holds: not so with readers and permits, whose fences order nothing."""
+        return all(lease.ask.weight == lease.ask.capacity for lease in self._leases)
+
+    def check(self) -> None:
+        """Raise LockLostError or InvalidLockError unless it is ours for sure. No round trip."""
+        self._check_unreleased()
+        for lease in self._leases:
+            self._engine.check(lease)
+
+    def _check_unreleased(self) -> None:
+        if self._released:
+            msg = f"{self._title} was released already: acquire it again"
+            raise InvalidLockError(msg, name=self._leases[0].ask.name)
+
+    @property
+    def _title(self) -> str:
+        return ", ".join(f"{lease.ask.name!r} (fence {lease.fence})" for lease in self._leases)
+
+    def __repr__(self) -> str:
+        names = ", ".join(f"{lease.ask.name!r} fence={lease.fence}" for lease in self._leases)
+        return f"<{type(self).__name__} {names} {'held' if self.is_held else 'not held'}>"
+
+
+class Single(Handle):
+    """A handle of one name."""
 
     @property
     def name(self) -> str:
-        return self._lease.ask.name
+        return self._leases[0].ask.name
 
     @property
     def fence(self) -> int:
         """An integer that grows with every holder of the name: let what you protect refuse smaller ones."""
-        return self._lease.fence
+        return self._leases[0].fence
+
+
+class Multiple(Handle):
+    """A handle of several names."""
 
     @property
-    def holder_id(self) -> str:
-        return self._lease.ask.owner.rpartition("/")[0]
+    def names(self) -> tuple[str, ...]:
+        """The names, sorted, each once."""
+        return tuple(lease.ask.name for lease in self._leases)
 
     @property
-    def is_held(self) -> bool:
-        """Whether the lock is ours for sure, judged by the clock alone: no round trip."""
-        return not self._released and self._lease.is_held(self._engine.runtime.now())
-
-    @property
-    def remaining(self) -> float:
-        """Seconds for which the lock is ours for sure even if no renewal succeeds any more."""
-        return max(self._lease.trusted_until - self._engine.runtime.now(), 0.0) if self.is_held else 0.0
-
-    def check(self) -> None:
-        """Raise LockLostError or InvalidLockError unless the lock is ours for sure. No round trip."""
-        self._check_unreleased()
-        self._engine.check(self._lease)
-
-    def _check_unreleased(self) -> None:
-        if self._released:
-            msg = f"{self.name!r} (fence {self.fence}) was released already: acquire it again"
-            raise InvalidLockError(msg, name=self.name)
-
-    def __repr__(self) -> str:
-        state = "held" if self.is_held else "not held"
-        return f"<{type(self).__name__} {self.name!r} fence={self.fence} {state}>"
+    def fences(self) -> dict[str, int]:
+        """Of each name, the integer that grows with every holder."""
+        return {lease.ask.name: lease.fence for lease in self._leases}
 
 
-async def _tell(on_lost: Callable[[Any], Any], handle: Handle | None) -> None:
+async def _acquire(engine: Engine, plan: Plan, claim: Claim) -> tuple[Lease, ...]:
+    if plan.at_least and not isinstance(engine.store, Lingering):
+        msg = "this store cannot leave a name taken once its holder has gone: at_least needs one that can"
+        raise UnsupportedError(msg, name=plan.asks[0].name)
+    leases: Sequence[Lease]
+    if len(plan.asks) > 1:
+        leases = await acquire_all(
+            engine, plan.asks, claim, timeout=plan.timeout, renew_for=plan.renew_for, retry=plan.retry
+        )
+    else:
+        lease = await engine.acquire(
+            plan.asks[0], claim, timeout=plan.timeout, renew_for=plan.renew_for, grace=plan.grace, retry=plan.retry
+        )
+        leases = (lease,)
+    if plan.at_least:
+        for lease in leases:
+            lease.lingers_until = engine.runtime.now() + plan.at_least
+    return tuple(leases)
+
+
+def _once(action: Callable[[], None]) -> Callable[[], None]:
+    actions = [action]
+
+    def act() -> None:
+        try:
+            only = actions.pop()
+        except IndexError:
+            return
+        only()
+
+    return act
+
+
+async def _tell(on_lost: Callable[[Any], Any], handle: Handle | None, names: str) -> None:
     if handle is None:
         return
     try:
@@ -104,4 +196,4 @@ async def _tell(on_lost: Callable[[Any], Any], handle: Handle | None) -> None:
         if inspect.isawaitable(result):
             await result
     except Exception:
-        log.exception("on_lost of %r failed", handle.name)
+        log.exception("on_lost of %s failed", names)

@@ -66,6 +66,17 @@ def check_ttl(value: Seconds, what: str = "ttl") -> float:
     raise InvalidInputError(msg)
 
 
+def check_count(value: int, what: str, *, least: int = 1, most: int) -> int:
+    """Accept a whole number within bounds."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        msg = f"{what} must be a whole number, got {value!r}"
+        raise InvalidInputError(msg)
+    if not least <= value <= most:
+        msg = f"{what} must be from {least} to {most}, got {value}"
+        raise InvalidInputError(msg)
+    return value
+
+
 def encode_metadata(metadata: Mapping[str, Any] | None) -> str:
     """Encode a JSON object of up to 4096 bytes."""
     if not metadata:

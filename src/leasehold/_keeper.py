@@ -16,9 +16,9 @@ from weakref import WeakMethod
 
 from leasehold import _lifecycle
 from leasehold._lease import PATIENCE, Lease, State
-from leasehold._model import Standing
+from leasehold._model import Standing, Stay
 from leasehold._runtime import drive
-from leasehold._store import GHOST, Store, Watchful
+from leasehold._store import GHOST, Lingering, Store, Watchful
 from leasehold.errors import StoreError
 
 log = logging.getLogger("leasehold")
@@ -114,7 +114,7 @@ class Keeper:
         with self.mutex:
             if lease.state is not State.WAITING or lease.leaving or lease.renew_for < lease.ask.ttl:
                 return False
-            if now >= lease.alive_until:
+            if now >= lease.alive_until - lease.grace:
                 return False
             lease.grant(now, lease.ticket)
             lease.trust_heartbeat(now)
@@ -178,7 +178,11 @@ class Keeper:
         ask = lease.ask
         unsure = max(ask.ttl, GHOST) if lease.unanswered else 0.0
         lease.leaves += 1
-        was_there = await self.store.leave(ask.name, ask.owner, timeout, unsure)
+        left = lease.lingers_until - self.runtime.now()
+        if left > 0 and isinstance(self.store, Lingering):
+            was_there = await self.store.linger(Stay(ask.name, ask.owner, left, lease.last_words, unsure), timeout)
+        else:
+            was_there = await self.store.leave(ask.name, ask.owner, timeout, unsure)
         self.forget(lease)
         return was_there or lease.leaves > 1  # if not there, then because we ourselves gave it up elsewhere
 

@@ -50,9 +50,12 @@ class Lease:
         "due",
         "entered_as",
         "fence",
+        "grace",
         "holder",
+        "last_words",
         "leaves",
         "leaving",
+        "lingers_until",
         "longest",
         "reason",
         "recheck_at",
@@ -66,10 +69,13 @@ class Lease:
         "watchers",
     )
 
-    def __init__(self, ask: Ask, claim: Claim, renew_for: float) -> None:
+    def __init__(self, ask: Ask, claim: Claim, renew_for: float, grace: float = 0.0) -> None:
         self.ask = ask
         self.claim = ref(claim)
         self.renew_for = renew_for
+        self.grace = grace
+        self.lingers_until = -inf
+        self.last_words: str | None = None
         self.state = State.WAITING
         self.depth = 1
         self.entered_as: tuple[Hashable, str] | None = None
@@ -105,9 +111,16 @@ class Lease:
 
         `pace`, from 0 to 1, is each client's own, so that clients do not renew in step.
         """
-        self.trusted_until = max(self.trusted_until, sent + life - margin(life))
+        self.trusted_until = max(self.trusted_until, sent + life - margin(life) - self.grace)
         self.slack = self.ask.ttl / 12
-        self.due = inf if self.is_exhausted() else self.trusted_until - self.ask.ttl * (0.6 + 0.1 * pace)
+        early = self.ask.ttl * (0.6 + 0.1 * pace) - self.grace
+        self.due = inf if self.is_exhausted() else self.trusted_until - early
+
+    def lengthen(self, ttl: float, sent: float, renew_for: float) -> None:
+        """Live for another ttl from the next renewal on, as if granted then."""
+        self.ask = self.ask._replace(ttl=ttl)
+        self.renew_for = renew_for
+        self.renew_until = sent + renew_for
 
     def let_end(self) -> None:
         """Renew no more. Whoever dropped it may still be at work, so the lease runs its course."""
@@ -116,7 +129,7 @@ class Lease:
 
     def is_exhausted(self) -> bool:
         """Tell whether no renewal could move the window any further."""
-        return self.renew_until - self.trusted_until <= margin(self.ask.ttl)
+        return self.renew_until - self.trusted_until <= margin(self.ask.ttl) + self.grace
 
     def wait(self, sent: float, standing: Standing, recheck_at: float, pace: float) -> None:
         """Stay in line, alive for one more heartbeat."""
@@ -130,7 +143,7 @@ class Lease:
 
     def trust_heartbeat(self, now: float) -> None:
         """Hold for as long as the place surely lives, and buy its ttl soon: whoever is quick need not."""
-        self.trusted_until = self.alive_until
+        self.trusted_until = self.alive_until - self.grace
         self.ask_again(now)
 
     def ask_again(self, now: float) -> None:

@@ -1,15 +1,28 @@
-"""A lock's name from the arguments of a decorated call."""
+"""What locks are called: by themselves, or after the arguments of a decorated call."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from string import Formatter
 from typing import Any
 
 from leasehold.errors import InvalidInputError
 
 Naming = str | Callable[..., str]
+
+
+def literal(naming: Naming) -> str:
+    """Give the name as it is written; what is named by a function of each call only has the name of that."""
+    return getattr(naming, "__qualname__", "a function") if callable(naming) else naming
+
+
+def listed(namings: Iterable[Naming]) -> list[Naming]:
+    """Take several names; a string is one, not as many as it has letters."""
+    if isinstance(namings, str) or not isinstance(namings, Iterable):
+        msg = f"names must be a list of several, got {namings!r}"
+        raise InvalidInputError(msg)
+    return list(namings)
 
 
 def name_for_calls(naming: Naming, function: Callable[..., Any]) -> Callable[..., str]:

@@ -125,14 +125,14 @@ def test_a_short_lease_is_renewed_while_it_is_held(rig: Rig) -> None:
         alice, bob = rig.client(), rig.client()
         handle = await ask(alice.acquire("x", ttl=1))
         first_expiry = (await ask(alice.info("x"))).expires_at
-        first_window = handle._lease.trusted_until
+        first_window = handle._leases[0].trusted_until
 
         async def renewed_again_and_again() -> bool:
             info = await ask(bob.info("x"))
             assert info is not None
             if not rig.can.expiry:
                 assert info.expires_at is None, "it ends with its session"
-                return bool(handle._lease.trusted_until - first_window > 1.2)
+                return bool(handle._leases[0].trusted_until - first_window > 1.2)
             return bool(info.expires_at - first_expiry > timedelta(seconds=1.2))
 
         await rig.until(renewed_again_and_again)
@@ -172,7 +172,7 @@ def test_max_hold_ends_a_hold_that_would_be_renewed_for_ever(rig: Rig) -> None:
         handle = await ask(rig.client().acquire("x", ttl=0.3, max_hold=0.9))
         granted_by = clock()
         await rig.until(lambda: not handle.is_held)
-        assert handle._lease.trusted_until <= granted_by + 0.9
+        assert handle._leases[0].trusted_until <= granted_by + 0.9
         with pytest.raises(LockLostError):
             await ask(handle.release())
 

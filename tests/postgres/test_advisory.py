@@ -411,7 +411,7 @@ def test_hundreds_of_locks_are_held_by_one_session_and_renewed_by_one_round_trip
         return send(put)
 
     session._send = spy
-    renewals = [Renewal(handle.name, handle._lease.ask.owner, 30.0, 3.0) for handle in handles]
+    renewals = [Renewal(handle.name, handle._leases[0].ask.owner, 30.0, 3.0) for handle in handles]
     assert all(standing is not None and standing.held for standing in drive(store.renew(renewals, 5.0)))
     assert len(sent) == 1
     assert locks.release_all() == 400
@@ -481,7 +481,7 @@ def test_the_server_shows_the_names_of_what_a_session_holds(locks: DistributedLo
     handles = {name: locks.acquire(name) for name in ("account:1", "account:2", "account:3")}
     handles["account:2"].release()
     (query,) = server.sql("SELECT query FROM pg_stat_activity WHERE pid = %s", [held(server)[0]])[0]
-    shown = [(name, handles[name]._lease.ask.owner) for name in ("account:3", "account:1")]
+    shown = [(name, handles[name]._leases[0].ask.owner) for name in ("account:3", "account:1")]
     assert read_comment(query) == shown
 
 

@@ -2,81 +2,29 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import TracebackType
+from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
 from leasehold import _info, _primitives
 from leasehold._engine import Engine
-from leasehold._handle import Handle
 from leasehold._identity import new_holder_id
 from leasehold._info import LockInfo
 from leasehold._input import Seconds, check_name, check_ttl
 from leasehold._model import Finding
-from leasehold._naming import Naming, name_for_calls
+from leasehold._naming import Naming, listed, literal
 from leasehold._primitives import Defaults, LockOptions, Plan, TryOptions
 from leasehold._retry import RetryPolicy
 from leasehold._runtime import drive
 from leasehold._store import Store
-from leasehold.errors import InvalidInputError, LockAcquisitionError, LockLostError, StoreError
+from leasehold.blocking.guards import LockGuard, check_plain
+from leasehold.blocking.handles import LockHandle, MultiLockHandle
+from leasehold.errors import InvalidInputError, LockAcquisitionError
 from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores import open_store
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class LockHandle(Handle):
-    """A lock you hold. As a context manager it releases at the end of its block."""
-
-    _lost: threading.Event | None = None
-
-    @property
-    def lost(self) -> threading.Event:
-        """An event that is set once the lock is lost: before anybody else can hold it."""
-        if self._lost is None:
-            self._lost = threading.Event()
-            self._watch(self._lost.set)
-        return self._lost
-
-    def release(self) -> None:
-        """Give the lock up. Once is enough, more do no harm; in a forked child it does nothing.
-
-        Raises LockLostError if it was lost before, StoreError if the store does not answer: it is then given
-        up in the background, or expires.
-        """
-        drive(self._release())
-
-    def extend(self, seconds: Seconds) -> None:
-        """Keep the lock at least that long from now, `max_hold` or not. Never shortens it.
-
-        Raises LockLostError if it is lost, InvalidLockError if it was released.
-        """
-        life = check_ttl(seconds, "an extension")
-        self._check_unreleased()
-        drive(self._engine.extend(self._lease, life))
-
-    def info(self) -> LockInfo | None:
-        """Ask the store who holds the name now."""
-        line = drive(self._engine.find(self.name))
-        return _info.describe(line) if line else None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.release()
-        except (LockLostError, StoreError) as failure:
-            if error is None:
-                raise
-            error.add_note(str(failure))
 
 
 class DistributedLock:
@@ -104,40 +52,44 @@ class DistributedLock:
 
     def acquire(self, name: str, **options: Unpack[LockOptions]) -> LockHandle:
         """Wait in line for a lock. Raises LockAcquisitionError after `timeout`; see `LockOptions`."""
-        return self._acquire(_primitives.exclusive(name, self._defaults, **options))
+        return self._acquire(_primitives.plan(name, self._defaults, **options))
 
     def try_acquire(self, name: str, **options: Unpack[TryOptions]) -> LockHandle | None:
         """Take a lock if it is free, else return None."""
         try:
-            return self._acquire(_primitives.exclusive(name, self._defaults, timeout=0, **options))
+            return self._acquire(_primitives.plan(name, self._defaults, timeout=0, **options))
         except LockAcquisitionError as refusal:
             if not refusal.holder:
                 raise
             return None
 
-    @contextmanager
-    def lock(self, name: str, **options: Unpack[LockOptions]) -> Iterator[LockHandle]:
-        """Hold a lock for a block. Raises LockLostError at its end if the lock was lost meanwhile."""
-        with self.acquire(name, **options) as handle:
-            yield handle
+    def lock(self, name: Naming, **options: Unpack[LockOptions]) -> LockGuard[LockHandle]:
+        """Hold a lock for a block, which ends with LockLostError if the lock was lost meanwhile."""
+        return self._guard(_primitives.plan(literal(name), self._defaults, **options), name)
 
-    def locked(self, naming: Naming, **options: Unpack[LockOptions]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    def locked(self, naming: Naming, **options: Unpack[LockOptions]) -> LockGuard[LockHandle]:
         """Hold a lock during every call, named after its arguments: ``@locks.locked("account:{account_id}")``."""
+        return self.lock(naming, **options)
 
-        def decorate(function: Callable[P, T]) -> Callable[P, T]:
-            if inspect.iscoroutinefunction(function):
-                msg = f"{function.__qualname__} is a coroutine function: use AsyncDistributedLock"
-                raise InvalidInputError(msg)
-            name_call = name_for_calls(naming, function)
+    def read_lock(self, name: Naming, **options: Unpack[LockOptions]) -> LockGuard[LockHandle]:
+        """Hold a name beside others who read, while nobody writes."""
+        return self._guard(_primitives.reading(literal(name), self._defaults, **options), name)
 
-            @functools.wraps(function)
-            def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
-                with self.acquire(name_call(*args, **kwargs), **options):
-                    return function(*args, **kwargs)
+    def write_lock(self, name: Naming, **options: Unpack[LockOptions]) -> LockGuard[LockHandle]:
+        """Hold a name alone, while nobody else reads or writes."""
+        return self._guard(_primitives.writing(literal(name), self._defaults, **options), name)
 
-            return guarded
+    def semaphore(
+        self, name: Naming, permits: int, weight: int = 1, **options: Unpack[LockOptions]
+    ) -> LockGuard[LockHandle]:
+        """Hold `weight` of so many permits. All who use the name must agree on their number."""
+        return self._guard(_primitives.permits(literal(name), self._defaults, permits, weight, **options), name)
 
-        return decorate
+    def multi_lock(self, names: Iterable[Naming], **options: Unpack[LockOptions]) -> LockGuard[MultiLockHandle]:
+        """Hold several names at once, or none: nobody who takes his that way can deadlock with another."""
+        namings = listed(names)
+        plan = _primitives.several(map(literal, namings), self._defaults, **options)
+        return LockGuard(plan, namings, self._acquire_several, self._engine.runtime)
 
     def with_lock(self, name: str, function: Callable[[], T], **options: Unpack[LockOptions]) -> T:
         """Hold a lock while `function` runs, and return what it returns."""
@@ -188,11 +140,18 @@ class DistributedLock:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _guard(self, plan: Plan, naming: Naming) -> LockGuard[LockHandle]:
+        return LockGuard(plan, (naming,), self._acquire, self._engine.runtime)
+
     def _acquire(self, plan: Plan) -> LockHandle:
-        if plan.on_lost is not None and inspect.iscoroutinefunction(plan.on_lost):
-            msg = "on_lost is a coroutine function: use AsyncDistributedLock"
-            raise InvalidInputError(msg)
+        if plan.on_lost is not None:
+            check_plain(plan.on_lost)
         return drive(LockHandle(self._engine)._acquire(plan))
+
+    def _acquire_several(self, plan: Plan) -> MultiLockHandle:
+        if plan.on_lost is not None:
+            check_plain(plan.on_lost)
+        return drive(MultiLockHandle(self._engine)._acquire(plan))
 
 
 _default: DistributedLock | None = None

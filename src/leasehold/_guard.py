@@ -1,0 +1,61 @@
+"""What both kinds of guard have in common: what to hold, and who has entered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Generic, TypeVar
+
+from leasehold._handle import Handle
+from leasehold._input import Seconds
+from leasehold._naming import Naming, literal, name_for_calls
+from leasehold._primitives import Plan
+from leasehold._runtime import Runtime
+from leasehold.errors import InvalidInputError, InvalidLockError
+
+H = TypeVar("H", bound=Handle)
+
+
+class Guard(Generic[H]):
+    """Something to hold: for a block, around every call of a function, or by hand. Many may use it at a time."""
+
+    def __init__(self, plan: Plan, namings: Sequence[Naming], acquire: Callable[[Plan], Any], runtime: Runtime) -> None:
+        self._plan = plan
+        self._namings = namings
+        self._acquire = acquire
+        self._context = runtime.context
+        self._names_calls = any(map(callable, namings))
+        self._entered: dict[Hashable, list[H]] = {}
+
+    def _enter(self, handle: H) -> H:
+        self._entered.setdefault(self._context(), []).append(handle)
+        return handle
+
+    def _leave(self) -> H:
+        """Find what the block that ends was entered with: by this thread or task, or else by the only one there is."""
+        mine = self._context()
+        if mine not in self._entered:
+            if len(self._entered) != 1:
+                msg = f"{self!r} is left by another thread or task than has entered it: use acquire() and its handle"
+                raise InvalidLockError(msg)
+            (mine,) = self._entered
+        handles = self._entered[mine]
+        handle = handles.pop()
+        if not handles:
+            del self._entered[mine]
+        return handle
+
+    def _plan_within(self, timeout: Seconds | None) -> Plan:
+        if self._names_calls:
+            msg = f"{self!r} is named by its calls: use it as a decorator only"
+            raise InvalidInputError(msg)
+        return self._plan if timeout is None else self._plan.within(timeout)
+
+    def _plan_calls(self, function: Callable[..., Any]) -> Callable[..., Plan]:
+        """Make a function that plans a call, whose arguments may name what to hold."""
+        if not self._names_calls and not any("{" in naming or "}" in naming for naming in map(literal, self._namings)):
+            return lambda *_, **__: self._plan
+        named = [name_for_calls(naming, function) for naming in self._namings]
+        return lambda *args, **kwargs: self._plan.of(name(*args, **kwargs) for name in named)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {', '.join(ask.name for ask in self._plan.asks)}>"

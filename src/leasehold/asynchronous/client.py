@@ -1,0 +1,166 @@
+"""The client for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, ParamSpec, Self, TypeVar, Unpack
+
+from leasehold import _info, _primitives
+from leasehold._engine import Engine
+from leasehold._identity import new_holder_id
+from leasehold._info import LockInfo
+from leasehold._input import Seconds, check_name, check_ttl
+from leasehold._model import Finding
+from leasehold._naming import Naming, listed, literal
+from leasehold._primitives import Defaults, LockOptions, Plan, TryOptions
+from leasehold._retry import RetryPolicy
+from leasehold._store import Store
+from leasehold.asynchronous.guards import AsyncLockGuard
+from leasehold.asynchronous.handles import AsyncLockHandle, AsyncMultiLockHandle
+from leasehold.errors import InvalidInputError, LockAcquisitionError
+from leasehold.runtimes.aio import AsyncRuntime
+from leasehold.stores import open_store
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class AsyncDistributedLock:
+    """Locks by name, on the store a URL names.
+
+    One client per event loop is enough; it may be used by all its tasks.
+    """
+
+    def __init__(
+        self, store: object = None, *, ttl: Seconds = 30.0, retry: RetryPolicy | None = None, **options: Any
+    ) -> None:
+        self._defaults = Defaults(check_ttl(ttl), retry or RetryPolicy())
+        self._owns_store = not isinstance(store, Store)
+        opened = open_store(store, AsyncRuntime(), **options)
+        if not isinstance(opened.runtime, AsyncRuntime):
+            msg = "this store belongs to another driver: AsyncDistributedLock needs one with an AsyncRuntime"
+            raise InvalidInputError(msg)
+        self._runtime = opened.runtime
+        self._engine = Engine(opened, new_holder_id, leave_at_exit=True)
+
+    @property
+    def holder_id(self) -> str:
+        """How this client appears to others: host:pid:random."""
+        return self._engine.holder_id
+
+    async def acquire(self, name: str, **options: Unpack[LockOptions]) -> AsyncLockHandle:
+        """Wait in line for a lock. Raises LockAcquisitionError after `timeout`; see `LockOptions`."""
+        return await self._acquire(_primitives.plan(name, self._defaults, **options))
+
+    async def try_acquire(self, name: str, **options: Unpack[TryOptions]) -> AsyncLockHandle | None:
+        """Take a lock if it is free, else return None."""
+        try:
+            return await self._acquire(_primitives.plan(name, self._defaults, timeout=0, **options))
+        except LockAcquisitionError as refusal:
+            if not refusal.holder:
+                raise
+            return None
+
+    def lock(self, name: Naming, **options: Unpack[LockOptions]) -> AsyncLockGuard[AsyncLockHandle]:
+        """Hold a lock for a block, which is cancelled, and LockLostError raised, if the lock is lost."""
+        return self._guard(_primitives.plan(literal(name), self._defaults, **options), name)
+
+    def locked(self, naming: Naming, **options: Unpack[LockOptions]) -> AsyncLockGuard[AsyncLockHandle]:
+        """Hold a lock during every call, named after its arguments: ``@locks.locked("account:{account_id}")``."""
+        return self.lock(naming, **options)
+
+    def read_lock(self, name: Naming, **options: Unpack[LockOptions]) -> AsyncLockGuard[AsyncLockHandle]:
+        """Hold a name beside others who read, while nobody writes."""
+        return self._guard(_primitives.reading(literal(name), self._defaults, **options), name)
+
+    def write_lock(self, name: Naming, **options: Unpack[LockOptions]) -> AsyncLockGuard[AsyncLockHandle]:
+        """Hold a name alone, while nobody else reads or writes."""
+        return self._guard(_primitives.writing(literal(name), self._defaults, **options), name)
+
+    def semaphore(
+        self, name: Naming, permits: int, weight: int = 1, **options: Unpack[LockOptions]
+    ) -> AsyncLockGuard[AsyncLockHandle]:
+        """Hold `weight` of so many permits. All who use the name must agree on their number."""
+        return self._guard(_primitives.permits(literal(name), self._defaults, permits, weight, **options), name)
+
+    def multi_lock(
+        self, names: Iterable[Naming], **options: Unpack[LockOptions]
+    ) -> AsyncLockGuard[AsyncMultiLockHandle]:
+        """Hold several names at once, or none: nobody who takes his that way can deadlock with another."""
+        namings = listed(names)
+        plan = _primitives.several(map(literal, namings), self._defaults, **options)
+        return AsyncLockGuard(plan, namings, self._acquire_several, self._engine.runtime)
+
+    async def with_lock(self, name: str, function: Callable[[], Awaitable[T]], **options: Unpack[LockOptions]) -> T:
+        """Hold a lock while `function` runs, and return what it returns."""
+        async with await self.acquire(name, **options):
+            return await function()
+
+    async def is_locked(self, name: str) -> bool:
+        """Tell whether anybody holds the name."""
+        return await self.info(name) is not None
+
+    async def info(self, name: str) -> LockInfo | None:
+        """Tell who holds the name; None if nobody does."""
+        line = await self._engine.find(check_name(name))
+        return _info.describe(line) if line else None
+
+    async def inspect(self, prefix: str = "") -> list[LockInfo]:
+        """List the locks that are held, by name."""
+        return [_info.describe(line) for line in await self._engine.inspect(prefix)]
+
+    async def force_release(self, name: str) -> LockInfo | None:
+        """Take a lock away from its holder, and say who that was.
+
+        The holder learns of it only at its next renewal: until then two may believe to hold, and only the
+        fence tells them apart.
+        """
+        line = await self._engine.evict(check_name(name))
+        return _info.describe(line) if line else None
+
+    async def examine(self) -> list[Finding]:
+        """Look for what is wrong with the store, or could take locks away from their holders."""
+        return await self._engine.examine()
+
+    async def release_all(self) -> int:
+        """Release everything this client holds, and count it."""
+        return await self._engine.release_all()
+
+    async def close(self) -> None:
+        """Release everything and let the store go; what is tried afterwards raises ClosedError."""
+        try:
+            await self._engine.close()
+        finally:
+            if self._owns_store:
+                await self._engine.store.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    def _guard(self, plan: Plan, naming: Naming) -> AsyncLockGuard[AsyncLockHandle]:
+        return AsyncLockGuard(plan, (naming,), self._acquire, self._engine.runtime)
+
+    async def _acquire(self, plan: Plan) -> AsyncLockHandle:
+        self._runtime.bind()
+        return await AsyncLockHandle(self._engine)._acquire(plan)
+
+    async def _acquire_several(self, plan: Plan) -> AsyncMultiLockHandle:
+        self._runtime.bind()
+        return await AsyncMultiLockHandle(self._engine)._acquire(plan)
+
+
+_defaults: dict[asyncio.AbstractEventLoop, AsyncDistributedLock] = {}
+
+
+def get_async_distributed_lock() -> AsyncDistributedLock:
+    """Return the client of the running event loop: on LEASEHOLD_URL, else on the user's own SQLite file."""
+    for loop in [loop for loop, locks in _defaults.items() if loop.is_closed() or locks._engine.keeper.closing]:
+        _defaults.pop(loop, None)
+    running = asyncio.get_running_loop()
+    if running not in _defaults:
+        _defaults[running] = AsyncDistributedLock()
+    return _defaults[running]

@@ -1,0 +1,62 @@
+"""Blocks and functions that hold something, for tasks."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+from leasehold._guard import Guard
+from leasehold._input import Seconds
+from leasehold.asynchronous.handles import AsyncHeld
+from leasehold.errors import InvalidInputError, LockAcquisitionError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+H = TypeVar("H", bound=AsyncHeld)
+
+
+class AsyncLockGuard(Guard[H]):
+    """Something to hold: for an `async with` block, around every call of a decorated function, or by hand."""
+
+    async def acquire(self, timeout: Seconds | None = None) -> H:
+        """Wait in line for it. Raises LockAcquisitionError after `timeout`, if given here or to the guard."""
+        return await self._acquire(self._plan_within(timeout))  # type: ignore[no-any-return]
+
+    async def try_acquire(self) -> H | None:
+        """Take it if it is free, else return None."""
+        try:
+            return await self.acquire(0)
+        except LockAcquisitionError as refusal:
+            if not refusal.holder:
+                raise
+            return None
+
+    async def __aenter__(self) -> H:
+        return await self._enter(await self._acquire(self._plan_within(None))).__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._leave().__aexit__(kind, error, trace)
+
+    def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+        """Hold it during every call. In a name, ``{parameter}`` stands for the argument of that call."""
+        check_coroutine(function)
+        plan_call = self._plan_calls(function)
+
+        @functools.wraps(function)
+        async def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+            async with await self._acquire(plan_call(*args, **kwargs)):
+                return await function(*args, **kwargs)
+
+        return guarded
+
+
+def check_coroutine(function: Callable[..., object]) -> None:
+    """Refuse to guard a function that would block the loop."""
+    if not inspect.iscoroutinefunction(function):
+        msg = f"{function.__qualname__} is not a coroutine function: use DistributedLock"
+        raise InvalidInputError(msg)

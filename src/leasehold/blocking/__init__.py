@@ -1,0 +1,7 @@
+"""The client for threads, and what it gives out."""
+
+from leasehold.blocking.client import DistributedLock, get_distributed_lock
+from leasehold.blocking.guards import LockGuard
+from leasehold.blocking.handles import LockHandle, MultiLockHandle
+
+__all__ = ["DistributedLock", "LockGuard", "LockHandle", "MultiLockHandle", "get_distributed_lock"]

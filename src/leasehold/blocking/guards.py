@@ -1,0 +1,62 @@
+"""Blocks and functions that hold something, for threads."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+from leasehold._guard import Guard
+from leasehold._input import Seconds
+from leasehold.blocking.handles import Held
+from leasehold.errors import InvalidInputError, LockAcquisitionError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+H = TypeVar("H", bound=Held)
+
+
+class LockGuard(Guard[H]):
+    """Something to hold: for a `with` block, around every call of a decorated function, or by hand."""
+
+    def acquire(self, timeout: Seconds | None = None) -> H:
+        """Wait in line for it. Raises LockAcquisitionError after `timeout`, if given here or to the guard."""
+        return self._acquire(self._plan_within(timeout))  # type: ignore[no-any-return]
+
+    def try_acquire(self) -> H | None:
+        """Take it if it is free, else return None."""
+        try:
+            return self.acquire(0)
+        except LockAcquisitionError as refusal:
+            if not refusal.holder:
+                raise
+            return None
+
+    def __enter__(self) -> H:
+        return self._enter(self._acquire(self._plan_within(None))).__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave().__exit__(kind, error, trace)
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        """Hold it during every call. In a name, ``{parameter}`` stands for the argument of that call."""
+        check_plain(function)
+        plan_call = self._plan_calls(function)
+
+        @functools.wraps(function)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+            with self._acquire(plan_call(*args, **kwargs)):
+                return function(*args, **kwargs)
+
+        return guarded
+
+
+def check_plain(function: Callable[..., object]) -> None:
+    """Refuse to guard a call that only makes a coroutine, and returns before anything was done."""
+    if inspect.iscoroutinefunction(function):
+        msg = f"{function.__qualname__} is a coroutine function: use AsyncDistributedLock"
+        raise InvalidInputError(msg)
