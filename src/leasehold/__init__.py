@@ -1,6 +1,6 @@
 """Distributed locks with leases, fences and fair waiting, for threads and asyncio."""
 
-from leasehold._info import LockInfo
+from leasehold._info import Holder, LockInfo
 from leasehold._model import Capabilities, Finding, Wake
 from leasehold._primitives import LockOptions, TryOptions
 from leasehold._retry import RetryPolicy
@@ -37,6 +37,7 @@ __all__ = [
     "ClosedError",
     "DistributedLock",
     "Finding",
+    "Holder",
     "InvalidInputError",
     "InvalidLockError",
     "LockAcquisitionError",

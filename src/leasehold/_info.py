@@ -8,26 +8,27 @@ from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import Any
 
-from leasehold._model import Line, Session
+from leasehold._model import Line, Place, Session
 
 
 @dataclass(frozen=True, slots=True)
-class LockInfo:
-    """Who held a lock at the moment it was looked at. By the time you read it, it may be history."""
+class Holder:
+    """One of those who held a name."""
 
-    name: str
     holder_id: str
     """The client that holds: host:pid:random."""
     fence: int
     """0 if only its holder knows it, as with advisory locks."""
+    weight: int
+    """How much of the capacity: 1 for a lock, the permits of a semaphore."""
     acquired_at: datetime
     expires_at: datetime | None
     """When the lease ends unless it is renewed, which a live holder does. None: when its holder's session ends."""
     metadata: dict[str, Any]
-    waiting: int
-    """How many stand in line behind the holder."""
-    session: Session | None = None
+    session: Session | None
     """The connection it came by, where a server knows its connections, as PostgreSQL does."""
+    lingers: bool
+    """Whether this holder is done, and only left the name taken until it expires."""
 
     def as_json(self) -> dict[str, Any]:
         """Give the same as values JSON can express."""
@@ -37,18 +38,77 @@ class LockInfo:
         return asdict(self) | times | {"session": session}
 
 
+@dataclass(frozen=True, slots=True)
+class LockInfo:
+    """Who held a name at the moment it was looked at. By the time you read it, it may be history."""
+
+    name: str
+    capacity: int
+    """How much can be held at a time: 1 of a lock, the permits of a semaphore, 2147483647 readers."""
+    holders: tuple[Holder, ...]
+    """All who hold, the first one first."""
+    waiting: int
+    """How many stand in line behind them."""
+
+    @property
+    def holder_id(self) -> str:
+        """The client that holds, or the first of several: host:pid:random."""
+        return self.holders[0].holder_id
+
+    @property
+    def fence(self) -> int:
+        """The first holder's fence; 0 if only its holder knows it, as with advisory locks."""
+        return self.holders[0].fence
+
+    @property
+    def acquired_at(self) -> datetime:
+        return self.holders[0].acquired_at
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When the first holder's lease ends unless it is renewed. None: when its holder's session ends."""
+        return self.holders[0].expires_at
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return self.holders[0].metadata
+
+    @property
+    def session(self) -> Session | None:
+        return self.holders[0].session
+
+    def as_json(self) -> dict[str, Any]:
+        """Give the same as values JSON can express: the first holder's beside the name's own, then all."""
+        holders = [holder.as_json() for holder in self.holders]
+        return {
+            "name": self.name,
+            **holders[0],
+            "capacity": self.capacity,
+            "waiting": self.waiting,
+            "holders": holders,
+        }
+
+
 def describe(line: Line) -> LockInfo:
-    """Describe a line by the place at its head, its times on this machine's wall clock."""
-    head = line.places[0]
-    wall = datetime.now(UTC)
+    """Describe a line, its times on this machine's wall clock."""
     held = [place for place in line.places if place.acquired_at is not None]
+    wall = datetime.now(UTC)
     return LockInfo(
         name=line.name,
-        holder_id=head.owner.rpartition("/")[0] or head.owner,  # an SQL caller's has no number
-        fence=head.ticket,
-        acquired_at=wall - timedelta(seconds=line.now - (head.acquired_at or line.now)),
-        expires_at=None if head.expires_at == inf else wall + timedelta(seconds=head.expires_at - line.now),
-        metadata=json.loads(head.metadata),
+        capacity=line.places[0].capacity,
+        holders=tuple(_holder(place, line.now, wall) for place in held),
         waiting=len(line.places) - len(held),
-        session=head.session,
+    )
+
+
+def _holder(place: Place, now: float, wall: datetime) -> Holder:
+    return Holder(
+        holder_id=place.owner.rpartition("/")[0] or place.owner,  # an SQL caller's has no number
+        fence=place.ticket,
+        weight=place.weight,
+        acquired_at=wall - timedelta(seconds=now - (place.acquired_at or now)),
+        expires_at=None if place.expires_at == inf else wall + timedelta(seconds=place.expires_at - now),
+        metadata=json.loads(place.metadata),
+        session=place.session,
+        lingers=place.lingers,
     )

@@ -8,7 +8,8 @@ import sys
 from argparse import Namespace
 from datetime import UTC, datetime
 
-from leasehold._info import LockInfo
+from leasehold._info import Holder, LockInfo
+from leasehold._model import WHOLE
 from leasehold.cli.client import open_client
 from leasehold.cli.outcome import Exit, Failure
 from leasehold.cli.text import BOLD, humane, painted, pairs, table, takes_colour, visible
@@ -16,6 +17,8 @@ from leasehold.cli.text import BOLD, humane, painted, pairs, table, takes_colour
 COLUMNS = ("NAME", "HOLDER", "FENCE", "SINCE", "EXPIRES IN", "WAITING", "METADATA")
 SESSION_COLUMNS = ("PID", "APPLICATION", "ADDRESS")
 """Only where the store knows the connections its locks came by."""
+SHARE_COLUMN = ("HOLDS",)
+"""Only where something else than a lock is held, or left taken."""
 SHRINKABLE = (COLUMNS.index("NAME"), COLUMNS.index("HOLDER"), COLUMNS.index("METADATA"))
 
 
@@ -29,9 +32,14 @@ def ls(arguments: Namespace) -> int:
         print(f"nothing is locked under {arguments.prefix!r}" if arguments.prefix else "nothing is locked")
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        rows = [COLUMNS, *map(_row, found)]
-        if any(info.session for info in found):
-            rows = [(*row, *more) for row, more in zip(rows, [SESSION_COLUMNS, *map(_session, found)], strict=True)]
+        held = [(info, holder) for info in found for holder in info.holders]
+        rows = [COLUMNS, *(_row(info, holder) for info, holder in held)]
+        if any(_share(info, holder) for info, holder in held):
+            shares = [SHARE_COLUMN, *((_share(info, holder) or "all",) for info, holder in held)]
+            rows = [(*row, *more) for row, more in zip(rows, shares, strict=True)]
+        if any(holder.session for _, holder in held):
+            sessions = [SESSION_COLUMNS, *(_session(holder) for _, holder in held)]
+            rows = [(*row, *more) for row, more in zip(rows, sessions, strict=True)]
         header, *lines = table(rows, width=width, shrinkable=SHRINKABLE)
         print(painted(header, BOLD, wanted=takes_colour(sys.stdout)))
         for line in lines:
@@ -48,16 +56,19 @@ def show(arguments: Namespace) -> int:
     if arguments.json:
         print(json.dumps(info.as_json(), indent=2))
     else:
-        for key, value in (
-            ("name", info.name),
-            ("holder", info.holder_id),
-            ("fence", _fence(info)),
-            ("since", f"{_moment(info.acquired_at)} ({humane(held_for(info))} ago)"),
-            ("expires", _expiry(info)),
-            ("waiting", str(info.waiting)),
-            ("metadata", pairs(info.metadata) or "none"),
-            *([("session", "pid {} of {!r} from {}".format(*_session(info)))] if info.session else []),
-        ):
+        lines = [("name", info.name)]
+        for holder in info.holders:
+            share = _share(info, holder)
+            lines += [
+                ("holder", holder.holder_id),
+                *([("holds", share)] if share else []),
+                ("fence", _fence(holder)),
+                ("since", f"{_moment(holder.acquired_at)} ({humane(held_for(holder))} ago)"),
+                ("expires", _expiry(holder)),
+                ("metadata", pairs(holder.metadata) or "none"),
+                *([("session", "pid {} of {!r} from {}".format(*_session(holder)))] if holder.session else []),
+            ]
+        for key, value in (*lines, ("waiting", str(info.waiting))):
             print(f"{key:<9} {visible(value)}")
     return 0
 
@@ -86,42 +97,52 @@ def release(arguments: Namespace) -> int:
     return 0
 
 
-def held_for(info: LockInfo) -> float:
-    return (datetime.now(UTC) - info.acquired_at).total_seconds()
+def held_for(holder: LockInfo | Holder) -> float:
+    return (datetime.now(UTC) - holder.acquired_at).total_seconds()
 
 
-def _left(info: LockInfo) -> str:
-    if info.expires_at is None:
+def _left(holder: Holder) -> str:
+    if holder.expires_at is None:
         return "with its session"
-    return humane((info.expires_at - datetime.now(UTC)).total_seconds())
+    return humane((holder.expires_at - datetime.now(UTC)).total_seconds())
 
 
-def _expiry(info: LockInfo) -> str:
-    if info.expires_at is None:
-        return _left(info)
-    return f"{_moment(info.expires_at)} (in {_left(info)} unless renewed)"
+def _expiry(holder: Holder) -> str:
+    if holder.expires_at is None:
+        return _left(holder)
+    unless = "" if holder.lingers else " unless renewed"
+    return f"{_moment(holder.expires_at)} (in {_left(holder)}{unless})"
 
 
-def _fence(info: LockInfo) -> str:
-    return str(info.fence) if info.fence else "-"
+def _fence(holder: LockInfo | Holder) -> str:
+    return str(holder.fence) if holder.fence else "-"
 
 
-def _row(info: LockInfo) -> tuple[str, ...]:
+def _share(info: LockInfo, holder: Holder) -> str:
+    """Tell what somebody holds of a name, if not simply a lock."""
+    if holder.lingers:
+        return "is done"
+    if info.capacity == WHOLE:
+        return "reads" if holder.weight < WHOLE else "writes"
+    return "" if info.capacity == 1 else f"{holder.weight} of {info.capacity}"
+
+
+def _row(info: LockInfo, holder: Holder) -> tuple[str, ...]:
     return (
         info.name,
-        info.holder_id,
-        _fence(info),
-        f"{humane(held_for(info))} ago",
-        _left(info),
+        holder.holder_id,
+        _fence(holder),
+        f"{humane(held_for(holder))} ago",
+        _left(holder),
         str(info.waiting),
-        pairs(info.metadata),
+        pairs(holder.metadata),
     )
 
 
-def _session(info: LockInfo) -> tuple[str, str, str]:
-    if info.session is None:
+def _session(holder: Holder) -> tuple[str, str, str]:
+    if holder.session is None:
         return "-", "-", "-"
-    return str(info.session.pid), info.session.application or "-", info.session.address or "local"
+    return str(holder.session.pid), holder.session.application or "-", holder.session.address or "local"
 
 
 def _moment(moment: datetime) -> str:
