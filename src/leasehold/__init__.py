@@ -2,6 +2,7 @@
 
 from leasehold._info import Holder, LockInfo
 from leasehold._model import Capabilities, Finding, Wake
+from leasehold._once import Outcome
 from leasehold._primitives import LockOptions, TryOptions
 from leasehold._retry import RetryPolicy
 from leasehold._store import Store
@@ -10,9 +11,19 @@ from leasehold.asynchronous import (
     AsyncLockGuard,
     AsyncLockHandle,
     AsyncMultiLockHandle,
+    AsyncOnce,
+    AsyncSingleton,
     get_async_distributed_lock,
 )
-from leasehold.blocking import DistributedLock, LockGuard, LockHandle, MultiLockHandle, get_distributed_lock
+from leasehold.blocking import (
+    DistributedLock,
+    LockGuard,
+    LockHandle,
+    MultiLockHandle,
+    Once,
+    Singleton,
+    get_distributed_lock,
+)
 from leasehold.errors import (
     CapacityMismatchError,
     ClosedError,
@@ -32,6 +43,8 @@ __all__ = [
     "AsyncLockGuard",
     "AsyncLockHandle",
     "AsyncMultiLockHandle",
+    "AsyncOnce",
+    "AsyncSingleton",
     "Capabilities",
     "CapacityMismatchError",
     "ClosedError",
@@ -48,7 +61,10 @@ __all__ = [
     "LockLostError",
     "LockOptions",
     "MultiLockHandle",
+    "Once",
+    "Outcome",
     "RetryPolicy",
+    "Singleton",
     "Store",
     "StoreError",
     "TryOptions",

@@ -86,6 +86,12 @@ class Handle:
         for lease in self._leases:
             await self._engine.extend(lease, seconds)
 
+    def _leave_taken(self, seconds: float, words: str) -> None:
+        """When released, leave the name taken for so long from now, showing these words."""
+        for lease in self._leases:
+            lease.lingers_until = self._engine.runtime.now() + seconds
+            lease.last_words = words
+
     @property
     def holder_id(self) -> str:
         return self._leases[0].ask.owner.rpartition("/")[0]

@@ -131,6 +131,17 @@ def several(names: Iterable[str], defaults: Defaults, **options: Unpack[LockOpti
     return plan(ordered[0], defaults, **options).of(ordered)
 
 
+def single(
+    name: str, defaults: Defaults, at_most: Seconds, at_least: Seconds, metadata: Mapping[str, Any] | None
+) -> Plan:
+    """Ask once, without waiting, for a name that is then taken from `at_least` to `at_most` seconds."""
+    longest, shortest = check_ttl(at_most, "at_most"), check_seconds(at_least, "at_least")
+    if shortest > longest:
+        msg = f"at_least must not be longer than at_most, got {shortest:g} and {longest:g} s"
+        raise InvalidInputError(msg, name=name)
+    return plan(name, defaults, ttl=longest, renew=False, timeout=0, at_least=shortest, metadata=metadata)
+
+
 def in_order(names: Iterable[str]) -> list[str]:
     """Put names into the one order in which everybody waits for them, each once."""
     ordered = sorted({check_name(name) for name in names})

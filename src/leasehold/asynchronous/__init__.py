@@ -3,11 +3,14 @@
 from leasehold.asynchronous.client import AsyncDistributedLock, get_async_distributed_lock
 from leasehold.asynchronous.guards import AsyncLockGuard
 from leasehold.asynchronous.handles import AsyncLockHandle, AsyncMultiLockHandle
+from leasehold.asynchronous.recipes import AsyncOnce, AsyncSingleton
 
 __all__ = [
     "AsyncDistributedLock",
     "AsyncLockGuard",
     "AsyncLockHandle",
     "AsyncMultiLockHandle",
+    "AsyncOnce",
+    "AsyncSingleton",
     "get_async_distributed_lock",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
 from leasehold import _info, _primitives
@@ -16,9 +16,10 @@ from leasehold._naming import Naming, listed, literal
 from leasehold._primitives import Defaults, LockOptions, Plan, TryOptions
 from leasehold._retry import RetryPolicy
 from leasehold._store import Store
-from leasehold.asynchronous.guards import AsyncLockGuard
+from leasehold.asynchronous.guards import AsyncLockGuard, unless_busy
 from leasehold.asynchronous.handles import AsyncLockHandle, AsyncMultiLockHandle
-from leasehold.errors import InvalidInputError, LockAcquisitionError
+from leasehold.asynchronous.recipes import AsyncOnce, AsyncSingleton
+from leasehold.errors import InvalidInputError
 from leasehold.runtimes.aio import AsyncRuntime
 from leasehold.stores import open_store
 
@@ -55,12 +56,7 @@ class AsyncDistributedLock:
 
     async def try_acquire(self, name: str, **options: Unpack[TryOptions]) -> AsyncLockHandle | None:
         """Take a lock if it is free, else return None."""
-        try:
-            return await self._acquire(_primitives.plan(name, self._defaults, timeout=0, **options))
-        except LockAcquisitionError as refusal:
-            if not refusal.holder:
-                raise
-            return None
+        return await unless_busy(self._acquire, _primitives.plan(name, self._defaults, timeout=0, **options))
 
     def lock(self, name: Naming, **options: Unpack[LockOptions]) -> AsyncLockGuard[AsyncLockHandle]:
         """Hold a lock for a block, which is cancelled, and LockLostError raised, if the lock is lost."""
@@ -91,6 +87,26 @@ class AsyncDistributedLock:
         namings = listed(names)
         plan = _primitives.several(map(literal, namings), self._defaults, **options)
         return AsyncLockGuard(plan, namings, self._acquire_several, self._engine.runtime)
+
+    def singleton(
+        self, name: Naming, *, at_most: Seconds, at_least: Seconds = 0.0, metadata: Mapping[str, Any] | None = None
+    ) -> AsyncSingleton:
+        """Let one of many run a job: ``@locks.singleton("cron:daily", at_most=3600, at_least=60)``.
+
+        The name is taken until the job ends, but for `at_least` seconds, so that clocks which differ do not run it
+        twice; and for `at_most`, so that it is free again if the job's process dies. A job that runs longer is told
+        that it has lost the name.
+        """
+        plan = _primitives.single(literal(name), self._defaults, at_most, at_least, metadata)
+        return AsyncSingleton(plan, (name,), self._acquire, self._engine.runtime)
+
+    def once(self, key: Naming, period: Seconds, **options: Unpack[LockOptions]) -> AsyncOnce:
+        """Do something once for a key, and remember for a period what came of it: ``@locks.once("mail:{to}", 3600)``.
+
+        The outcome is kept as JSON, of up to 4096 bytes. An attempt that dies is taken over after its ttl.
+        """
+        plan = _primitives.plan(literal(key), self._defaults, **options)
+        return AsyncOnce(plan, key, self._engine, self._acquire, check_ttl(period, "period"))
 
     async def with_lock(self, name: str, function: Callable[[], Awaitable[T]], **options: Unpack[LockOptions]) -> T:
         """Hold a lock while `function` runs, and return what it returns."""

@@ -10,6 +10,7 @@ from typing import ParamSpec, TypeVar
 
 from leasehold._guard import Guard
 from leasehold._input import Seconds
+from leasehold._primitives import Plan
 from leasehold.asynchronous.handles import AsyncHeld
 from leasehold.errors import InvalidInputError, LockAcquisitionError
 
@@ -27,12 +28,7 @@ class AsyncLockGuard(Guard[H]):
 
     async def try_acquire(self) -> H | None:
         """Take it if it is free, else return None."""
-        try:
-            return await self.acquire(0)
-        except LockAcquisitionError as refusal:
-            if not refusal.holder:
-                raise
-            return None
+        return await unless_busy(self._acquire, self._plan_within(0))
 
     async def __aenter__(self) -> H:
         return await self._enter(await self._acquire(self._plan_within(None))).__aenter__()
@@ -60,3 +56,13 @@ def check_coroutine(function: Callable[..., object]) -> None:
     if not inspect.iscoroutinefunction(function):
         msg = f"{function.__qualname__} is not a coroutine function: use DistributedLock"
         raise InvalidInputError(msg)
+
+
+async def unless_busy(acquire: Callable[[Plan], Awaitable[H]], plan: Plan) -> H | None:
+    """Acquire what is planned without waiting; None if somebody holds it."""
+    try:
+        return await acquire(plan)
+    except LockAcquisitionError as refusal:
+        if not refusal.holder:
+            raise
+        return None

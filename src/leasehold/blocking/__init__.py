@@ -3,5 +3,6 @@
 from leasehold.blocking.client import DistributedLock, get_distributed_lock
 from leasehold.blocking.guards import LockGuard
 from leasehold.blocking.handles import LockHandle, MultiLockHandle
+from leasehold.blocking.recipes import Once, Singleton
 
-__all__ = ["DistributedLock", "LockGuard", "LockHandle", "MultiLockHandle", "get_distributed_lock"]
+__all__ = ["DistributedLock", "LockGuard", "LockHandle", "MultiLockHandle", "Once", "Singleton", "get_distributed_lock"]

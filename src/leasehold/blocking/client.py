@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
 from leasehold import _info, _primitives
@@ -17,9 +17,10 @@ from leasehold._primitives import Defaults, LockOptions, Plan, TryOptions
 from leasehold._retry import RetryPolicy
 from leasehold._runtime import drive
 from leasehold._store import Store
-from leasehold.blocking.guards import LockGuard, check_plain
+from leasehold.blocking.guards import LockGuard, check_plain, unless_busy
 from leasehold.blocking.handles import LockHandle, MultiLockHandle
-from leasehold.errors import InvalidInputError, LockAcquisitionError
+from leasehold.blocking.recipes import Once, Singleton
+from leasehold.errors import InvalidInputError
 from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores import open_store
 
@@ -56,12 +57,7 @@ class DistributedLock:
 
     def try_acquire(self, name: str, **options: Unpack[TryOptions]) -> LockHandle | None:
         """Take a lock if it is free, else return None."""
-        try:
-            return self._acquire(_primitives.plan(name, self._defaults, timeout=0, **options))
-        except LockAcquisitionError as refusal:
-            if not refusal.holder:
-                raise
-            return None
+        return unless_busy(self._acquire, _primitives.plan(name, self._defaults, timeout=0, **options))
 
     def lock(self, name: Naming, **options: Unpack[LockOptions]) -> LockGuard[LockHandle]:
         """Hold a lock for a block, which ends with LockLostError if the lock was lost meanwhile."""
@@ -90,6 +86,26 @@ class DistributedLock:
         namings = listed(names)
         plan = _primitives.several(map(literal, namings), self._defaults, **options)
         return LockGuard(plan, namings, self._acquire_several, self._engine.runtime)
+
+    def singleton(
+        self, name: Naming, *, at_most: Seconds, at_least: Seconds = 0.0, metadata: Mapping[str, Any] | None = None
+    ) -> Singleton:
+        """Let one of many run a job: ``@locks.singleton("cron:daily", at_most=3600, at_least=60)``.
+
+        The name is taken until the job ends, but for `at_least` seconds, so that clocks which differ do not run it
+        twice; and for `at_most`, so that it is free again if the job's process dies. A job that runs longer is told
+        that it has lost the name.
+        """
+        plan = _primitives.single(literal(name), self._defaults, at_most, at_least, metadata)
+        return Singleton(plan, (name,), self._acquire, self._engine.runtime)
+
+    def once(self, key: Naming, period: Seconds, **options: Unpack[LockOptions]) -> Once:
+        """Do something once for a key, and remember for a period what came of it: ``@locks.once("mail:{to}", 3600)``.
+
+        The outcome is kept as JSON, of up to 4096 bytes. An attempt that dies is taken over after its ttl.
+        """
+        plan = _primitives.plan(literal(key), self._defaults, **options)
+        return Once(plan, key, self._engine, self._acquire, check_ttl(period, "period"))
 
     def with_lock(self, name: str, function: Callable[[], T], **options: Unpack[LockOptions]) -> T:
         """Hold a lock while `function` runs, and return what it returns."""

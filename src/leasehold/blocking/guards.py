@@ -10,6 +10,7 @@ from typing import ParamSpec, TypeVar
 
 from leasehold._guard import Guard
 from leasehold._input import Seconds
+from leasehold._primitives import Plan
 from leasehold.blocking.handles import Held
 from leasehold.errors import InvalidInputError, LockAcquisitionError
 
@@ -27,12 +28,7 @@ class LockGuard(Guard[H]):
 
     def try_acquire(self) -> H | None:
         """Take it if it is free, else return None."""
-        try:
-            return self.acquire(0)
-        except LockAcquisitionError as refusal:
-            if not refusal.holder:
-                raise
-            return None
+        return unless_busy(self._acquire, self._plan_within(0))
 
     def __enter__(self) -> H:
         return self._enter(self._acquire(self._plan_within(None))).__enter__()
@@ -60,3 +56,13 @@ def check_plain(function: Callable[..., object]) -> None:
     if inspect.iscoroutinefunction(function):
         msg = f"{function.__qualname__} is a coroutine function: use AsyncDistributedLock"
         raise InvalidInputError(msg)
+
+
+def unless_busy(acquire: Callable[[Plan], H], plan: Plan) -> H | None:
+    """Acquire what is planned without waiting; None if somebody holds it."""
+    try:
+        return acquire(plan)
+    except LockAcquisitionError as refusal:
+        if not refusal.holder:
+            raise
+        return None

@@ -121,7 +121,7 @@ def _fence(holder: LockInfo | Holder) -> str:
 def _share(info: LockInfo, holder: Holder) -> str:
     """Tell what somebody holds of a name, if not simply a lock."""
     if holder.lingers:
-        return "is done"
+        return "done"
     if info.capacity == WHOLE:
         return "reads" if holder.weight < WHOLE else "writes"
     return "" if info.capacity == 1 else f"{holder.weight} of {info.capacity}"

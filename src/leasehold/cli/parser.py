@@ -61,7 +61,7 @@ def build_parser() -> ArgumentParser:
             "The command finds LEASEHOLD_NAME and LEASEHOLD_FENCE in its environment. SIGTERM, SIGINT, SIGHUP,\n"
             "SIGQUIT, SIGUSR1 and SIGUSR2 are passed on to it; while waiting, the first four end the wait."
         ),
-        example=f"leasehold run cron:backup --timeout 0 --metadata host=web-1 -- ./backup.sh --full\n\n{EXIT_CODES}",
+        example=f"leasehold run cron:backup --timeout 0 --at-least 60 -- ./backup.sh --full\n\n{EXIT_CODES}",
     )
     run.add_argument("name", metavar="NAME", help="the lock, e.g. order:42:ship, job:mail:17 or cron:backup")
     run.add_argument("--ttl", type=float, default=30.0, metavar="S", help="the lease's life in seconds (default: 30)")
@@ -74,6 +74,13 @@ def build_parser() -> ArgumentParser:
         default=[],
         metavar="KEY=VALUE",
         help="shown to whoever looks at the lock; may be repeated, or be one JSON object",
+    )
+    run.add_argument(
+        "--at-least",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="leave the lock taken until S seconds after it was acquired, so that no other host's cron runs it again",
     )
     run.add_argument("--max-hold", type=float, metavar="S", help="stop the command before it has held this long")
     run.add_argument(

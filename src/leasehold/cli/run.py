@@ -51,6 +51,7 @@ def run(arguments: Namespace) -> int:
                     timeout=arguments.timeout,
                     metadata=metadata,
                     max_hold=arguments.max_hold,
+                    at_least=arguments.at_least,
                     on_lost=lambda _: signals.wake(),
                 )
         except Interruption as interruption:
@@ -198,7 +199,7 @@ def _busy(locks: DistributedLock, error: LockAcquisitionError) -> Failure:
     except StoreError:
         info = None
     message = str(error)
-    if info is not None and info.holder_id == error.holder:
+    if info is not None and info.holder_id == error.holder and not info.holders[0].lingers:
         message += f", for {humane(held_for(info))} now"
         if info.waiting:
             message += f", with {info.waiting} waiting"
