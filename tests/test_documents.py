@@ -34,21 +34,16 @@ def without_postgres(documents: list[Path]) -> list[Path]:
     return [document for document in documents if code_of(document) and document not in NEED_POSTGRES]
 
 
-@pytest.mark.parametrize("page", without_postgres(PAGES), ids=lambda page: page.name)
-def test_the_code_of_a_page_runs_from_top_to_bottom(
-    page: Path, tmp_path: Path, shared_servers: Callable[[Flavour], RedisServer]
+@pytest.mark.parametrize("document", without_postgres(PAGES + EXAMPLES), ids=lambda document: document.name)
+def test_a_page_or_example_runs_from_top_to_bottom(
+    document: Path, tmp_path: Path, shared_servers: Callable[[Flavour], RedisServer]
 ) -> None:
-    program = tmp_path / "page.py"
-    code = code_of(page)
+    program = tmp_path / "document.py"
+    code = code_of(document)
     if "redis://localhost:6379" in code:
         code = code.replace("redis://localhost:6379", f"redis://localhost:{shared_servers(VALKEY9).port}")
     program.write_text(code, "utf-8")
     run(program, tmp_path)
-
-
-@pytest.mark.parametrize("example", without_postgres(EXAMPLES), ids=lambda example: example.name)
-def test_an_example_runs(example: Path, tmp_path: Path) -> None:
-    run(example, tmp_path)
 
 
 def test_there_are_pages_and_examples_to_test() -> None:

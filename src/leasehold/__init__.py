@@ -2,6 +2,7 @@
 
 from leasehold._info import Holder, LockInfo
 from leasehold._model import Capabilities, Finding, Wake
+from leasehold._naming import lock_name
 from leasehold._once import Outcome
 from leasehold._primitives import LockOptions, TryOptions
 from leasehold._retry import RetryPolicy
@@ -32,9 +33,11 @@ from leasehold.errors import (
     LockAcquisitionError,
     LockError,
     LockLostError,
+    StaleFenceError,
     StoreError,
     UnsupportedError,
 )
+from leasehold.fencing import FenceGate
 
 __version__ = "0.1.0"
 
@@ -49,6 +52,7 @@ __all__ = [
     "CapacityMismatchError",
     "ClosedError",
     "DistributedLock",
+    "FenceGate",
     "Finding",
     "Holder",
     "InvalidInputError",
@@ -65,6 +69,7 @@ __all__ = [
     "Outcome",
     "RetryPolicy",
     "Singleton",
+    "StaleFenceError",
     "Store",
     "StoreError",
     "TryOptions",
@@ -72,4 +77,5 @@ __all__ = [
     "Wake",
     "get_async_distributed_lock",
     "get_distributed_lock",
+    "lock_name",
 ]

@@ -1,15 +1,51 @@
-"""What locks are called: by themselves, or after the arguments of a decorated call."""
+"""What locks are called: by themselves, after their parts, or after the arguments of a decorated call."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
+from datetime import date, datetime
+from enum import Enum
 from string import Formatter
 from typing import Any
+from uuid import UUID
 
+from leasehold._input import check_name
 from leasehold.errors import InvalidInputError
 
 Naming = str | Callable[..., str]
+Part = str | int | UUID | date | Enum
+
+
+def lock_name(*parts: Part) -> str:
+    """Join parts to a name such as ``resource:id:action``; other parts give another name.
+
+    Colons, percent signs and what is not printable are percent-encoded, so that no part can pass for two. A part counts
+    by its text: 7 is "7", an enumeration's member is its value. Raises InvalidInputError for a part that is empty or
+    has no text that everybody would agree on, and for a name of more than 512 characters.
+    """
+    return check_name(":".join(_encode(part) for part in parts))
+
+
+def _encode(part: Part) -> str:
+    value = part.value if isinstance(part, Enum) else part
+    if isinstance(value, datetime | bool) or not isinstance(value, str | int | UUID | date):
+        msg = (
+            f"a part of a lock's name is text, a whole number, a UUID or a date, got {type(value).__name__}: "
+            "pass the text that all who share the lock would write"
+        )
+        raise InvalidInputError(msg)
+    text = str(value)
+    if not text:
+        msg = "a part of a lock's name must not be empty: leave it out, or give what is missing a name, such as '-'"
+        raise InvalidInputError(msg)
+    return "".join(
+        character if character.isprintable() and character not in ":%" else _percent(character) for character in text
+    )
+
+
+def _percent(character: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))
 
 
 def literal(naming: Naming) -> str:

@@ -14,6 +14,7 @@ __all__ = [
     "LockAcquisitionError",
     "LockError",
     "LockLostError",
+    "StaleFenceError",
     "StoreError",
     "UnsupportedError",
 ]
@@ -80,6 +81,15 @@ class CapacityMismatchError(LockError):
         super().__init__(message, name=name)
         self.stored = stored
         self.asked = asked
+
+
+class StaleFenceError(LockError):
+    """Somebody with a newer fence has been here: this holder has lost its lock, and must write nothing."""
+
+    def __init__(self, message: str, *, name: str = "", fence: int = 0, newest: int = 0) -> None:
+        super().__init__(message, name=name)
+        self.fence = fence
+        self.newest = newest
 
 
 class InvalidInputError(LockError, ValueError):

@@ -1,0 +1,46 @@
+"""Data in Redis refuse the late write of a holder whose lease has ended, in the very script that writes.
+
+Run it: python examples/fence_redis.py [redis://localhost:6379]
+"""
+
+from __future__ import annotations
+
+import sys
+
+import redis
+
+from leasehold import DistributedLock, LockHandle
+from leasehold.fencing import CHECK_FENCE_LUA
+
+URL = sys.argv[1] if len(sys.argv) > 1 else "redis://localhost:6379"
+
+# The braces keep both keys in one slot of a Cluster.
+FENCE, BALANCE = "{leasehold-example:alice}:fence", "{leasehold-example:alice}:balance"
+
+WRITE = f"""{CHECK_FENCE_LUA}
+if not check_fence(KEYS[1], ARGV[1]) then
+  return 0
+end
+redis.call('SET', KEYS[2], ARGV[2])
+return 1
+"""
+
+with redis.Redis.from_url(URL, decode_responses=True) as data, DistributedLock(URL) as locks:
+    script = data.register_script(WRITE)
+
+    def write(handle: LockHandle, balance: int) -> bool:
+        return bool(script(keys=[FENCE, BALANCE], args=[handle.fence, balance]))
+
+    try:
+        # Not renewed, it ends as if its holder had been paused; the holder goes on without a look at the clock.
+        paused = locks.acquire("leasehold-example:alice", ttl=0.2, renew=False)
+        assert write(paused, 100)
+        print("the first holder, fence", paused.fence, "writes 100")
+        with locks.lock("leasehold-example:alice", timeout=30) as successor:
+            assert write(successor, 50)
+            print("its lease ends; its successor, fence", successor.fence, "writes 50")
+            assert not write(paused, 90)
+            print("the late write of 90 is refused; the balance is", data.get(BALANCE))
+            assert data.get(BALANCE) == "50"
+    finally:
+        data.delete(FENCE, BALANCE)

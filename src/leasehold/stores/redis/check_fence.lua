@@ -1,0 +1,17 @@
+-- Refuse the write of a holder that has been overtaken. Put this before a script of your own:
+--
+--   if not check_fence(KEYS[1], ARGV[1]) then return redis.error_reply('STALE …') end
+--
+-- key    where the newest fence is kept: a key of its own beside the data, in a Cluster in the data's slot. It must
+--        be one of KEYS, and must not expire before the data does.
+-- fence  the holder's, of an exclusive lock
+-- Returns false if the key has seen a newer fence, else remembers this one and returns true.
+
+local function check_fence(key, fence)
+  local newest = redis.call('GET', key)
+  if newest and tonumber(fence) < tonumber(newest) then
+    return false
+  end
+  redis.call('SET', key, fence)
+  return true
+end
