@@ -46,6 +46,18 @@ def test_nothing_is_held_afterwards(leasehold: Leasehold) -> None:
     assert leasehold.info("job") is None
 
 
+def test_the_lock_stays_taken_for_at_least_so_long(leasehold: Leasehold) -> None:
+    tick = ("run", "cron:x", "--timeout", "0", "--at-least", "60", "--", "echo", "ran")
+    first, second = leasehold(*tick), leasehold(*tick)
+    assert (first.returncode, first.stdout) == (0, "ran\n")
+    assert (second.returncode, second.stdout) == (75, "")
+    assert "is done with it, and left it taken for another 5" in second.stderr
+    info = leasehold.info("cron:x")
+    assert info is not None
+    assert info.holders[0].lingers
+    assert "done" in leasehold("ls").stdout
+
+
 def test_stdin_stdout_and_stderr_are_the_commands(leasehold: Leasehold) -> None:
     finished = leasehold("run", "job", "--", "sh", "-c", "cat; echo problem >&2", input="in", stdin=None)
     assert (finished.stdout, finished.stderr) == ("in", "problem\n")
