@@ -68,14 +68,15 @@ class Handle:
             while left:
                 try:
                     await self._engine.release(left.pop())
-                except (LockLostError, StoreError) as error:
+                except LockLostError as error:
                     failure = error
-        except BaseException:
-            for lease in left:
-                self._engine.keeper.take_over(lease)
-            raise
+                except StoreError as error:
+                    failure = error
+                    break
         finally:
             self._claim = None
+            for lease in left:
+                self._engine.keeper.take_over(lease)
         if failure is not None:
             raise failure
         for watcher in tuple(self._watching):

@@ -56,8 +56,9 @@ async def _at_once(engine: Engine, wish: Wish) -> list[Lease] | None:
     if not isinstance(engine.store, Joint):
         return None
     fitting = [engine.fit(ask)[0]._replace(queue=False) for ask in wish.asks]
-    leases = [engine.begin(ask, wish.claim, wish.renew_for) for ask in fitting]
+    leases: list[Lease] = []
     try:
+        leases.extend(engine.begin(ask, wish.claim, wish.renew_for) for ask in fitting)
         outcome, sent = await engine.insist(_joining(engine.store, leases), leases[0], wish.deadline, wish.retry)
     except StoreError as error:
         for lease in leases:
@@ -134,11 +135,17 @@ def _note(engine: Engine, leases: Sequence[Lease], sent: float, standings: Seque
 
 
 async def _abandon(engine: Engine, leases: Sequence[Lease], interruption: BaseException | None = None) -> None:
-    """Give all of these up, the last first, even on the way out of an interruption."""
+    """Give all of these up, the last first, even on the way out of an interruption.
+
+    Once the store does not answer for one, the others are left to the keeper: the caller waits for one time-out only.
+    """
     left = list(leases)
     try:
         while left:
-            await engine.abandon(left.pop(), interruption)
+            lease = left.pop()
+            await engine.abandon(lease, interruption)
+            if lease.ask.owner in engine.keeper.leases:
+                break
     finally:
         for lease in left:
             engine.keeper.take_over(lease)

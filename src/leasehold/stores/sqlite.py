@@ -227,8 +227,7 @@ class SqliteStore:
             balance, debt = _rate.spend(_rate.Debt(*row) if row else None, charge, now)
             if debt is not None:
                 cursor.execute("INSERT OR REPLACE INTO debt VALUES (?, ?, ?)", (charge.name, *debt))
-            self._sweep(cursor, now)
-            return balance, []
+            return balance, self._sweep(cursor, now)
 
         return await self._do(step, timeout)
 
