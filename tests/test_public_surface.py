@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 import leasehold
-from leasehold import AsyncDistributedLock, AsyncLockHandle, DistributedLock, LockHandle, errors
+from leasehold import (
+    AsyncDistributedLock,
+    AsyncLockHandle,
+    AsyncRateLimiter,
+    DistributedLock,
+    LockHandle,
+    RateLimiter,
+    errors,
+)
 
 SRC = Path(leasehold.__file__).parent
 DIFFERENT = {"__enter__", "__exit__", "__aenter__", "__aexit__"}
@@ -23,7 +31,8 @@ def public(kind: type) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("blocking", "asynchronous"), [(DistributedLock, AsyncDistributedLock), (LockHandle, AsyncLockHandle)]
+    ("blocking", "asynchronous"),
+    [(DistributedLock, AsyncDistributedLock), (LockHandle, AsyncLockHandle), (RateLimiter, AsyncRateLimiter)],
 )
 def test_both_facades_offer_the_same(blocking: type, asynchronous: type) -> None:
     ours, theirs = public(blocking), public(asynchronous)
@@ -66,7 +75,7 @@ def test_the_core_knows_no_driver() -> None:
     core = [
         SRC / f"_{name}.py" for name in ("engine", "keeper", "lease", "model", "rule", "runtime", "store", "primitives")
     ]
-    for path in core:
+    for path in [*core, SRC / "_rate.py", SRC / "_ratelimit.py"]:
         assert not re.search(r"^(import|from) (asyncio|threading|time|random)\b", path.read_text(), re.MULTILINE), path
 
 

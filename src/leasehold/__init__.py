@@ -5,6 +5,7 @@ from leasehold._model import Capabilities, Finding, Wake
 from leasehold._naming import lock_name
 from leasehold._once import Outcome
 from leasehold._primitives import LockOptions, TryOptions
+from leasehold._ratelimit import Spending
 from leasehold._retry import RetryPolicy
 from leasehold._store import Store
 from leasehold.asynchronous import (
@@ -13,6 +14,7 @@ from leasehold.asynchronous import (
     AsyncLockHandle,
     AsyncMultiLockHandle,
     AsyncOnce,
+    AsyncRateLimiter,
     AsyncSingleton,
     get_async_distributed_lock,
 )
@@ -22,6 +24,7 @@ from leasehold.blocking import (
     LockHandle,
     MultiLockHandle,
     Once,
+    RateLimiter,
     Singleton,
     get_distributed_lock,
 )
@@ -33,6 +36,7 @@ from leasehold.errors import (
     LockAcquisitionError,
     LockError,
     LockLostError,
+    RateLimitError,
     StaleFenceError,
     StoreError,
     UnsupportedError,
@@ -47,6 +51,7 @@ __all__ = [
     "AsyncLockHandle",
     "AsyncMultiLockHandle",
     "AsyncOnce",
+    "AsyncRateLimiter",
     "AsyncSingleton",
     "Capabilities",
     "CapacityMismatchError",
@@ -67,8 +72,11 @@ __all__ = [
     "MultiLockHandle",
     "Once",
     "Outcome",
+    "RateLimitError",
+    "RateLimiter",
     "RetryPolicy",
     "Singleton",
+    "Spending",
     "StaleFenceError",
     "Store",
     "StoreError",

@@ -25,6 +25,7 @@ from leasehold.errors import (
     UnsupportedError,
 )
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 LEAST_PATIENCE = 0.25
@@ -200,18 +201,18 @@ class Engine:
 
     async def find(self, name: str) -> Line | None:
         """Look at one line; None if nobody is in it."""
-        self._check_open(name)
+        self.check_open(name)
         lines = await self.store.inspect(name, exact=True)
         return lines[0] if lines else None
 
     async def inspect(self, prefix: str) -> list[Line]:
         """Look at every line whose name starts so."""
-        self._check_open()
+        self.check_open()
         return await self.store.inspect(prefix)
 
     async def examine(self) -> list[Finding]:
         """Look for what is wrong with the store, or could take locks away. Raises StoreError if it does not answer."""
-        self._check_open()
+        self.check_open()
         if isinstance(self.store, Examinable):
             return await self.store.examine()
         await self.store.inspect("leasehold:doctor", exact=True)
@@ -246,7 +247,7 @@ class Engine:
     def begin(self, ask: Ask, claim: Claim, renew_for: float, grace: float = 0.0) -> Lease:
         """Register an acquisition under an owner of its own, before anything is sent."""
         with self.keeper.mutex:
-            self._check_open(ask.name)
+            self.check_open(ask.name)
             self._sequence += 1
             lease = Lease(Ask(ask.name, f"{self.holder_id}/{self._sequence}", *ask[2:]), claim, renew_for, grace)
             self.keeper.register(lease)
@@ -261,7 +262,7 @@ class Engine:
         self.keeper.note(lease, sent, ask.ttl, outcome)
         polls = 0
         while lease.state is State.WAITING:
-            self._check_open(ask.name)
+            self.check_open(ask.name)
             now = self.runtime.now()
             if now >= deadline:
                 return Refusal(lease.holder)
@@ -289,14 +290,14 @@ class Engine:
         return standing
 
     async def insist(
-        self, send: Callable[[Lease, float], Awaitable[T]], lease: Lease, deadline: float, retry: RetryPolicy
+        self, send: Callable[[A, float], Awaitable[T]], what: A, deadline: float, retry: RetryPolicy
     ) -> tuple[T, float]:
         """Repeat a request until it is answered, and say when the answered one was sent."""
         retries = 0
         while True:
             sent = self.runtime.now()
             try:
-                return await send(lease, max(min(PATIENCE, deadline - sent), LEAST_PATIENCE)), sent
+                return await send(what, max(min(PATIENCE, deadline - sent), LEAST_PATIENCE)), sent
             except StoreError as error:
                 pause = retry.pause(retries, self.runtime.random())
                 if not error.transient or retries >= retry.max_retries or self.runtime.now() + pause >= deadline:
@@ -354,7 +355,8 @@ class Engine:
             holder=holder,
         )
 
-    def _check_open(self, name: str = "") -> None:
+    def check_open(self, name: str = "") -> None:
+        """Raise ClosedError once the client was closed."""
         if self.keeper.closing:
             msg = "this client is closed: make a new one"
             raise ClosedError(msg, name=name)

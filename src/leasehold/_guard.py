@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from leasehold._handle import Handle
 from leasehold._input import Seconds
-from leasehold._naming import Naming, literal, name_for_calls
+from leasehold._naming import Naming, name_for_calls, varies
 from leasehold._primitives import Plan
 from leasehold._runtime import Runtime
 from leasehold.errors import InvalidInputError, InvalidLockError
@@ -52,7 +52,7 @@ class Guard(Generic[H]):
 
     def _plan_calls(self, function: Callable[..., Any]) -> Callable[..., Plan]:
         """Make a function that plans a call, whose arguments may name what to hold."""
-        if not self._names_calls and not any("{" in naming or "}" in naming for naming in map(literal, self._namings)):
+        if not any(map(varies, self._namings)):
             return lambda *_, **__: self._plan
         named = [name_for_calls(naming, function) for naming in self._namings]
         return lambda *args, **kwargs: self._plan.of(name(*args, **kwargs) for name in named)

@@ -53,6 +53,11 @@ def literal(naming: Naming) -> str:
     return getattr(naming, "__qualname__", "a function") if callable(naming) else naming
 
 
+def varies(naming: Naming) -> bool:
+    """Tell whether a decorated function's calls may each have a name of their own."""
+    return callable(naming) or "{" in naming or "}" in naming
+
+
 def listed(namings: Iterable[Naming]) -> list[Naming]:
     """Take several names; a string is one, not as many as it has letters."""
     if isinstance(namings, str) or not isinstance(namings, Iterable):

@@ -14,6 +14,7 @@ __all__ = [
     "LockAcquisitionError",
     "LockError",
     "LockLostError",
+    "RateLimitError",
     "StaleFenceError",
     "StoreError",
     "UnsupportedError",
@@ -56,6 +57,17 @@ class LockLostError(InvalidLockError):
     def __init__(self, message: str, *, name: str = "", reason: str = "") -> None:
         super().__init__(message, name=name)
         self.reason = reason
+
+
+class RateLimitError(LockError, TimeoutError):
+    """What was asked of a rate would not be allowed within the caller's patience; nothing was spent.
+
+    ``retry_after``: in so many seconds it would be allowed, if nobody else spends meanwhile.
+    """
+
+    def __init__(self, message: str, *, name: str = "", retry_after: float = 0.0) -> None:
+        super().__init__(message, name=name)
+        self.retry_after = retry_after
 
 
 class StoreError(LockError):

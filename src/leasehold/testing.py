@@ -12,7 +12,19 @@ from typing import TypeVar
 
 from leasehold._engine import Engine
 from leasehold._lease import Lease, State
-from leasehold._model import Ask, Capabilities, Line, Membership, Place, Refusal, Renewal, Standing, Wake
+from leasehold._model import (
+    Ask,
+    Balance,
+    Capabilities,
+    Charge,
+    Line,
+    Membership,
+    Place,
+    Refusal,
+    Renewal,
+    Standing,
+    Wake,
+)
 from leasehold.errors import StoreError
 from leasehold.runtimes.simulated import Parking, Process, SimulatedRuntime, World
 from leasehold.stores._mailbox import Mailbox
@@ -107,6 +119,9 @@ class SimulatedStore:
         was_there = await self._request(lambda: self._server.leave(name, owner, unsure), timeout, repeatable=False)
         self._mailbox.close(owner)
         return was_there
+
+    async def spend(self, charge: Charge, timeout: float) -> Balance:
+        return await self._request(lambda: (self._server.spend(charge), []), timeout, repeatable=False)
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
         return Wake.GRANT if await self._mailbox.wait(owner, timeout) else Wake.SILENCE

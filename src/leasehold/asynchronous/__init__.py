@@ -3,6 +3,7 @@
 from leasehold.asynchronous.client import AsyncDistributedLock, get_async_distributed_lock
 from leasehold.asynchronous.guards import AsyncLockGuard
 from leasehold.asynchronous.handles import AsyncLockHandle, AsyncMultiLockHandle
+from leasehold.asynchronous.rates import AsyncRateLimiter
 from leasehold.asynchronous.recipes import AsyncOnce, AsyncSingleton
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "AsyncLockHandle",
     "AsyncMultiLockHandle",
     "AsyncOnce",
+    "AsyncRateLimiter",
     "AsyncSingleton",
     "get_async_distributed_lock",
 ]

@@ -14,10 +14,12 @@ from leasehold._input import Seconds, check_name, check_ttl
 from leasehold._model import Finding
 from leasehold._naming import Naming, listed, literal
 from leasehold._primitives import Defaults, LockOptions, Plan, TryOptions
+from leasehold._ratelimit import rate
 from leasehold._retry import RetryPolicy
 from leasehold._store import Store
 from leasehold.asynchronous.guards import AsyncLockGuard, unless_busy
 from leasehold.asynchronous.handles import AsyncLockHandle, AsyncMultiLockHandle
+from leasehold.asynchronous.rates import AsyncRateLimiter
 from leasehold.asynchronous.recipes import AsyncOnce, AsyncSingleton
 from leasehold.errors import InvalidInputError
 from leasehold.runtimes.aio import AsyncRuntime
@@ -107,6 +109,10 @@ class AsyncDistributedLock:
         """
         plan = _primitives.plan(literal(key), self._defaults, **options)
         return AsyncOnce(plan, key, self._engine, self._acquire, check_ttl(period, "period"))
+
+    def rate_limiter(self, name: Naming, limit: int, per: Seconds, burst: int | None = None) -> AsyncRateLimiter:
+        """Let through `limit` in every `per` seconds, and of those up to `burst` (all, if not given) at once."""
+        return AsyncRateLimiter(self._engine, name, rate(limit, per, burst), self._defaults.retry)
 
     async def with_lock(self, name: str, function: Callable[[], Awaitable[T]], **options: Unpack[LockOptions]) -> T:
         """Hold a lock while `function` runs, and return what it returns."""

@@ -3,6 +3,16 @@
 from leasehold.blocking.client import DistributedLock, get_distributed_lock
 from leasehold.blocking.guards import LockGuard
 from leasehold.blocking.handles import LockHandle, MultiLockHandle
+from leasehold.blocking.rates import RateLimiter
 from leasehold.blocking.recipes import Once, Singleton
 
-__all__ = ["DistributedLock", "LockGuard", "LockHandle", "MultiLockHandle", "Once", "Singleton", "get_distributed_lock"]
+__all__ = [
+    "DistributedLock",
+    "LockGuard",
+    "LockHandle",
+    "MultiLockHandle",
+    "Once",
+    "RateLimiter",
+    "Singleton",
+    "get_distributed_lock",
+]

@@ -14,11 +14,13 @@ from leasehold._input import Seconds, check_name, check_ttl
 from leasehold._model import Finding
 from leasehold._naming import Naming, listed, literal
 from leasehold._primitives import Defaults, LockOptions, Plan, TryOptions
+from leasehold._ratelimit import rate
 from leasehold._retry import RetryPolicy
 from leasehold._runtime import drive
 from leasehold._store import Store
 from leasehold.blocking.guards import LockGuard, check_plain, unless_busy
 from leasehold.blocking.handles import LockHandle, MultiLockHandle
+from leasehold.blocking.rates import RateLimiter
 from leasehold.blocking.recipes import Once, Singleton
 from leasehold.errors import InvalidInputError
 from leasehold.runtimes.threads import ThreadRuntime
@@ -106,6 +108,10 @@ class DistributedLock:
         """
         plan = _primitives.plan(literal(key), self._defaults, **options)
         return Once(plan, key, self._engine, self._acquire, check_ttl(period, "period"))
+
+    def rate_limiter(self, name: Naming, limit: int, per: Seconds, burst: int | None = None) -> RateLimiter:
+        """Let through `limit` in every `per` seconds, and of those up to `burst` (all, if not given) at once."""
+        return RateLimiter(self._engine, name, rate(limit, per, burst), self._defaults.retry)
 
     def with_lock(self, name: str, function: Callable[[], T], **options: Unpack[LockOptions]) -> T:
         """Hold a lock while `function` runs, and return what it returns."""
