@@ -1,0 +1,435 @@
+"""Rates against a model that keeps every event and counts, in exact fractions, those of every window."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import pickle
+from collections.abc import Callable
+from datetime import timedelta
+from fractions import Fraction
+from itertools import accumulate
+from time import monotonic
+from typing import Any, NamedTuple
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from leasehold import (
+    AsyncDistributedLock,
+    ClosedError,
+    DistributedLock,
+    InvalidInputError,
+    LockError,
+    RateLimitError,
+    RetryPolicy,
+    Spending,
+    StoreError,
+    UnsupportedError,
+)
+from leasehold import _rate as rule
+from leasehold._engine import Engine
+from leasehold._model import Balance, Charge
+from leasehold._ratelimit import MOST, Limiter, rate
+from leasehold.runtimes.simulated import Process, World
+from leasehold.runtimes.threads import ThreadRuntime
+from leasehold.stores.memory import MemoryServer, MemoryStore
+from leasehold.testing import Faults, SimulatedServer, SimulatedStore
+
+START = 1.7e9
+"""What a wall clock shows: where a moment in floating point is coarse."""
+TICK = Fraction(1, 1024)
+"""Floating point holds START and so many of these exactly: only what is computed from them may be off."""
+
+
+ORDINARY: dict[str, Any] = {"name": "x", "limit": 10, "per": 1}
+
+
+class Model:
+    """All that is known is which event happened when; what is asked of every window that ends with it is counted."""
+
+    def __init__(self, limit: int, per: Fraction, burst: int) -> None:
+        self.interval = per / limit
+        self.burst = burst
+        self.events: list[tuple[Fraction, int]] = []
+
+    def earliest(self, now: Fraction, cost: int) -> Fraction:
+        """Find the first moment for an event, after those that were let through before it."""
+        moment = max([now, *(at for at, _ in self.events[-1:])])
+        counts = accumulate((spent for _, spent in reversed(self.events)), initial=cost)
+        next(counts)
+        for (begin, _), count in zip(reversed(self.events), counts, strict=True):
+            if cost:
+                moment = max(moment, begin + (count - self.burst) * self.interval)
+        return moment
+
+    def remaining(self, now: Fraction) -> int:
+        return max(cost for cost in range(self.burst + 1) if not cost or self.earliest(now, cost) == now)
+
+    def check_every_window(self) -> None:
+        for first, (begin, _) in enumerate(self.events):
+            count = 0
+            for end, cost in self.events[first:]:
+                count += cost
+                assert count <= self.burst + (end - begin) / self.interval
+
+
+class Step(NamedTuple):
+    pause: int
+    """Before it, in ticks."""
+    cost: int
+    patience: int = 0
+
+
+class Story(NamedTuple):
+    limit: int
+    per: Fraction
+    burst: int
+    steps: list[Step]
+
+
+@st.composite
+def stories(draw: st.DrawFn, *, patient: bool) -> Story:
+    limit, burst = draw(st.integers(1, 50)), draw(st.integers(1, 12))
+    per = Fraction(draw(st.integers(1, 240)), 4)
+    interval = per / limit / TICK
+    pauses = st.integers(0, int(3 * interval) + 1) | st.just(0) | st.sampled_from([int(interval), int(per / TICK)])
+    patience = st.integers(0, int(4 * interval) + 1) if patient else st.just(0)
+    return Story(
+        limit, per, burst, draw(st.lists(st.builds(Step, pauses, st.integers(0, burst), patience), max_size=25))
+    )
+
+
+def follows(story: Story, take: Callable[[float, int, float], Spending]) -> None:
+    """Compare what comes of every step, and what is told of it, with the model."""
+    model = Model(story.limit, story.per, story.burst)
+    now = Fraction(START)
+    for step in story.steps:
+        now += step.pause * TICK
+        patience = step.patience * TICK
+        turn = model.earliest(now, step.cost)
+        spending = take(float(now), step.cost, float(patience))
+        assert spending.allowed == bool(spending) == (turn - now <= patience)
+        assert spending.retry_after == pytest.approx(0 if spending.allowed else float(turn - now), abs=1e-6)
+        if spending.allowed and step.cost:
+            model.events.append((turn, step.cost))
+        assert spending.remaining == model.remaining(now)
+        assert spending.reset_after == pytest.approx(float(model.earliest(now, story.burst) - now), abs=1e-6)
+    model.check_every_window()
+
+
+@given(stories(patient=True))
+@settings(max_examples=100, deadline=None)
+def test_the_rule_lets_through_what_the_model_does_and_who_waits_waits_as_long(story: Story) -> None:
+    debt: rule.Debt | None = None
+    terms = rate(story.limit, float(story.per), story.burst)
+
+    def take(now: float, cost: int, patience: float) -> Spending:
+        nonlocal debt
+        charge = terms.charge("x", cost)
+        balance, changed = rule.spend(debt, charge._replace(patience=patience), now)
+        debt = changed or debt
+        return terms.describe(charge, balance)
+
+    follows(story, take)
+
+
+@given(stories(patient=False))
+@settings(max_examples=50, deadline=None)
+def test_a_client_lets_through_what_the_model_does(story: Story) -> None:
+    clock = [START]
+    store = MemoryStore(ThreadRuntime(), MemoryServer(lambda: clock[0]))
+    with DistributedLock(store) as locks:
+        limiter = locks.rate_limiter("x", story.limit, timedelta(seconds=float(story.per)), story.burst)
+
+        def take(now: float, cost: int, _: float) -> Spending:
+            clock[0] = now
+            return limiter.spend(cost)
+
+        follows(story, take)
+
+
+@pytest.mark.parametrize("per", [0.001, 1.0, 365 * 24 * 3600.0])
+def test_the_largest_burst_is_let_through_to_the_last_event(per: float) -> None:
+    terms = rate(MOST, per, MOST)
+    debt: rule.Debt | None = None
+    for cost in [97] * (MOST // 97) + [1] * (MOST % 97):
+        balance, debt = rule.spend(debt, terms.charge("x", cost), START)
+        assert balance.allowed
+    balance, _ = rule.spend(debt, terms.charge("x", 1), START)
+    assert not balance.allowed
+    assert terms.describe(terms.charge("x", 1), balance).remaining == 0
+
+
+class VirtualTime(ThreadRuntime):
+    """Threads whose clock only sleep moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = START
+
+    def now(self) -> float:
+        return self.time
+
+    async def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+
+class Forgetful(MemoryStore):
+    """A store whose next answers are lost, which takes a while to notice."""
+
+    def __init__(self, runtime: VirtualTime) -> None:
+        super().__init__(runtime, MemoryServer(runtime.now))
+        self.lost = 0
+        self.requests = 0
+        self._time = runtime
+
+    async def spend(self, charge: Charge, timeout: float) -> Balance:
+        self.requests += 1
+        balance = await super().spend(charge, timeout)
+        if self.lost:
+            self.lost -= 1
+            self._time.time += 0.4
+            msg = "no answer"
+            raise StoreError(msg, transient=True)
+        return balance
+
+
+@pytest.fixture
+def time() -> VirtualTime:
+    return VirtualTime()
+
+
+@pytest.fixture
+def store(time: VirtualTime) -> Forgetful:
+    return Forgetful(time)
+
+
+@pytest.fixture
+def locks(store: Forgetful) -> DistributedLock:
+    return DistributedLock(store, retry=RetryPolicy(max_retries=1, retry_delay=0.001))
+
+
+def test_to_wait_takes_one_request_and_exactly_the_time_it_must(
+    locks: DistributedLock, store: Forgetful, time: VirtualTime
+) -> None:
+    limiter = locks.rate_limiter("x", limit=4, per=2, burst=3)
+    turns = []
+    for _ in range(6):
+        limiter.wait()
+        turns.append(time.now() - START)
+    assert turns == pytest.approx([0, 0, 0, 0.5, 1.0, 1.5], abs=1e-6)
+    limiter.wait(3)
+    assert time.now() - START == pytest.approx(3.0, abs=1e-6)
+    assert store.requests == 7
+
+
+def test_who_would_wait_too_long_is_told_at_once_and_spends_nothing(locks: DistributedLock, time: VirtualTime) -> None:
+    limiter = locks.rate_limiter("x", limit=1, per=10, burst=2)
+    assert limiter.spend(2)
+    with pytest.raises(RateLimitError, match=r"'x'.* 10 s.* 9\.5 s") as refusal:
+        limiter.wait(timeout=9.5)
+    assert time.now() == START
+    assert refusal.value.name == "x"
+    assert refusal.value.retry_after == pytest.approx(10.0)
+    assert limiter.spend(0).reset_after == pytest.approx(20.0)
+    limiter.wait(timeout=timedelta(seconds=10))
+    assert time.now() == pytest.approx(START + 10)
+
+
+def test_a_repeated_request_may_count_twice(locks: DistributedLock, store: Forgetful) -> None:
+    limiter = locks.rate_limiter("x", limit=1, per=1, burst=5)
+    store.lost = 1
+    assert limiter.spend().remaining == 3
+
+
+def test_a_repeated_request_is_not_more_patient_than_what_is_left_of_the_time_out(
+    locks: DistributedLock, store: Forgetful, time: VirtualTime
+) -> None:
+    limiter = locks.rate_limiter("x", limit=1, per=1, burst=1)
+    limiter.spend()
+    store.lost = 1
+    with pytest.raises(RateLimitError):  # it waits for two by now, one of them its own
+        limiter.wait(timeout=1.7)
+    assert time.now() < START + 0.5
+
+
+def test_a_store_that_never_answers_is_reported(locks: DistributedLock, store: Forgetful) -> None:
+    limiter = locks.rate_limiter("x", limit=1, per=1)
+    store.lost = 2
+    with pytest.raises(StoreError, match="no answer"):
+        limiter.spend()
+    assert store.requests == 2
+
+
+def test_a_closed_client_limits_nothing(locks: DistributedLock) -> None:
+    limiter = locks.rate_limiter("x", limit=1, per=1)
+    locks.close()
+    for use in (limiter.spend, limiter.wait):
+        with pytest.raises(ClosedError):
+            use()
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.2])
+def test_many_who_wait_are_served_in_order_and_as_fast_as_allowed_but_no_faster(lost: float) -> None:
+    world = World(seed=7)
+    server = SimulatedServer(world, Faults(lost_request=lost, lost_reply=lost))
+    turns: list[float] = []
+    asked: list[int] = []
+    served: list[int] = []
+
+    async def wait(limiter: Limiter, number: int) -> None:
+        await limiter._engine.runtime.sleep(number * 0.05)
+        asked.append(number)
+        await limiter._wait(1, None)
+        served.append(number)
+        turns.append(world.now)
+
+    for number in range(30):
+        process = Process(world, f"client-{number}")
+        engine = Engine(SimulatedStore(process, server), lambda name=process.name: name)  # type: ignore[misc]
+        process.start(wait(Limiter(engine, "x", rate(2, 1, 10), RetryPolicy(max_retries=9)), number))
+    while world.step():
+        pass
+
+    late = 0.01  # what messages take, and with them turns are told late
+    assert len(turns) == 30
+    for first, begin in enumerate(turns):
+        for count, end in enumerate(turns[first:], start=1):
+            assert count <= 10 + (end - begin + late) * 2
+    if not lost:
+        assert served == asked
+        assert turns[-1] - turns[0] <= (30 - 10) / 2 + late
+
+
+def test_who_is_cancelled_while_it_waits_has_spent() -> None:
+    async def test() -> None:
+        async with AsyncDistributedLock("memory://cancelled") as locks:
+            limiter = locks.rate_limiter("x", limit=1, per=3600)
+            await limiter.spend()
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(limiter.wait(), 0.01)
+            look = await limiter.spend(0)
+            assert not look
+            assert 7190 < look.reset_after <= 7200
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("kind", [DistributedLock, AsyncDistributedLock])
+def test_a_decorated_function_waits_before_every_call_in_the_name_of_its_arguments(kind: type[Any]) -> None:
+    async def test() -> None:
+        locks = kind(f"memory://{kind.__name__}")
+        calls: list[str] = []
+
+        def send(user: str, number: int = 0) -> str:
+            """Send."""
+            calls.append(user)
+            return f"{number} sent"
+
+        async def send_later(user: str, number: int = 0) -> str:
+            """Send."""
+            return send(user, number)
+
+        function, other = (send, send_later) if kind is DistributedLock else (send_later, send)
+        limited = locks.rate_limiter("mail:{user}", limit=5, per=3600)
+        decorated = limited(function)
+        assert decorated.__doc__ == "Send."
+        assert [await ask(decorated(user, number=7)) for user in "aab"] == ["7 sent"] * 3
+        assert calls == ["a", "a", "b"]
+        left = [(await ask(locks.rate_limiter(f"mail:{user}", 5, 3600).spend(0))).remaining for user in "abc"]
+        assert left == [3, 4, 5]
+        began = monotonic()
+        paced = locks.rate_limiter("pace", limit=100, per=1, burst=1)(function)
+        for _ in range(3):
+            await ask(paced("d"))
+        assert monotonic() - began > 0.0199
+        named = locks.rate_limiter(lambda user, number: f"{user}:{number}", limit=5, per=3600)
+        await ask(named(function)("z", 1))
+        assert (await ask(locks.rate_limiter("z:1", 5, 3600).spend(0))).remaining == 4
+        with pytest.raises(InvalidInputError, match="decorator only"):
+            await ask(named.spend())
+        with pytest.raises(InvalidInputError, match="coroutine function"):
+            limited(other)
+        with pytest.raises(InvalidInputError, match="does not take"):
+            locks.rate_limiter("{nobody}", 1, 1)(function)
+        await ask(locks.close())
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("terms", "problem"),
+    [
+        ({"limit": 0}, "limit must be from 1"),
+        ({"limit": 1.5}, "limit must be a whole number"),
+        ({"limit": True}, "limit must be a whole number"),
+        ({"limit": MOST + 1}, "limit must be from 1"),
+        ({"burst": 0}, "burst must be from 1"),
+        ({"burst": MOST + 1}, "burst must be from 1"),
+        ({"per": 0}, "per must be from a millisecond"),
+        ({"per": timedelta(days=366)}, "to a year"),
+        ({"per": -1}, "per must not be negative"),
+        ({"per": "minute"}, "per must be seconds"),
+        ({"per": 86400, "burst": 4000}, "more than a year"),
+        ({"name": ""}, "must not be empty"),
+        ({"name": 7}, "must be a string"),
+    ],
+)
+def test_terms_that_make_no_sense_are_refused_at_once(
+    locks: DistributedLock, terms: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=problem):
+        locks.rate_limiter(**ORDINARY | terms)
+
+
+@pytest.mark.parametrize(
+    ("use", "problem"),
+    [
+        (lambda limiter: limiter.spend(-1), "cost must be from 0"),
+        (lambda limiter: limiter.spend(0.5), "cost must be a whole number"),
+        (lambda limiter: limiter.spend(6), "could never be allowed: at most 5"),
+        (lambda limiter: limiter.wait(6), "could never be allowed: at most 5"),
+        (lambda limiter: limiter.wait(timeout=-1), "timeout must not be negative"),
+    ],
+)
+def test_what_could_never_be_allowed_is_refused_at_once(
+    locks: DistributedLock, use: Callable[[Any], object], problem: str
+) -> None:
+    limiter = locks.rate_limiter("x", limit=10, per=1, burst=5)
+    with pytest.raises(InvalidInputError, match=problem):
+        use(limiter)
+    assert limiter.spend(0).reset_after == 0
+
+
+def test_a_store_without_rates_says_where_they_are() -> None:
+    class Plain:
+        """A store, and nothing more."""
+
+        def __init__(self, store: MemoryStore) -> None:
+            for name in ("capabilities", "runtime", "join", "renew", "leave", "wait", "inspect", "close"):
+                setattr(self, name, getattr(store, name))
+
+    with (
+        DistributedLock(Plain(MemoryStore(ThreadRuntime()))) as locks,
+        pytest.raises(UnsupportedError, match="SQLite, Redis") as refusal,
+    ):
+        locks.rate_limiter("x", limit=1, per=1)
+    assert refusal.value.name == "x"
+
+
+def test_a_refusal_is_a_time_out_and_pickles() -> None:
+    error = RateLimitError("too soon", name="x", retry_after=1.5)
+    assert isinstance(error, LockError)
+    assert isinstance(error, TimeoutError)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.name, copy.retry_after) == ("too soon", "x", 1.5)
+    spending = Spending(False, 0, 1.5, 3.0)
+    assert pickle.loads(pickle.dumps(spending)) == spending
+    with pytest.raises(AttributeError):
+        spending.allowed = True  # type: ignore[misc]
+
+
+async def ask(answer: Any) -> Any:
+    return await answer if inspect.isawaitable(answer) else answer
