@@ -1,0 +1,42 @@
+"""Several workers call a service that allows 20 calls a second: some ask and give way, others wait for their turn.
+
+Run it: python examples/rate_limit.py
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
+
+from leasehold import DistributedLock, RateLimitError
+
+locks = DistributedLock("memory://")
+service = locks.rate_limiter("service", limit=20, per=1, burst=5)
+
+
+def ask_or_give_way(worker: int) -> str:
+    spending = service.spend()
+    if spending:
+        return f"worker {worker}: called, {spending.remaining} left"
+    return f"worker {worker}: not now, in {spending.retry_after:.3f} s"
+
+
+@locks.rate_limiter("service", limit=20, per=1, burst=5)
+def call(worker: int) -> float:
+    return monotonic()
+
+
+with ThreadPoolExecutor(8) as pool:
+    answers = list(pool.map(ask_or_give_way, range(8)))
+    print(*answers, sep="\n")
+    assert sum("called" in answer for answer in answers) >= 5
+
+    began = monotonic()
+    took = max(pool.map(call, range(8))) - began
+    print(f"8 more, each in its turn, took {took:.2f} s")
+    assert took > (8 - 5) / 20 - 0.001
+
+try:
+    service.wait(5, timeout=0.01)
+except RateLimitError as error:
+    print(error)
