@@ -7,7 +7,7 @@ let through. Not promised: what is done with a permission once it was given, and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -96,7 +96,7 @@ class Limiter:
 
     async def _spend(self, cost: int) -> Spending:
         charge = self._rate.charge(self._own_name(), cost)
-        return self._rate.describe(charge, await self._send(charge, 0.0))
+        return self._rate.describe(charge, await self._ask(self._store.spend, charge, PATIENCE))
 
     async def _wait(self, cost: int, timeout: Seconds | None) -> None:
         patience = MAX_PER if timeout is None else min(check_seconds(timeout, "timeout"), MAX_PER)
@@ -107,26 +107,28 @@ class Limiter:
 
     async def _reserve(self, charge: Charge, patience: float) -> None:
         """Spend now what will be allowed in a while, and sleep until then: whoever comes later waits for longer."""
-        balance = await self._send(charge, patience)
-        runtime = self._engine.runtime
-        turn = runtime.now() + balance.debt - charge.limit
+        now, sleep = self._engine.runtime.now, self._engine.runtime.sleep
+        deadline = now() + patience
+
+        async def spend(charge: Charge, timeout: float) -> Balance:
+            return await self._store.spend(charge._replace(patience=max(deadline - now(), 0.0)), timeout)
+
+        balance = await self._ask(spend, charge, patience or PATIENCE)
+        turn = now() + balance.debt - charge.limit
         if not balance.allowed:
             missing = balance.debt + charge.cost - charge.limit
             why = f"it would be allowed in {missing:.3g} s, and the time-out is {patience:g} s"
             msg = f"{charge.name!r} was not waited for, and nothing was spent: {why}"
             raise RateLimitError(msg, name=charge.name, retry_after=missing)
-        while (left := turn - runtime.now()) > 0:
-            await runtime.sleep(left)
+        while (left := turn - now()) > 0:
+            await sleep(left)
 
-    async def _send(self, charge: Charge, patience: float) -> Balance:
+    async def _ask(
+        self, spend: Callable[[Charge, float], Awaitable[Balance]], charge: Charge, patience: float
+    ) -> Balance:
         """Ask the store, and again if there is no answer. That may count twice: less is let through, never more."""
         self._engine.check_open(charge.name)
-        deadline = self._engine.runtime.now() + (patience or PATIENCE)
-
-        async def spend(charge: Charge, timeout: float) -> Balance:
-            left = max(deadline - self._engine.runtime.now(), 0.0) if patience else 0.0
-            return await self._store.spend(charge._replace(patience=left), timeout)
-
+        deadline = self._engine.runtime.now() + patience
         balance, _ = await self._engine.insist(spend, charge, deadline, self._retry)
         return balance
 
