@@ -23,6 +23,7 @@ from leasehold._model import (
     Refusal,
     Renewal,
     Standing,
+    Stay,
     Wake,
 )
 from leasehold.errors import StoreError
@@ -122,6 +123,11 @@ class SimulatedStore:
 
     async def spend(self, charge: Charge, timeout: float) -> Balance:
         return await self._request(lambda: (self._server.spend(charge), []), timeout, repeatable=False)
+
+    async def linger(self, stay: Stay, timeout: float) -> bool:
+        was_there = await self._request(lambda: self._server.linger(stay), timeout)
+        self._mailbox.close(stay.owner)
+        return was_there
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
         return Wake.GRANT if await self._mailbox.wait(owner, timeout) else Wake.SILENCE
