@@ -39,6 +39,7 @@ bench: .venv/installed .venv/bench ## compare with peers and floors (ARGS=--json
 	@$(BIN)/python -m bench.redis_fanout $(ARGS)
 	@$(BIN)/python -m bench.redis_handover $(ARGS)
 	@$(BIN)/python -m bench.redis_held $(ARGS)
+	@$(BIN)/python -m bench.rates $(ARGS)
 	@$(BIN)/python -m bench.postgres_pair $(ARGS)
 	@$(BIN)/python -m bench.postgres_handover $(ARGS)
 

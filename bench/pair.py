@@ -56,7 +56,7 @@ def main() -> None:
     report("Uncontended acquire + release", rows, as_json=arguments.json)
 
 
-def time_pairs(pair: Callable[[], None]) -> list[float]:
+def time_pairs(pair: Callable[[], object]) -> list[float]:
     def timed() -> float:
         start = perf_counter()
         pair()
@@ -65,7 +65,7 @@ def time_pairs(pair: Callable[[], None]) -> list[float]:
     return [timed() for _ in range(BLOCK)]
 
 
-def time_async_pairs(runner: asyncio.Runner, pair: Callable[[], Awaitable[None]]) -> list[float]:
+def time_async_pairs(runner: asyncio.Runner, pair: Callable[[], Awaitable[object]]) -> list[float]:
     async def timed() -> float:
         start = perf_counter()
         await pair()

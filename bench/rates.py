@@ -1,0 +1,178 @@
+"""What does one decision of a rate limiter cost, beside `limits` and the bare script underneath?
+
+Every request is allowed. leasehold also says what remains and when to come back; to learn that from `limits` takes
+another question, as in "+ stats". The floor is a blocking socket that sends leasehold's script, packed beforehand,
+and does not read its replies closely.
+All on one CPU, unless told otherwise, which isolates what the client costs: across networks it is the round trips.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from typing import Any
+
+import limits
+import limits.aio.storage
+import limits.aio.strategies
+import limits.storage
+import limits.strategies
+import uvloop
+
+from bench._measure import Spread, interleave, report, spread
+from bench._redis import Wire, options
+from bench.pair import BLOCK, time_async_pairs, time_pairs
+from leasehold import AsyncDistributedLock, DistributedLock
+from leasehold._ratelimit import rate
+from leasehold.stores.redis._scripts import SPEND, pack_charge
+from tests.servers.redis import RedisServer
+
+LIMIT = 100_000
+PER = 3600
+ITEM = limits.RateLimitItemPerHour(LIMIT)
+FLOOR = "threads", "redis", "floor: leasehold's script"
+PEER = "limits, moving window"
+
+Case = Callable[[], list[float]]
+Cases = dict[tuple[str, str, str], Case]
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--pin", action=argparse.BooleanOptionalAction, default=True, help="all on one CPU")
+    arguments = parser.parse_args()
+    if arguments.pin:
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    with ExitStack() as stack:
+        enter = stack.enter_context
+        server = enter(RedisServer(arguments.flavour))
+        directory = enter(tempfile.TemporaryDirectory())
+        cases: Cases = {
+            FLOOR: enter(own_script(server.url)),
+            **peers("redis", limits.storage.RedisStorage(server.url)),
+            ("threads", "redis", "leasehold"): enter(client(server.url)),
+            **peers("memory", limits.storage.MemoryStorage()),
+            ("threads", "memory", "leasehold"): enter(client("memory://bench")),
+            ("threads", "sqlite", "leasehold"): enter(client(f"sqlite:///{directory}/threads.db")),
+        }
+        for driver, loop_factory in (("asyncio", asyncio.new_event_loop), ("uvloop", uvloop.new_event_loop)):
+            runner = enter(asyncio.Runner(loop_factory=loop_factory))
+            storage = limits.aio.storage.RedisStorage(f"async+{server.url}", implementation="redispy")
+            cases |= {
+                **async_peers(driver, "redis", storage, runner),
+                (driver, "redis", "leasehold"): enter(async_client(server.url, runner)),
+            }
+            if driver == "asyncio":
+                cases |= {
+                    **async_peers(driver, "memory", limits.aio.storage.MemoryStorage(), runner),
+                    (driver, "memory", "leasehold"): enter(async_client("memory://async-bench", runner)),
+                    (driver, "sqlite", "leasehold"): enter(async_client(f"sqlite:///{directory}/async.db", runner)),
+                }
+        trips = {case: round_trips(server, decide) for case, decide in cases.items() if case[1] == "redis"}
+        spreads = {case: spread(samples) for case, samples in interleave(cases, arguments.rounds).items()}
+    rows = [
+        {
+            "driver": driver,
+            "case": f"{case} ({store})",
+            "µs (p10-p90)": times.scaled(1e6),
+            "round trips": trips.get((driver, store, case)),
+            "x floor": times.median / spreads[FLOOR].median,
+            f"x {PEER}": ratio(times, spreads.get((driver, store, PEER))),
+        }
+        for (driver, store, case), times in spreads.items()
+    ]
+    where = "one CPU" if arguments.pin else "all CPUs"
+    report(f"One decision of a rate limiter, {arguments.flavour}, {where}", rows, as_json=arguments.json)
+
+
+def ratio(times: Spread, others: Spread | None) -> float | None:
+    return times.median / others.median if others else None
+
+
+def round_trips(server: RedisServer, decide: Case) -> float:
+    """Count what the server reads from its sockets for one decision, once all scripts are known to it."""
+    decide()
+    with closing(server.client()) as observer:
+        before = observer.info("stats")["total_reads_processed"]
+        decide()
+        own_question = 1
+        return float(observer.info("stats")["total_reads_processed"] - before - own_question) / BLOCK
+
+
+@contextmanager
+def own_script(url: str) -> Iterator[Case]:
+    wire = Wire(url)
+    key, arguments = b"floor:rate", (pack_charge(rate(LIMIT, PER, None).charge("bench", 1)),)
+    wire.call(SPEND.pack_in_full(key, arguments))
+    spend = SPEND.pack(key, arguments)
+    assert wire.call(spend)
+    send, receive = wire.socket.sendall, wire.socket.recv
+
+    def decide() -> None:
+        send(spend)
+        receive(4096)
+
+    with closing(wire):
+        yield partial(time_pairs, decide)
+
+
+@contextmanager
+def client(url: str) -> Iterator[Case]:
+    with DistributedLock(url) as locks:
+        limiter = locks.rate_limiter("bench", LIMIT, PER)
+        assert limiter.spend()
+        yield partial(time_pairs, limiter.spend)
+
+
+@contextmanager
+def async_client(url: str, runner: asyncio.Runner) -> Iterator[Case]:
+    locks = AsyncDistributedLock(url)
+    limiter = locks.rate_limiter("async-bench", LIMIT, PER)
+    yield partial(time_async_pairs, runner, limiter.spend)
+    runner.run(locks.close())
+
+
+def peers(store: str, storage: Any) -> Cases:
+    moving = limits.strategies.MovingWindowRateLimiter(storage)
+    sliding = limits.strategies.SlidingWindowCounterRateLimiter(storage)
+    fixed = limits.strategies.FixedWindowRateLimiter(storage)
+
+    def with_stats() -> None:
+        moving.hit(ITEM, "with stats")
+        moving.get_window_stats(ITEM, "with stats")
+
+    decisions: dict[str, Callable[[], Any]] = {
+        PEER: partial(moving.hit, ITEM, "moving"),
+        f"{PEER} + stats": with_stats,
+        "limits, sliding window": partial(sliding.hit, ITEM, "sliding"),
+        "limits, fixed window": partial(fixed.hit, ITEM, "fixed"),
+    }
+    return {("threads", store, case): partial(time_pairs, decide) for case, decide in decisions.items()}
+
+
+def async_peers(driver: str, store: str, storage: Any, runner: asyncio.Runner) -> Cases:
+    moving = limits.aio.strategies.MovingWindowRateLimiter(storage)
+    sliding = limits.aio.strategies.SlidingWindowCounterRateLimiter(storage)
+    fixed = limits.aio.strategies.FixedWindowRateLimiter(storage)
+
+    async def with_stats() -> None:
+        await moving.hit(ITEM, driver, "with stats")
+        await moving.get_window_stats(ITEM, driver, "with stats")
+
+    decisions: dict[str, Callable[[], Any]] = {
+        PEER: partial(moving.hit, ITEM, driver, "moving"),
+        f"{PEER} + stats": with_stats,
+        "limits, sliding window": partial(sliding.hit, ITEM, driver, "sliding"),
+        "limits, fixed window": partial(fixed.hit, ITEM, driver, "fixed"),
+    }
+    return {(driver, store, case): partial(time_async_pairs, runner, decide) for case, decide in decisions.items()}
+
+
+if __name__ == "__main__":
+    main()
