@@ -255,6 +255,14 @@ def test_a_repeated_request_is_not_more_patient_than_what_is_left_of_the_time_ou
     assert time.now() < START + 0.5
 
 
+def test_who_does_not_wait_still_asks_again_if_there_is_no_answer(locks: DistributedLock, store: Forgetful) -> None:
+    limiter = locks.rate_limiter("x", limit=10, per=3, burst=4)
+    limiter.spend(3)
+    store.lost = 1
+    limiter.wait(timeout=0)
+    assert store.requests == 3
+
+
 def test_a_store_that_never_answers_is_reported(locks: DistributedLock, store: Forgetful) -> None:
     limiter = locks.rate_limiter("x", limit=1, per=1)
     store.lost = 2
