@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from leasehold import AsyncDistributedLock, DistributedLock, StoreError
-from leasehold._model import Membership
+from leasehold._model import LINGERING, Ask, Membership, Stay
 from leasehold._runtime import Runtime, drive
 from leasehold.runtimes.aio import AsyncRuntime
 from leasehold.runtimes.threads import ThreadRuntime
@@ -30,11 +30,24 @@ class Dead(MemberStore):
     async def _refuse(self, *_: Any, **__: Any) -> Any:
         raise StoreError("connection refused", transient=True)
 
-    join = renew = leave = inspect = admit = _refuse
+    join = renew = leave = linger = inspect = admit = _refuse
 
     async def knock(self, timeout: float) -> Membership:
         self.knocks += 1
         return await self._refuse()  # type: ignore[no-any-return]
+
+
+class Hesitant(MemberStore):
+    """A member that does not let places stay at first, nor while it is told to `refuse`."""
+
+    refuse = False
+    stays = 0
+
+    async def linger(self, stay: Stay, timeout: float) -> bool:
+        self.stays += 1
+        if self.refuse or self.stays == 1:
+            raise StoreError("no answer", transient=True)
+        return await super().linger(stay, timeout)
 
 
 @pytest.fixture(autouse=True)
@@ -162,3 +175,30 @@ def test_too_many_dead_are_named(servers: list[MemberServer]) -> None:
         with pytest.raises(StoreError, match="only 2 of 5 nodes answered: m0: connection refused; m1: c"):
             client.acquire("x", timeout=1)
         until(lambda: all(not server.inspect("x", exact=True) for server in servers))
+
+
+def holders(server: MemberServer) -> list[str]:
+    return [place.owner for line in server.inspect("x", exact=True) for place in line.places]
+
+
+def test_a_name_stays_taken_on_a_majority_and_who_missed_it_loses_its_place(servers: list[MemberServer]) -> None:
+    runtime = ThreadRuntime()
+    members = [Hesitant(runtime, servers[0]), *(MemberStore(runtime, server) for server in servers[1:])]
+    quorum = Quorum(runtime, members, [f"m{number}" for number in range(5)])
+    drive(quorum.join(Ask("x", "me/1", 30.0, 3.0, queue=False), 5.0))
+    assert drive(quorum.linger(Stay("x", "me/1", 30.0), 5.0))
+    assert [holders(server) for server in servers[1:]] == [[f"me/1{LINGERING}"]] * 4
+    until(lambda: holders(servers[0]) == [])
+
+
+def test_a_stay_that_too_few_heard_of_may_be_repeated(servers: list[MemberServer]) -> None:
+    runtime = ThreadRuntime()
+    members = [MemberStore(runtime, servers[0]), *(Hesitant(runtime, server) for server in servers[1:3])]
+    members[2].refuse = True  # type: ignore[attr-defined]
+    quorum = Quorum(runtime, members, ["m0", "m1", "m2"])
+    drive(quorum.join(Ask("x", "me/1", 30.0, 3.0, queue=False), 5.0))
+    with pytest.raises(StoreError, match="only 1 of 3 nodes answered"):
+        drive(quorum.linger(Stay("x", "me/1", 30.0), 5.0))
+    until(lambda: not any(node.suspected for node in quorum._nodes._nodes))
+    assert drive(quorum.linger(Stay("x", "me/1", 30.0), 5.0))
+    assert [holders(server) for server in servers[:2]] == [[f"me/1{LINGERING}"]] * 2

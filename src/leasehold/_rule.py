@@ -131,7 +131,7 @@ def linger(ledger: Ledger, stay: Stay, now: float) -> tuple[bool, list[Place]]:
     """Let a place that holds stand for so long from now, as nobody's; one that waits is given up."""
     head = settle(ledger, now)
     own = next((place for place in head.holders if place.owner == stay.owner), None)
-    if own is None:
+    if own is None or ledger.find(stay.owner + LINGERING):  # a join that came after all must not be in its own way
         _, woken = leave(ledger, stay.owner, now, stay.unsure)
         return False, head.woken + woken
     ledger.rename(own, stay.owner + LINGERING)

@@ -124,7 +124,7 @@ class Rated(Protocol):
         ...
 
 
-class Member(Store, Protocol):
+class Member(Store, Lingering, Protocol):
     """A store that may be one of a quorum's.
 
     It can tell that it has come back empty, and gives no place (`Refusal.abstains`) until it was admitted: so

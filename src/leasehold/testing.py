@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from leasehold._engine import Engine
 from leasehold._lease import Lease, State
-from leasehold._model import Ask, Capabilities, Line, Membership, Place, Refusal, Renewal, Standing, Wake
+from leasehold._model import Ask, Capabilities, Line, Membership, Place, Refusal, Renewal, Standing, Stay, Wake
 from leasehold.errors import StoreError
 from leasehold.runtimes.simulated import Parking, Process, SimulatedRuntime, World
 from leasehold.stores._mailbox import Mailbox
@@ -106,6 +106,11 @@ class SimulatedStore:
     async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
         was_there = await self._request(lambda: self._server.leave(name, owner, unsure), timeout, repeatable=False)
         self._mailbox.close(owner)
+        return was_there
+
+    async def linger(self, stay: Stay, timeout: float) -> bool:
+        was_there = await self._request(lambda: self._server.linger(stay), timeout)
+        self._mailbox.close(stay.owner)
         return was_there
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from leasehold import InvalidInputError, StoreError
+from leasehold._model import Ask, Charge, Stay
 from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores import _ear, open_store
+from leasehold.stores.redis import RedisStore
 from tests.party import Party, ask
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
 from tests.servers.proxy import FaultProxy
@@ -135,6 +137,9 @@ async def test_no_memory_left(party: Party, start: Start) -> None:
     server = start(maxmemory="3mb", maxmemory_policy="noeviction")
     locks = party.client(server.url)
     held = await ask(locks.acquire("y", ttl=30))
+    store = party.store(server.url)
+    assert isinstance(store, RedisStore)
+    await store.join(Ask("z", "me/1", 30.0, 3.0), 5.0)
     with server.client() as client:
         client.config_set("maxmemory", 1)
     said = await refusal(party, server.url)
@@ -142,6 +147,8 @@ async def test_no_memory_left(party: Party, start: Start) -> None:
     assert "raise maxmemory" in said
     await ask(held.release())
     assert not await ask(locks.is_locked("y"))
+    assert await store.linger(Stay("z", "me/1", 30.0, '{"with": "more"}', unsure=30.0), 5.0)
+    assert not await store.linger(Stay("z", "me/1", 30.0, unsure=30.0), 5.0)
     with server.client() as client:
         client.config_set("maxmemory", 0)
     assert (await ask(locks.acquire("x", timeout=5))).is_held
@@ -156,11 +163,12 @@ async def test_a_user_without_rights(party: Party, fresh_server: RedisServer, ca
 
 NEEDED = ("evalsha", "eval", "time", "hget", "hmget", "hset", "hdel", "hrandfield", "publish", "subscribe", "ping")
 """What the store's scripts and connections call."""
-MINIMAL = (*(f"+{command}" for command in NEEDED), "+hscan")
+MINIMAL = (*(f"+{command}" for command in NEEDED), "+hscan", "+get", "+set")
 
 
 def rules(party: Party, *commands: str) -> tuple[str, ...]:
-    return (f"~{party.options['key_prefix']}:bucket:*", "resetchannels", f"&{party.options['key_prefix']}:*", *commands)
+    prefix = party.options["key_prefix"]
+    return (f"~{prefix}:bucket:*", f"~{prefix}:rate:*", "resetchannels", f"&{prefix}:*", *commands)
 
 
 @on_each_flavour
@@ -182,6 +190,12 @@ async def test_a_user_with_the_least_rights_can_do_everything(party: Party, fres
     assert [info.name for info in await ask(first.inspect())] == ["x"]
     await ask(taken.extend(5))
     await ask(taken.release())
+    store = party.store(url)
+    assert isinstance(store, RedisStore)
+    asks = [Ask(name, f"me/{name}", 30.0, 3.0, queue=False) for name in ("x", "y")]
+    assert isinstance(await store.join_all(asks, 5.0), list)
+    assert await store.linger(Stay("x", "me/x", 30.0, unsure=30.0), 5.0)
+    assert (await store.spend(Charge("x", 1.0, 1.0), 5.0)).allowed
 
 
 @pytest.mark.parametrize("lacking", ["evalsha", "time", "hmget", "hset"])

@@ -217,6 +217,15 @@ async def test_abandoned_names_do_not_pile_up(party: Party, fresh_server: RedisS
     assert most < 1000
 
 
+async def test_names_abandoned_together_do_not_pile_up_either(party: Party, fresh_server: RedisServer) -> None:
+    store = party.store(fresh_server.url)
+    assert isinstance(store, RedisStore)
+    for number in range(300):
+        names = [f"name-{number}-{which}" for which in range(4)]
+        await store.join_all([Ask(name, f"dead/{name}", 0.02, 0.02, queue=False) for name in names], 5.0)
+    assert len(bucket_of(fresh_server, party)) < 600
+
+
 async def test_a_line_of_nine_thousand_dead_waiters_is_buried(party: Party, start: Callable[..., RedisServer]) -> None:
     """More than Lua unpacks at once."""
     server = start(clock=True)

@@ -10,6 +10,8 @@ import pytest
 from redis.crc import key_slot
 
 from leasehold import StoreError
+from leasehold._model import Ask, Balance, Charge, Refusal
+from leasehold.stores.redis import RedisStore
 from tests.party import Party, ask
 from tests.servers.cluster import ClusterDeployment
 from tests.servers.redis import RedisServer
@@ -101,6 +103,12 @@ async def test_a_lock_that_its_replica_does_not_confirm_is_not_had(party: Party,
         await ask(locks.acquire("y", timeout=1.0))
     assert time.monotonic() - began < 4
     assert "'y'" in str(raised.value)
+    store = party.store(url)
+    assert isinstance(store, RedisStore)
+    with pytest.raises(StoreError, match="given up again: 'y1', 'y2'"):
+        await store.join_all([Ask(name, f"me/{name}", 30.0, 3.0, queue=False) for name in ("y1", "y2")], 0.5)
+    refusal = await store.join_all([Ask("x", "me/x", 30.0, 3.0, queue=False)], 0.5)
+    assert isinstance(refusal, Refusal), "which needs no confirmation"
     with sentinel.master().client() as client:
         await party.until(
             lambda: not [f for f in client.hkeys(f"{party.options['key_prefix']}:bucket:0") if f.startswith("y")],
@@ -122,6 +130,24 @@ async def test_names_of_all_buckets_are_held_and_renewed(party: Party, cluster: 
         assert await ask(other.try_acquire(name)) is None
     assert await ask(locks.release_all()) == len(NAMES)
     assert await ask(other.inspect()) == []
+
+
+async def test_names_of_several_buckets_are_not_had_in_one_step(party: Party, cluster: ClusterDeployment) -> None:
+    store = party.store(cluster_url(cluster))
+    assert isinstance(store, RedisStore)
+    asks = [Ask(name, f"me/{name}", 30.0, 3.0, queue=False) for name in NAMES]
+    assert await store.join_all(asks, 5.0) is None
+    assert await store.inspect() == []
+
+
+async def test_rates_are_kept_by_all_nodes(party: Party, cluster: ClusterDeployment) -> None:
+    store = party.store(cluster_url(cluster))
+    assert isinstance(store, RedisStore)
+    for name in NAMES:
+        assert await store.spend(Charge(name, 10.0, 10.0), 5.0) == Balance(True, 10.0)
+    for node in cluster.masters():
+        with node.client() as client:
+            assert client.keys(f"{party.options['key_prefix']}:rate:*")
 
 
 async def test_a_slot_may_move_while_its_lock_is_held_and_waited_for(party: Party, cluster: ClusterDeployment) -> None:

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from leasehold._model import Ask, Line, Refusal, Renewal, Standing
+from leasehold import _rate
+from leasehold._model import Ask, Charge, Line, Refusal, Renewal, Standing, Stay
 from leasehold._runtime import drive
 from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores import open_store
 from leasehold.stores.memory import MemoryServer
+from leasehold.stores.redis import RedisStore
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
 from tests.servers.redis import RedisServer
 
@@ -22,8 +24,10 @@ TICK = 10.0
 LIVES = (0.5 * TICK, 1.5 * TICK, 3.5 * TICK)
 """Nothing ends near a tick."""
 NAMES = ("x", "y")
+RATES = ("r", "s")
 CLIENTS = range(7)
 STEPS = 1000
+CHARGES = 150
 
 
 @pytest.fixture(params=[flavour.name for flavour in redis_flavours()])
@@ -46,7 +50,10 @@ class Pair:
         self._key_prefix = key_prefix
         self._server = server
         self._model = MemoryServer(clock=lambda: self.time)
-        self._store = open_store(server.url, ThreadRuntime(), key_prefix=key_prefix)
+        store = open_store(server.url, ThreadRuntime(), key_prefix=key_prefix)
+        assert isinstance(store, RedisStore)
+        self.store = store
+        self._debts: dict[str, _rate.Debt] = {}
         self._listener = server.client()
         self._channel = self._listener.pubsub()
         self._channel.psubscribe(f"{key_prefix}:*")
@@ -57,36 +64,69 @@ class Pair:
     def close(self) -> None:
         self._channel.close()
         self._listener.close()
-        drive(self._store.close())
+        drive(self.store.close())
 
     def tick(self) -> None:
         self._server.step_clock(TICK)
         self.time += TICK
 
     def join(self, ask: Ask) -> None:
-        standing = {place.owner for line in self._model.inspect(ask.name, exact=True) for place in line.places}
-        if ask.owner not in standing:
-            self._heard.discard(ask.owner)
-        theirs = drive(self._store.join(ask, 5.0))
+        self._begin_to_hear(ask)
+        theirs = drive(self.store.join(ask, 5.0))
         ours, woken = self._model.join(ask)
         assert told(theirs) == told(ours)
         self._check_woken(woken)
 
     def renew(self, renewals: list[Renewal]) -> None:
-        theirs = drive(self._store.renew(renewals, 5.0))
+        theirs = drive(self.store.renew(renewals, 5.0))
         ours, woken = self._model.renew(renewals)
-        assert list(map(told, theirs)) == list(map(told, ours))
+        assert told(theirs) == told(ours)
         self._check_woken(woken)
 
     def leave(self, name: str, owner: str, unsure: float) -> None:
-        theirs = drive(self._store.leave(name, owner, 5.0, unsure))
+        theirs = drive(self.store.leave(name, owner, 5.0, unsure))
         ours, woken = self._model.leave(name, owner, unsure)
         assert theirs or not ours, "only of an expired place that is still there may the answer differ"
         self._check_woken(woken)
 
+    def linger(self, stay: Stay) -> None:
+        theirs = drive(self.store.linger(stay, 5.0))
+        ours, woken = self._model.linger(stay)
+        assert theirs == ours
+        self._check_woken(woken)
+
+    def join_all(self, asks: list[Ask]) -> None:
+        for ask in asks:
+            self._begin_to_hear(ask)
+        theirs = drive(self.store.join_all(asks, 5.0))
+        ours, woken = self._model.join_all(asks)
+        assert told(theirs) == told(ours)
+        self._check_woken(woken)
+
+    def step(self, ticks: int) -> None:
+        """Set the clock forward or back, and look who has worn off his debt: it is forgotten by that."""
+        self._server.step_clock(ticks * TICK)
+        self.time += ticks * TICK
+        for name in RATES:
+            self.spend(Charge(name, 0.0, 0.0))
+            if not _rate.debt_at(self._debts.get(name), self.time):
+                self._debts.pop(name, None)
+
+    def spend(self, charge: Charge) -> None:
+        theirs = drive(self.store.spend(charge, 5.0))
+        ours, debt = _rate.spend(self._debts.get(charge.name), charge, self.time)
+        assert (theirs.allowed, ticks(theirs.debt)) == (ours.allowed, ticks(ours.debt))
+        if debt is not None:
+            self._debts[charge.name] = debt
+
     def check_lines(self) -> None:
-        theirs = drive(self._store.inspect())
+        theirs = drive(self.store.inspect())
         assert list(map(seen, theirs)) == list(map(seen, self._model.inspect("", exact=False)))
+
+    def _begin_to_hear(self, ask: Ask) -> None:
+        standing = {place.owner for line in self._model.inspect(ask.name, exact=True) for place in line.places}
+        if ask.owner not in standing:
+            self._heard.discard(ask.owner)
 
     def _check_woken(self, expected: list[str]) -> None:
         """Whoever newly holds was told; by the sweep perhaps a little before anybody looked."""
@@ -96,12 +136,14 @@ class Pair:
         assert self._heard >= set(expected)
 
 
-def told(answer: Standing | Refusal | None) -> Any:
+def told(answer: object) -> Any:
     """Give what an answer says but for the clock and the ticket, which are each server's own."""
+    if isinstance(answer, list):
+        return list(map(told, answer))
     if isinstance(answer, Standing):
         return "stands", answer.held, answer.holder, ticks(answer.recheck)
     if isinstance(answer, Refusal):
-        return "refused", answer.holder, answer.capacity, ticks(answer.recheck)
+        return "refused", answer.holder, answer.capacity, ticks(answer.recheck), answer.name
     return "gone"
 
 
@@ -116,7 +158,14 @@ def ticks(seconds: float) -> float:
 
 def seen(line: Line) -> Any:
     return line.name, [
-        (place.owner, place.capacity, place.weight, ticks(place.expires_at - line.now), place.acquired_at is not None)
+        (
+            place.owner,
+            place.capacity,
+            place.weight,
+            ticks(place.expires_at - line.now),
+            place.acquired_at is not None,
+            place.metadata,
+        )
         for place in line.places
     ]
 
@@ -131,12 +180,16 @@ def step(pair: Pair, chance: random.Random) -> tuple[Any, ...]:
     name = chance.choice(NAMES)
     owner = owner_of(name, chance.choice(CLIENTS))
     ttl, heartbeat = chance.choice(LIVES), LIVES[0] if chance.random() < 0.5 else chance.choice(LIVES)
-    kind = chance.choices(("join", "renew", "leave", "tick"), (5, 3, 3, 2))[0]
-    if kind == "join":
+    kind = chance.choices(("join", "join_all", "renew", "leave", "linger", "tick"), (5, 2, 3, 3, 1, 2))[0]
+    if kind.startswith("join"):
         capacity = chance.choices((1, 3), (1, 3))[0] if name == "x" else 1
         weight = chance.randint(1, capacity)
         ask = Ask(name, owner, ttl, heartbeat, capacity, weight, queue=chance.random() < 0.8, metadata='{"a": 1}')
-        return pair.join, ask
+        if kind == "join":
+            return pair.join, ask
+        other = "y" if name == "x" else "x"
+        asks = [ask, Ask(other, owner_of(other, chance.choice(CLIENTS)), ttl, heartbeat)]
+        return pair.join_all, [each._replace(queue=False) for each in asks]
     if kind == "renew":
         renewals = [
             Renewal(name, owner_of(name, client), ttl, heartbeat, claim=chance.random() < 0.7)
@@ -147,6 +200,9 @@ def step(pair: Pair, chance: random.Random) -> tuple[Any, ...]:
     if kind == "leave":
         unsure = chance.choice((0.0, 0.0, *LIVES))
         return pair.leave, name, owner, unsure
+    if kind == "linger":
+        metadata = chance.choice((None, '{"b": "ü"}'))
+        return pair.linger, Stay(name, owner, chance.choice(LIVES), metadata, chance.choice((0.0, *LIVES)))
     return (pair.tick,)
 
 
@@ -159,6 +215,32 @@ def test_random_steps_are_answered_as_the_rule_answers_them(pair: Pair, seed: in
         try:
             act(*args)
             pair.check_lines()
+        except AssertionError as error:
+            error.add_note("\n".join(history[-12:]))
+            raise
+
+
+def test_random_charges_are_answered_as_the_rule_answers_them(pair: Pair, seed: int) -> None:
+    """Whole ticks are spent, and no limit is near one."""
+    chance = random.Random(seed)
+    history: list[str] = []
+    for _ in range(CHARGES):
+        if chance.random() < 0.3:
+            act: Callable[[Any], None] = pair.step
+            arg: Any = chance.choice((1, 1, 2, -1, -2))
+        else:
+            act, arg = (
+                pair.spend,
+                Charge(
+                    chance.choice(RATES),
+                    chance.randint(0, 3) * TICK,
+                    chance.choice((0.5, 2.5, 4.5)) * TICK,
+                    chance.choice((0.0, 0.0, 2 * TICK, inf)),
+                ),
+            )
+        history.append(f"{act.__name__} {arg}")
+        try:
+            act(arg)
         except AssertionError as error:
             error.add_note("\n".join(history[-12:]))
             raise
@@ -177,3 +259,22 @@ def test_a_join_repeated_after_its_place_has_expired_has_a_place_in_a_line_that_
     pair.check_lines()
     pair.leave("x", "other/1", 0.0)
     pair.check_lines()
+
+
+def test_a_stay_ends_in_time_though_the_clock_is_set_back(pair: Pair) -> None:
+    pair.join(Ask("x", "holder/1", ttl=35.0, heartbeat=5.0))
+    pair.tick()
+    pair.linger(Stay("x", "holder/1", 15.0))
+    pair.step(-1)
+    pair.join(Ask("x", "other/1", ttl=35.0, heartbeat=5.0, queue=False))
+    pair.check_lines()
+
+
+def test_tickets_that_were_drawn_at_once_are_not_drawn_again_though_the_clock_is_set_back(pair: Pair) -> None:
+    asks = [Ask(name, owner_of(name, 1), ttl=35.0, heartbeat=5.0, queue=False) for name in (*NAMES, "z")]
+    standings = drive(pair.store.join_all(asks[:2], 5.0))
+    assert isinstance(standings, list)
+    pair.step(-1)
+    later = drive(pair.store.join(asks[2], 5.0))
+    assert isinstance(later, Standing)
+    assert later.ticket > max(standing.ticket for standing in standings)

@@ -15,7 +15,7 @@ from math import inf
 from typing import TypeVar
 
 from leasehold import _lifecycle
-from leasehold._model import Ask, Capabilities, Finding, Line, Place, Refusal, Renewal, Standing, Wake
+from leasehold._model import Ask, Capabilities, Finding, Line, Place, Refusal, Renewal, Standing, Stay, Wake
 from leasehold._runtime import Runtime
 from leasehold._store import GHOST, Examinable, Member
 from leasehold.errors import InvalidInputError, StoreError, UnsupportedError
@@ -40,6 +40,8 @@ class _Trace:
     granted: set[int] = field(default_factory=set)
     unanswered: set[tuple[int, object]] = field(default_factory=set)
     """The joins that are under way: to which member, and by which attempt."""
+    stands: set[int] = field(default_factory=set)
+    """Where the place stays on after its owner, as far as was answered."""
     until: float = -inf
     """When the last of the places will have expired."""
 
@@ -178,6 +180,49 @@ class Quorum:
         self._traces.pop((name, owner), None)
         return sum(vote is True for vote in votes) + silent >= self._majority
 
+    async def linger(self, stay: Stay, timeout: float) -> bool:
+        """Let a place stand on wherever it may be; False if it was not on a majority any more.
+
+        A silent member loses the place in the background, but only once enough others have answered: it will be
+        asked again if this has to be repeated.
+        """
+        name, owner = stay.name, stay.owner
+        patience = min(timeout, self._node_timeout)
+        members, until, doubts = self._whereabouts(name, owner, stay.unsure)
+        trace = self._traces.get((name, owner)) or _Trace()
+        stands = trace.stands
+        is_over = False
+
+        def owe(number: int) -> None:
+            self._nodes.owe(number, name, owner, doubts[number], until)
+
+        async def send(number: int, member: Member) -> bool:
+            try:
+                was_there = await member.linger(stay._replace(unsure=doubts[number]), patience)
+            except Exception:
+                if is_over:
+                    owe(number)
+                raise
+            if was_there:
+                stands.add(number)
+            trace.granted.discard(number)
+            return was_there
+
+        def is_decided(votes: Votes[bool]) -> bool:
+            silent = sum(not isinstance(votes[number], bool) for number in members)
+            return len(stands) >= self._majority or len(stands) + silent < self._majority
+
+        votes = await self._nodes.ask(send, is_decided, is_decided, among=members)
+        silent = [number for number in members if not isinstance(votes[number], bool)]
+        if len(votes) - len(silent) < self._majority:
+            raise self._too_few(votes, name)
+        is_over = True
+        for number in silent:
+            if isinstance(votes[number], Exception):
+                owe(number)
+        self._traces.pop((name, owner), None)
+        return len(stands) >= self._majority
+
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
         """Sleep: nobody stands in line."""
         await self.runtime.sleep(timeout)
@@ -264,14 +309,7 @@ class Quorum:
     ) -> list[bool | Exception | None]:
         """Leave every member that may have a place; whichever does not hear of it now, will."""
         trace = self._traces.get((name, owner))
-        if trace is None:
-            members: Sequence[int] = range(len(self._nodes))
-            until = self.runtime.now() + max(DEBT, unsure)
-            doubts = dict.fromkeys(members, unsure)
-        else:
-            members, until = trace.members(), trace.until
-            ghost = max(until - self.runtime.now(), GHOST)
-            doubts = dict.fromkeys(members, 0.0) | dict.fromkeys(trace.doubtful(), ghost)
+        members, until, doubts = self._whereabouts(name, owner, unsure)
 
         async def send(number: int, member: Member) -> bool:
             try:
@@ -294,6 +332,16 @@ class Quorum:
             elif number not in members:
                 votes[number] = False
         return votes
+
+    def _whereabouts(self, name: str, owner: str, unsure: float) -> tuple[Sequence[int], float, dict[int, float]]:
+        """Tell which members may have an owner's place, until when, and for how long each is to refuse the owner."""
+        trace = self._traces.get((name, owner))
+        if trace is None:
+            everybody = range(len(self._nodes))
+            return everybody, self.runtime.now() + max(DEBT, unsure), dict.fromkeys(everybody, unsure)
+        members, until = trace.members(), trace.until
+        ghost = max(until - self.runtime.now(), GHOST)
+        return members, until, dict.fromkeys(members, 0.0) | dict.fromkeys(trace.doubtful(), ghost)
 
     def _trace(self, ask: Ask, now: float) -> _Trace:
         if len(self._traces) > self._sweep_above:

@@ -14,7 +14,21 @@ from typing import Any, cast
 from zlib import crc32
 
 from leasehold import _rule
-from leasehold._model import UNKNOWN, Ask, Capabilities, Finding, Line, Membership, Refusal, Renewal, Standing, Wake
+from leasehold._model import (
+    UNKNOWN,
+    Ask,
+    Balance,
+    Capabilities,
+    Charge,
+    Finding,
+    Line,
+    Membership,
+    Refusal,
+    Renewal,
+    Standing,
+    Stay,
+    Wake,
+)
 from leasehold._runtime import Runtime
 from leasehold._store import Store
 from leasehold.errors import InvalidInputError, StoreError
@@ -34,14 +48,20 @@ from leasehold.stores.redis._routes import route
 from leasehold.stores.redis._scripts import (
     HSCAN,
     JOIN,
+    JOIN_ALL,
     LEAVE,
+    LINGER,
     LOOK,
     MEMBER,
     RENEW,
+    SPEND,
     Command,
+    linger_args,
     microseconds,
+    pack_charge,
     pack_join,
     pack_renewal,
+    parse_balance,
     parse_place,
 )
 
@@ -87,6 +107,7 @@ class RedisStore:
         self._min_replicas = min_replicas
         self._strict = strict
         self._is_member = is_member
+        self._rate_prefix = f"{key_prefix}:rate:"
         kind = "member" if is_member else "bucket"
         self._keys = [f"{key_prefix}:{kind}:{n}".encode() for n in range(BUCKETS if deployment.is_cluster else 1)]
         self._route = route(deployment, self._make_node)
@@ -101,13 +122,7 @@ class RedisStore:
         try:
             reply = await self._call(JOIN, self._key(ask.name), args, timeout, confirmed=self._min_replicas > 0)
         except _UnconfirmedError as shortfall:
-            try:
-                await self.leave(ask.name, ask.owner, timeout)
-            except StoreError as error:
-                error.transient = True  # the place may be there
-                raise
-            msg = f"{shortfall}; {ask.name!r} was given up again"
-            raise StoreError(msg, name=ask.name) from None
+            raise await self._given_up([ask], shortfall, timeout) from None
         except StoreError as error:
             if not error.transient:
                 self._ear.forget(ask.owner)
@@ -145,6 +160,33 @@ class RedisStore:
         self._ear.forget(owner)
         return bool(was_there)
 
+    async def linger(self, stay: Stay, timeout: float) -> bool:
+        args = linger_args(stay, is_member=self._is_member)
+        was_there = await self._call(LINGER, self._key(stay.name), args, timeout)
+        self._ear.forget(stay.owner)
+        return bool(was_there)
+
+    async def join_all(self, asks: Sequence[Ask], timeout: float) -> list[Standing] | Refusal | None:
+        keys = {self._key(ask.name) for ask in asks}
+        if len(keys) != 1:
+            return None
+        args: list[Arg] = []
+        for ask in asks:
+            args += ask.name, pack_join(ask, self._channel, is_member=False)
+        try:
+            reply = await self._call(JOIN_ALL, keys.pop(), tuple(args), timeout, confirmed=self._min_replicas > 0)
+        except _UnconfirmedError as shortfall:
+            raise await self._given_up(asks, shortfall, timeout) from None
+        if reply[1] == 0:
+            *refusal, number = reply[2:]
+            return _refusal(*refusal)._replace(name=asks[number - 1].name)
+        now, *answers = reply
+        return [_standing(answer, now / 1e6) for answer in answers]
+
+    async def spend(self, charge: Charge, timeout: float) -> Balance:
+        key = f"{self._rate_prefix}{charge.name}".encode()
+        return parse_balance(await self._call(SPEND, key, (pack_charge(charge),), timeout))
+
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
         wake = await self._ear.wait(owner, timeout)
         return min(wake, Wake.HINT) if self._min_replicas else wake  # which have to confirm it first
@@ -176,6 +218,17 @@ class RedisStore:
     async def close(self) -> None:
         self._ear.close()
         self._route.close()
+
+    async def _given_up(self, asks: Sequence[Ask], shortfall: StoreError, timeout: float) -> StoreError:
+        """Give places up that too few replicas know of, and make the error that says so."""
+        try:
+            for ask in asks:
+                await self.leave(ask.name, ask.owner, timeout)
+        except StoreError as error:
+            error.transient = True  # the places may be there
+            raise
+        names = ", ".join(repr(ask.name) for ask in asks)
+        return StoreError(f"{shortfall}; given up again: {names}", name=asks[0].name)
 
     async def _membership(self, args: tuple[Arg, ...], timeout: float) -> Membership:
         token, ticket, longest, votes_in = await self._call(MEMBER, self._keys[0], args, timeout)
@@ -242,7 +295,7 @@ class RedisStore:
             replies = await self._ask(node, payload + wait, count + confirmed, timeout)
             reply = replies[count - 1]
             if not isinstance(reply, Exception):
-                if confirmed and not (command is JOIN and reply[1] == 0):
+                if confirmed and not (command in (JOIN, JOIN_ALL) and reply[1] == 0):
                     self._check_copies(node, replies[count])
                 return reply
             code = code_of(reply)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from importlib.resources import files
 from math import ceil
 
-from leasehold._model import Ask, Place, Renewal
+from leasehold._model import LINGERING, Ask, Balance, Charge, Place, Renewal, Stay
 from leasehold.stores.redis._resp import Arg, pack
 
 _JOIN = struct.Struct("<dddBBH")
@@ -15,6 +16,12 @@ _RENEWAL = struct.Struct("<dddBH")
 _PLACE = struct.Struct("<ddd")
 _LENGTH = struct.Struct("<H")
 _NUMBERS = struct.Struct("<II")
+_CHARGE = struct.Struct("<ddd")
+_BALANCE = struct.Struct("<?d")
+
+
+def _read(name: str) -> str:
+    return files("leasehold.stores.redis").joinpath(name).read_text("utf-8")
 
 
 class Command:
@@ -36,9 +43,7 @@ class Script(Command):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        folder = files("leasehold.stores.redis")
-        shared = folder.joinpath("line.lua").read_text("utf-8")
-        self._text = folder.joinpath(name).read_text("utf-8").replace("--include line.lua\n", shared).encode()
+        self._text = re.sub(r"--include (\S+)\n", lambda found: _read(found[1]), _read(name)).encode()
         self._digest = hashlib.sha1(self._text, usedforsecurity=False).hexdigest().encode()
 
     def pack(self, key: bytes, args: tuple[Arg, ...]) -> bytes:
@@ -50,8 +55,11 @@ class Script(Command):
 
 
 JOIN = Script("join.lua")
+JOIN_ALL = Script("join_all.lua")
 RENEW = Script("renew.lua")
 LEAVE = Script("leave.lua")
+LINGER = Script("linger.lua")
+SPEND = Script("spend.lua")
 LOOK = Script("look.lua")
 MEMBER = Script("member.lua")
 HSCAN = Command("HSCAN")
@@ -81,6 +89,25 @@ def pack_renewal(renewal: Renewal) -> bytes:
     _, name, ttl, heartbeat, claim, floor = renewal
     owner = name.encode()
     return _RENEWAL.pack(microseconds(ttl), microseconds(heartbeat), floor, claim, len(owner)) + owner
+
+
+def linger_args(stay: Stay, *, is_member: bool) -> tuple[Arg, ...]:
+    """Give what linger.lua takes."""
+    heir = stay.owner + LINGERING
+    lives = microseconds(stay.seconds), microseconds(stay.unsure)
+    args: tuple[Arg, ...] = stay.name, stay.owner, heir, *lives, int(is_member)
+    return args if stay.metadata is None else (*args, stay.metadata)
+
+
+def pack_charge(charge: Charge) -> bytes:
+    """Pack what spend.lua takes, without rounding: the smallest costs are parts of a microsecond."""
+    return _CHARGE.pack(charge.cost * 1e6, charge.limit * 1e6, charge.patience * 1e6)
+
+
+def parse_balance(reply: bytes) -> Balance:
+    """Read what spend.lua returns."""
+    allowed, debt = _BALANCE.unpack(reply)
+    return Balance(allowed, debt / 1e6)
 
 
 def parse_place(record: bytes) -> Place:

@@ -4,14 +4,18 @@
 --
 -- key    where the newest fence is kept: a key of its own beside the data, in a Cluster in the data's slot. It must
 --        be one of KEYS, and must not expire before the data does.
--- fence  the holder's, of an exclusive lock
+-- fence  the holder's, of an exclusive lock: anything but a number from 1 to 2^53 is an error
 -- Returns false if the key has seen a newer fence, else remembers this one and returns true.
 
 local function check_fence(key, fence)
+  local number = tonumber(fence)
+  if not number or not (number >= 1 and number <= 2^53) then
+    error('not a fence: ' .. tostring(fence))
+  end
   local newest = redis.call('GET', key)
-  if newest and tonumber(fence) < tonumber(newest) then
+  if newest and number < tonumber(newest) then
     return false
   end
-  redis.call('SET', key, fence)
+  redis.call('SET', key, string.format('%.0f', number))
   return true
 end

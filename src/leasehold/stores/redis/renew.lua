@@ -19,14 +19,9 @@ if not records[1] then
   end
   return reply
 end
-local ticket, last, shift, longest, votes_at, token = struct.unpack('<ddddd', records[1])
-token = string.sub(records[1], token)
-local now = server_time + shift
-if now < last then
-  shift = shift + last - now
-  now = last
-end
+local kept = records[1]
 
+--include bucket.lua
 --include line.lua
 
 redis.call('HDEL', bucket, FREES)
@@ -80,6 +75,6 @@ if ARGV[1] == '1' then
   longest = math.max(longest, at_stake)
 end
 fields[#fields + 1] = '\0'
-fields[#fields + 1] = struct.pack('<ddddd', ticket, now, shift, longest, votes_at) .. token
+fields[#fields + 1] = packed_bucket()
 redis.call('HSET', bucket, unpack(fields))
 return reply
