@@ -304,6 +304,7 @@ def test_callers_wait_for_a_transaction_five_seconds_at_most(table: Table) -> No
     )
     assert settings == {
         "acquire_lock": ["lock_timeout=5s"],
+        "check_rate": ["lock_timeout=5s"],
         "release_lock": ["lock_timeout=5s"],
         "extend_lock": ["lock_timeout=5s"],
         "line_renew": ["lock_timeout=200ms"],
