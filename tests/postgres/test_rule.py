@@ -306,6 +306,24 @@ def test_a_place_behind_the_front_does_not_keep_what_a_clock_set_back_gave_it(pa
     assert answer.held, answer
 
 
+def test_who_held_without_knowing_lingers(pair: Pair) -> None:
+    """The holder before it has expired, and nobody has looked since."""
+    pair.join(Ask("x", "holder/x", LIVES[0], LIVES[0]))
+    pair.join(Ask("x", "next/x", LIVES[2], LIVES[2]))
+    pair.tick()
+    pair.linger(Stay("x", "next/x", LIVES[0]))
+    pair.check_lines()
+    assert [place.owner for line in drive(pair.store.inspect("x")) for place in line.places] == ["next/x+"]
+
+
+def test_who_lingers_keeps_nothing_that_a_clock_set_back_gives_it(pair: Pair) -> None:
+    pair.join(Ask("x", "me/x", LIVES[2], LIVES[0]))
+    pair.tick()
+    pair.linger(Stay("x", "me/x", LIVES[0]))
+    pair.tick(-0.8)
+    assert drive(pair.store.join(Ask("x", "you/x", LIVES[2], LIVES[0], queue=False), 5.0)) == Refusal("me/x+", LIVES[0])
+
+
 def test_a_dead_waiter_blocks_a_semaphore_no_longer_than_its_life_when_the_clock_was_set_back(pair: Pair) -> None:
     drive(pair.store.join(Ask("x", "holder/x", LIVES[2], LIVES[0], capacity=3, weight=1), 5.0))
     drive(pair.store.join(Ask("x", "dead/x", LIVES[2], LIVES[0], capacity=3, weight=3), 5.0))
