@@ -220,7 +220,7 @@ def test_six_who_take_several_names_each_get_all_or_none_and_never_wait_for_each
 
 def test_names_are_locked_in_one_order_whichever_they_are_asked_for_in(table: Table) -> None:
     """Whoever waits has nothing yet that the others wait for."""
-    keeper, first, second = (table.connect(autocommit=False) for _ in range(3))
+    first, second, keeper = (table.connect(autocommit=False) for _ in range(3))
     table.sql("SELECT {s}.acquire_lock('a', 'sql', 30)", on=keeper)
     statement = (
         "SELECT count(ticket) FROM {s}.line_join_all(%s, '{{me,me}}', '{{9,9}}', '{{9,9}}', '{{1,1}}', '{{1,1}}',"

@@ -79,7 +79,7 @@ def test_eight_who_spend_at_once_never_exceed_the_limit(table: Table) -> None:
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_charge_is_of_the_moment_it_had_its_turn(table: Table, *, is_new: bool) -> None:
     """It waited for another's, and nothing of it has worn off meanwhile."""
-    first, second = table.connect(autocommit=False), table.connect()
+    second, first = table.connect(), table.connect(autocommit=False)
     if not is_new:
         table.sql(SPEND, "x", 1, 60)
     assert table.sql(SPEND, "x", 1, 60, on=first)
