@@ -306,6 +306,24 @@ def test_a_place_behind_the_front_does_not_keep_what_a_clock_set_back_gave_it(pa
     assert answer.held, answer
 
 
+def test_who_asks_for_several_names_in_vain_wakes_who_holds_by_now(pair: Pair) -> None:
+    pair.join(Ask("x", "holder/x", LIVES[0], LIVES[0]))
+    pair.join(Ask("x", "next/x", LIVES[2], LIVES[2]))
+    pair.tick()
+    pair.join_all([Ask(name, f"you/{name}", LIVES[2], LIVES[0], queue=False) for name in ("y", "x")])
+    pair.check_lines()
+
+
+def test_who_asks_for_several_names_again_and_again_outlives_a_clock_that_is_set_back(pair: Pair) -> None:
+    pair.join(Ask("x", "dead/x", LIVES[0], LIVES[0]))
+    asks = [Ask(name, f"me/{name}", LIVES[2], LIVES[0], queue=False) for name in ("y", "x")]
+    pair.tick(-100)
+    pair.join_all(asks)
+    pair.tick(0.6)
+    pair.join_all(asks)
+    pair.check_lines()
+
+
 def test_who_held_without_knowing_lingers(pair: Pair) -> None:
     """The holder before it has expired, and nobody has looked since."""
     pair.join(Ask("x", "holder/x", LIVES[0], LIVES[0]))
