@@ -209,6 +209,15 @@ def test_sweeps_remove_what_has_worn_off(timed: Table) -> None:
     eventually(lambda: timed.sql("SELECT count(*) FROM {s}.rate_limits") == 1, "those who only spend sweep as well")
 
 
+def test_a_sweep_goes_on_where_the_last_one_ended(timed: Table) -> None:
+    for name, cost in {"a": 60, "b": 60, "c": 1}.items():
+        timed.sql(SPEND, name, cost, 60)
+    timed.step_clock(1)
+    for left in (3, 2):
+        timed.sql("SELECT {s}.sweep_rates(2)")
+        assert timed.sql("SELECT count(*) FROM {s}.rate_limits") == left
+
+
 def test_a_stuck_rate_holds_up_no_other_and_a_stuck_name_no_rate(table: Table) -> None:
     """With many in one pipeline, where one that waits is in the way of all."""
 

@@ -306,6 +306,16 @@ def test_a_place_behind_the_front_does_not_keep_what_a_clock_set_back_gave_it(pa
     assert answer.held, answer
 
 
+def test_who_asks_for_several_names_twice_has_them_once(pair: Pair) -> None:
+    asks = [Ask(name, f"me/{name}", LIVES[1], LIVES[0], queue=False) for name in ("y", "x")]
+    for _ in range(2):
+        pair.join_all(asks)
+        pair.check_lines()
+        pair.tick()
+    answer = drive(pair.store.join_all(asks[:1], 5.0))
+    assert isinstance(answer, list), "it was refreshed"
+
+
 def test_who_asks_for_several_names_in_vain_wakes_who_holds_by_now(pair: Pair) -> None:
     pair.join(Ask("x", "holder/x", LIVES[0], LIVES[0]))
     pair.join(Ask("x", "next/x", LIVES[2], LIVES[2]))
