@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 from collections.abc import Callable
+from importlib.resources import files
 from urllib.parse import urlsplit
 
 import psycopg
@@ -13,8 +14,13 @@ import pytest
 import sqlalchemy
 
 from leasehold import AsyncDistributedLock, DistributedLock
-from leasehold.errors import InvalidInputError
-from leasehold.stores.postgres._migrations import migration_sql
+from leasehold._model import Ask, Charge, Stay
+from leasehold._runtime import drive
+from leasehold.errors import InvalidInputError, StoreError
+from leasehold.runtimes.threads import ThreadRuntime
+from leasehold.stores import open_store
+from leasehold.stores.postgres._migrations import grants, migration_sql
+from leasehold.stores.postgres.table import TableStore
 from tests.cli.conftest import Leasehold
 from tests.servers.binaries import POSTGRES18, PostgresFlavour
 from tests.servers.pooler import Pooler
@@ -37,14 +43,14 @@ def as_role(url: str, role: str) -> str:
 def test_a_database_is_brought_up_to_date_once(leasehold: Leasehold, postgres_url: str) -> None:
     parts = urlsplit(postgres_url)
     first = leasehold("migrate", "--url", postgres_url)
-    where = f"schema leasehold of {parts.path[1:]} at {parts.hostname}:{parts.port} is at version 1"
+    where = f"schema leasehold of {parts.path[1:]} at {parts.hostname}:{parts.port} is at version 2"
     assert (first.returncode, first.stdout, first.stderr) == (0, f"{where} (was: none)\n", "")
     with DistributedLock(postgres_url) as locks:
         handle = locks.acquire("x")
-        assert leasehold("migrate", "--url", postgres_url).stdout == f"{where} (was: 1)\n"
+        assert leasehold("migrate", "--url", postgres_url).stdout == f"{where} (was: 2)\n"
         handle.extend(30)
     told = leasehold.json("migrate", "--url", postgres_url)
-    assert (told["schema"], told["version"], told["was"]) == ("leasehold", 1, 1)
+    assert (told["schema"], told["version"], told["was"]) == ("leasehold", 2, 2)
 
 
 @pytest.mark.parametrize("way", ["--schema", "URL"])
@@ -72,7 +78,7 @@ def test_what_it_prints_does_the_same(leasehold: Leasehold, postgres_url: str) -
     assert "migrations.RunSQL" in printed.stdout
     psql = POSTGRES18.program.path.with_name("psql")
     subprocess.run([psql, "-q", "-v", "ON_ERROR_STOP=1", postgres_url], input=printed.stdout, text=True, check=True)
-    assert leasehold.json("migrate", "--url", postgres_url, "--schema", ODD)["was"] == 1
+    assert leasehold.json("migrate", "--url", postgres_url, "--schema", ODD)["was"] == 2
 
 
 def test_it_runs_as_others_run_it(postgres_url: str) -> None:
@@ -126,6 +132,7 @@ def test_rights(leasehold: Leasehold, postgres_server: PostgresServer, postgres_
         with DistributedLock(url) as locks:
             for _ in range(300):  # with a sweep among them
                 locks.acquire("x").release()
+        query(url, "SELECT leasehold.check_rate('x', 1, '1 s'), leasehold.sweep_rates()")
 
         postgres_server.sql(f"CREATE SCHEMA own AUTHORIZATION {role}", database=urlsplit(url).path[1:])
         assert leasehold("migrate", "--url", url, "--schema", "own").returncode == 0, "a schema of its own is enough"
@@ -134,10 +141,58 @@ def test_rights(leasehold: Leasehold, postgres_server: PostgresServer, postgres_
         postgres_server.sql(f'DROP ROLE {role}; DROP ROLE "{quoted}"')
 
 
+def first_migration() -> str:
+    """Give what made the lease table when there was only the first file."""
+    _, second = sorted(files("leasehold.stores.postgres").joinpath("migrations").iterdir(), key=lambda file: file.name)
+    head, mark, _ = migration_sql().partition(second.read_text("utf-8").splitlines()[0])
+    assert mark
+    return f"{head}END $leasehold$"
+
+
+def test_an_old_table_is_brought_up_to_date_while_locks_are_held(
+    leasehold: Leasehold, postgres_server: PostgresServer, postgres_url: str
+) -> None:
+    role = random_name()
+    postgres_server.sql(f"CREATE ROLE {role} LOGIN")
+    url = as_role(postgres_url, role)
+    try:
+        query(postgres_url, first_migration() + ";" + grants("leasehold", [role]))
+        store = open_store(url, ThreadRuntime())
+        assert isinstance(store, TableStore)
+        with DistributedLock(url) as locks, psycopg.connect(postgres_url) as user:
+            handle = locks.acquire("x")
+            found = leasehold("doctor", "--url", url)
+            assert found.returncode == 1
+            assert "lease table of version 1" in found.stdout
+            assert "missing or too old: run `leasehold migrate" in found.stdout
+            with pytest.raises(StoreError, match="run `leasehold migrate") as caught:
+                drive(store.spend(Charge("x", 1.0, 1.0), 5.0))
+            assert not caught.value.transient
+
+            user.execute("SELECT leasehold.acquire_lock('kept in a transaction', 'me', 60)")
+            told = leasehold.json("migrate", "--url", postgres_url)
+            assert (told["was"], told["version"]) == (1, 2)
+            assert not any("too old" in finding.message for finding in locks.examine())
+            handle.extend(30)
+            assert not locks.try_acquire("x")
+            handle.release()
+        # Nobody named the role again: it has on the new table the rights it had on the others.
+        assert drive(store.spend(Charge("x", 1.0, 1.0), 5.0)).allowed
+        asks = [Ask(name, f"me/{name}", 30.0, 10.0, queue=False) for name in ("x", "y")]
+        assert isinstance(drive(store.join_all(asks, 5.0)), list)
+        assert drive(store.linger(Stay("x", "me/x", 30.0), 5.0))
+        query(url, "SELECT leasehold.sweep_locks(), leasehold.sweep_rates(), leasehold.check_rate('x', 1, '1 s')")
+        drive(store.close())
+    finally:
+        postgres_server.sql(f"DROP DATABASE {urlsplit(url).path[1:]} WITH (FORCE)")
+        postgres_server.sql(f"DROP ROLE {role}")
+
+
 def test_an_open_transaction_does_not_hold_a_repeated_migration_up(leasehold: Leasehold, postgres_url: str) -> None:
     query(postgres_url, migration_sql())
     with psycopg.connect(postgres_url) as connection:
-        connection.execute("SELECT leasehold.acquire_lock('x', 'me', 60)")
+        connection.execute("SELECT leasehold.acquire_lock('x', 'me', 60), leasehold.check_rate('x', 1, '1 s')")
+        connection.execute("SELECT version FROM leasehold.lock_state")
         assert leasehold("migrate", "--url", postgres_url).returncode == 0
 
 

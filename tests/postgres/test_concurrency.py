@@ -13,11 +13,12 @@ from math import inf
 import psycopg
 import pytest
 
-from leasehold._model import UNKNOWN, Ask, Renewal, Standing, Wake
+from leasehold._model import UNKNOWN, Ask, Refusal, Renewal, Standing, Stay, Wake
 from leasehold._runtime import drive
 from leasehold.errors import StoreError
 from tests.postgres.table import Table
 from tests.processes.conftest import seed  # noqa: F401
+from tests.processes.helpers import eventually
 from tests.servers.postgres import PostgresServer
 
 SECONDS = 1.5
@@ -68,9 +69,12 @@ class Worker(threading.Thread):
             self._acquire(self._chance.choice(free))
         elif kind < 0.5:
             self._renew()
-        elif kind < 0.96:
+        elif kind < 0.86:
             owner = self._chance.choice(list(self._own))
             drive(self._store.leave(self._own.pop(owner)[0], owner, 5.0))
+        elif kind < 0.96:
+            owner = self._chance.choice(list(self._own))
+            self._linger(*self._own.pop(owner), owner)
         elif kind < 0.98:
             self._own.pop(self._chance.choice(list(self._own)))  # dies
         else:
@@ -104,6 +108,13 @@ class Worker(threading.Thread):
         self._own[owner] = (name, sent + TTL)
         self.acquired += 1
         self.longest_wait = max(self.longest_wait, time.monotonic() - began)
+
+    def _linger(self, name: str, promised: float, owner: str) -> None:
+        stay = Stay(name, owner, self._chance.choice((0.01, 0.1)))
+        if not drive(self._store.linger(stay, 5.0)) and time.monotonic() < promised:
+            self.failures.append(f"{owner} lost {name} too early to linger")
+        if drive(self._store.renew([Renewal(name, owner, TTL, HEARTBEAT)], 5.0)) != [None]:
+            self.failures.append(f"{owner} lingers at {name}, and is renewed")
 
     def _renew(self) -> None:
         sent = time.monotonic()
@@ -152,6 +163,125 @@ def test_eight_at_once(table: Table, seed: int) -> None:  # noqa: F811
     longest = max(worker.longest_wait for worker in workers)
     print(f"{acquired} acquired, woken by {dict(woken)}, longest wait {longest:.2f} s, {looks} looks")
     assert acquired > 30
+
+
+def test_six_who_take_several_names_each_get_all_or_none_and_never_wait_for_each_other(
+    table: Table,
+    seed: int,  # noqa: F811
+) -> None:
+    holders: dict[str, str] = {}
+    failures: list[str] = []
+    counts = Counter[str]()
+    until = time.monotonic() + SECONDS / 2
+
+    def work(who: str, chance: random.Random) -> None:
+        store, own = table.store(), table.connect()
+        sequence = 0
+        while time.monotonic() < until and not failures:
+            sequence += 1
+            names = chance.sample("abcd", chance.randint(1, 4))
+            owner = f"{who}/{sequence}"
+            asks = [Ask(name, owner, 30.0, 10.0, queue=False) for name in names]
+            single = len(asks) == 1 and chance.random() < 0.5
+            answer = drive(store.join(asks[0], 5.0)) if single else drive(store.join_all(asks, 5.0))
+            count = table.sql("SELECT count(*) FROM {s}.distributed_locks WHERE holder = %s", owner, on=own)
+            if isinstance(answer, Refusal):
+                counts["refused"] += 1
+                if count:
+                    failures.append(f"{owner} was refused {names}, and has {count}")
+                continue
+            counts[f"took {len(names)}"] += 1
+            if count != len(names) or any(holders.setdefault(name, owner) != owner for name in names):
+                failures.append(f"{owner} took {count} of {names} beside {holders}")
+            for name in names:
+                del holders[name]
+                drive(store.leave(name, owner, 5.0))
+
+    def attempt(who: str, chance: random.Random) -> None:
+        try:
+            work(who, chance)
+        except Exception as error:
+            failures.append(f"{type(error).__name__}: {error} ({error.__cause__!r})")
+
+    chance = random.Random(seed)
+    threads = [
+        threading.Thread(target=attempt, args=(f"worker-{number}", random.Random(chance.random())))
+        for number in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    print(dict(counts))
+    assert failures == []
+    assert counts["refused"] > 10
+    assert counts["took 4"] > 2
+
+
+def test_names_are_locked_in_one_order_whichever_they_are_asked_for_in(table: Table) -> None:
+    """Whoever waits has nothing yet that the others wait for."""
+    first, second, keeper = (table.connect(autocommit=False) for _ in range(3))
+    table.sql("SELECT {s}.acquire_lock('a', 'sql', 30)", on=keeper)
+    statement = (
+        "SELECT count(ticket) FROM {s}.line_join_all(%s, '{{me,me}}', '{{9,9}}', '{{9,9}}', '{{1,1}}', '{{1,1}}',"
+        " ARRAY['{{}}', '{{}}']::jsonb[], '')"
+    )
+    waiting = threading.Thread(target=table.sql, args=(statement, ["b", "a"]), kwargs={"on": first})
+    waiting.start()
+    blocked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s"
+    eventually(lambda: table.sql(blocked, f"%{table.schema}.line_join_all%"), "it waits")
+    second.execute("SET lock_timeout = '1s'")
+    assert table.sql("SELECT {s}.acquire_lock('b', 'sql', 30)", on=second) > 0
+    second.rollback()
+    keeper.rollback()
+    waiting.join(10)
+    first.rollback()
+
+
+def test_the_patience_of_who_asks_for_several_names_is_for_all_of_them(table: Table) -> None:
+    store = table.store()
+    users = [table.connect(autocommit=False) for _ in "abc"]
+    for user, name in zip(users, "abc", strict=True):
+        table.sql("SELECT {s}.acquire_lock(%s, 'sql', 30)", name, on=user)
+    asks = [Ask(name, "me", 30.0, 10.0, queue=False) for name in "abc"]
+    letting_go = threading.Timer(0.4, users[0].rollback)
+    letting_go.start()
+    with pytest.raises(StoreError, match="a transaction that is still open") as caught:
+        drive(store.join_all(asks, 0.6))
+    assert caught.value.transient
+    letting_go.join()
+    for user in users[1:]:
+        user.rollback()
+    answer = drive(store.join_all(asks, 5.0))
+    assert isinstance(answer, list)
+    assert all(standing.held for standing in answer)
+
+
+def test_who_lingers_waits_for_a_renewal_and_has_the_last_word(table: Table) -> None:
+    """Its time is counted from when it had its turn, and what others promised the place is void."""
+    store = table.store()
+    drive(store.join(Ask("x", "me", 30.0, 10.0), 5.0))
+    user = table.connect(autocommit=False)
+    assert table.sql("SELECT {s}.extend_lock('x', 'me', 3600)", on=user)
+    answers: list[bool] = []
+    lingering = threading.Thread(target=lambda: answers.append(drive(store.linger(Stay("x", "me", 7.0), 5.0))))
+    lingering.start()
+    blocked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s"
+    eventually(lambda: table.sql(blocked, f'%"{table.schema}".line_linger%'), "it waits")
+    (renewed,) = drive(table.store().renew([Renewal("x", "me", 60.0, 10.0)], 5.0))
+    assert renewed == UNKNOWN
+    before = table.sql("SELECT clock_timestamp()")
+    user.commit()
+    lingering.join(10)
+    assert answers == [True]
+    ((holder, is_full, is_short),) = table.rows(
+        "SELECT holder, expires_at >= %s + interval '7 s', expires_at < now() + interval '8 s' FROM {s}.locks", before
+    )
+    assert (holder, is_full, is_short) == ("me+", True, True)
+    assert drive(store.renew([Renewal("x", "me", 60.0, 10.0)], 5.0)) == [None]
+    assert table.sql("SELECT {s}.extend_lock('x', 'me', 3600)") is False
+    assert drive(store.leave("x", "me", 5.0)) is False
+    assert table.sql("SELECT {s}.acquire_lock('x', 'sql', 30)") is None
 
 
 def test_transactions_that_lock_names_in_opposite_order_do_not_break_renewals(table: Table) -> None:

@@ -304,6 +304,7 @@ def test_callers_wait_for_a_transaction_five_seconds_at_most(table: Table) -> No
     )
     assert settings == {
         "acquire_lock": ["lock_timeout=5s"],
+        "check_rate": ["lock_timeout=5s"],
         "release_lock": ["lock_timeout=5s"],
         "extend_lock": ["lock_timeout=5s"],
         "line_renew": ["lock_timeout=200ms"],
@@ -325,8 +326,12 @@ def test_a_caller_with_an_old_snapshot_gets_an_error_and_not_a_wrong_answer(
         with pytest.raises(psycopg.errors.FeatureNotSupported, match="cannot be used"):
             table.sql(statement, name, "me", 60, on=user)
         user.rollback()
-    with pytest.raises(psycopg.errors.FeatureNotSupported, match="cannot be used"):
-        table.sql(RELEASE, name, "other", on=user)
+    linger = "SELECT {s}.line_linger(%s, 'other', 60, NULL, 0, '')"
+    join_all = "SELECT {s}.line_join_all(ARRAY[%s], '{{me}}', '{{9}}', '{{9}}', '{{1}}', '{{1}}', NULL, '')"
+    for statement, *arguments in ((RELEASE, name, "other"), (linger, name), (join_all, name)):
+        with pytest.raises(psycopg.errors.FeatureNotSupported, match="cannot be used"):
+            table.sql(statement, *arguments, on=user)
+        user.rollback()
 
 
 def test_sweeps_keep_the_tables_small(timed: Table) -> None:

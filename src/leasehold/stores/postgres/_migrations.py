@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from leasehold.errors import InvalidInputError
 
-VERSION = 1
+VERSION = 2
 """The last migration that this release has, and needs."""
 MAX_IDENTIFIER = 63
 

@@ -16,7 +16,22 @@ from math import inf
 from typing import Protocol, cast
 
 from leasehold import _lifecycle, _rule
-from leasehold._model import UNKNOWN, Ask, Capabilities, Finding, Line, Place, Refusal, Renewal, Session, Standing, Wake
+from leasehold._model import (
+    UNKNOWN,
+    Ask,
+    Balance,
+    Capabilities,
+    Charge,
+    Finding,
+    Line,
+    Place,
+    Refusal,
+    Renewal,
+    Session,
+    Standing,
+    Stay,
+    Wake,
+)
 from leasehold._runtime import Runtime
 from leasehold.errors import StoreError
 from leasehold.runtimes.aio import AsyncRuntime
@@ -87,6 +102,8 @@ class TableStore:
     def _start_afresh(self) -> None:
         self._trying: dict[str, list[Statement]] = {}
         """Lists, which threads may share without a lock; one that two have at a time only lets in a few more."""
+        self._stuck_rates: list[str] = []
+        """Rates that somebody waits for where it is in nobody's way, as often as there are who do."""
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
         hears = ask.queue and self.capabilities.push
@@ -105,7 +122,7 @@ class TableStore:
         )
         try:
             ((ticket, held, now, holder, recheck, capacity, _),) = await self._change(
-                self._statements.join, ask.name, params, timeout
+                self._statements.join, [ask.name], params, timeout
             )
         except StoreError as error:
             if not error.transient:
@@ -133,9 +150,48 @@ class TableStore:
     async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
         statement = self._statements.leave_unsure if unsure else self._statements.leave
         params = name.encode(), owner.encode(), b"%r" % unsure
-        ((was_there, _),) = await self._change(statement, name, params, timeout)
+        ((was_there, _),) = await self._change(statement, [name], params, timeout)
         self._ear.forget(owner)
         return was_there == b"t"
+
+    async def linger(self, stay: Stay, timeout: float) -> bool:
+        params = (
+            stay.name.encode(),
+            stay.owner.encode(),
+            b"%r" % stay.seconds,
+            None if stay.metadata is None else stay.metadata.encode(),
+            b"%r" % stay.unsure,
+        )
+        ((was_there, _),) = await self._change(self._statements.linger, [stay.name], params, timeout)
+        self._ear.forget(stay.owner)
+        return was_there == b"t"
+
+    async def join_all(self, asks: Sequence[Ask], timeout: float) -> list[Standing] | Refusal | None:
+        names = [ask.name for ask in asks]
+        params = (
+            array(names),
+            array([ask.owner for ask in asks]),
+            array([repr(ask.ttl) for ask in asks]),
+            array([repr(ask.heartbeat) for ask in asks]),
+            array([str(ask.capacity) for ask in asks]),
+            array([str(ask.weight) for ask in asks]),
+            array([ask.metadata for ask in asks]),
+        )
+        rows = await self._change(self._statements.join_all, names, params, timeout)
+        self._sweep_now_and_then()
+        standings: list[Standing] = []
+        for number, ticket, held, now, holder, recheck, capacity, _ in rows:
+            if ticket is None:
+                name = names[int(_text(number)) - 1]
+                return Refusal(_text(holder), _seconds(recheck), int(capacity or 0), name=name)
+            standings.append(_standing(ticket, held, now, holder, recheck))
+        return standings
+
+    async def spend(self, charge: Charge, timeout: float) -> Balance:
+        params = charge.name.encode(), b"%r" % charge.cost, b"%r" % charge.limit, b"%r" % charge.patience
+        ((allowed, debt, _),) = await self._charge(charge.name, params, timeout)
+        self._sweep_now_and_then()
+        return Balance(allowed == b"t", _number(debt))
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
         if not self.capabilities.push:
@@ -174,21 +230,41 @@ class TableStore:
         self._ear.close()
         self._node.close()
 
-    async def _change(self, statement: Statement, name: str, params: Params, timeout: float) -> list[Row]:
-        """Do what has to lock a name; if others have it locked, wait for it where that is in nobody's way."""
+    async def _change(self, statement: Statement, names: Sequence[str], params: Params, timeout: float) -> list[Row]:
+        """Do what has to lock names; if others have one locked, wait for it where that is in nobody's way."""
         deadline = self.runtime.now() + timeout
-        others = self._trying.setdefault(name, [])
-        if len(others) < MOST_AT_ONCE:
-            others.append(statement)
+        trying = [(name, self._trying.setdefault(name, [])) for name in names]
+        if all(len(others) < MOST_AT_ONCE for _, others in trying):
+            for _, others in trying:
+                others.append(statement)
             try:
                 return await self._node.ask(statement, (*params, b"50ms"), timeout)
             except StoreError as error:
                 if not was_busy(error):
                     raise
             finally:
-                others.pop()
-                if not others:
-                    self._trying.pop(name, None)
+                for name, others in trying:
+                    others.pop()
+                    if not others:
+                        self._trying.pop(name, None)
+        return await self._wait_for(statement, params, deadline)
+
+    async def _charge(self, name: str, params: Params, timeout: float) -> list[Row]:
+        """Do what has to lock a rate. Any number may at once: nobody keeps it for long, but in an open transaction."""
+        deadline = self.runtime.now() + timeout
+        if name not in self._stuck_rates:
+            try:
+                return await self._node.ask(self._statements.spend, (*params, b"50ms"), timeout)
+            except StoreError as error:
+                if not was_busy(error):
+                    raise
+        self._stuck_rates.append(name)
+        try:
+            return await self._wait_for(self._statements.spend, params, deadline)
+        finally:
+            self._stuck_rates.remove(name)
+
+    async def _wait_for(self, statement: Statement, params: Params, deadline: float) -> list[Row]:
         left = max(deadline - self.runtime.now(), 0.05)
         return await self._node.ask(statement, (*params, b"%dms" % (1000 * left)), left + 0.05, Lane.STUCK)
 
@@ -224,7 +300,18 @@ class Statements:
             " FROM set_config('synchronous_commit', 'off', true)",
         )
         self.leave_unsure = statement("leave_unsure", "SELECT {schema}.line_leave($1, $2, $3, $4), {unlimited}")
-        self.sweep = statement("sweep", "SELECT {schema}.sweep_locks()")
+        # But a name that is free too early may have its job done twice.
+        self.linger = statement("linger", "SELECT {schema}.line_linger($1, $2, $3, $4, $5, $6), {unlimited}")
+        self.join_all = statement(
+            "join_all", "SELECT j.*, {unlimited} FROM {schema}.line_join_all($1, $2, $3, $4, $5, $6, $7, $8) AS j"
+        )
+        # A crash forgets the charges of the last moment. To make sure of each would keep all others waiting meanwhile.
+        self.spend = statement(
+            "spend",
+            "SELECT s.*, set_config('synchronous_commit', 'off', true)"
+            " FROM {schema}.spend_rate($1, $2, $3, $4, $5) AS s",
+        )
+        self.sweep = statement("sweep", "SELECT {schema}.sweep_locks(), {schema}.sweep_rates()")
         self.examine = Statement(QUESTION.format(schema=schema).encode())
         look = (
             "SELECT name, extract(epoch FROM moment), fence, holder, capacity, weight, extract(epoch FROM expires_at),"
