@@ -60,9 +60,10 @@ BEGIN
     UPDATE {schema}.distributed_locks l
     SET holder = l.holder || '+', renewed_at = moment, expires_at = moment + make_interval(secs => _seconds),
         metadata = coalesce(_metadata, l.metadata)
-    WHERE l.name = _name AND l.holder = _owner AND l.acquired_at IS NOT NULL AND l.expires_at > moment;
+    WHERE l.name = _name AND l.holder = _owner AND l.acquired_at IS NOT NULL AND l.expires_at > moment
+        AND NOT EXISTS (SELECT FROM {schema}.distributed_locks s WHERE s.name = _name AND s.holder = _owner || '+');
     held := FOUND;
-    PERFORM {schema}.line_leave(_name, _owner, _unsure, '');  -- which finds nothing but what did not hold
+    PERFORM {schema}.line_leave(_name, _owner, _unsure, '');  -- which finds what did not hold, or came late
     RETURN held;
 END
 $$;
