@@ -13,6 +13,7 @@ import pytest
 import leasehold
 from leasehold import (
     AsyncDistributedLock,
+    ClosedError,
     DistributedLock,
     InvalidInputError,
     LockLostError,
@@ -322,6 +323,26 @@ def test_a_waiter_whom_the_store_turns_away_leaves_no_place(server: MemoryServer
     store.down = False
     eventually(lambda: not waiter._engine.keeper.leases)
     assert not locks.is_locked("x")
+
+
+def test_whoever_is_on_his_way_into_line_when_his_client_is_closed_is_told_so() -> None:
+    async def main() -> None:
+        arrives = asyncio.Event()
+
+        class SlowStore(MemoryStore):
+            async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
+                await arrives.wait()
+                return await super().join(ask, timeout)
+
+        locks = AsyncDistributedLock(SlowStore(AsyncRuntime()))
+        waiting = asyncio.create_task(locks.acquire("x"))
+        await asyncio.sleep(0)
+        await locks.close()
+        arrives.set()
+        with pytest.raises(ClosedError):
+            await waiting
+
+    asyncio.run(main())
 
 
 def test_a_coroutine_function_is_no_callback_for_threads(locks: DistributedLock) -> None:

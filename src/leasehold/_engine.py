@@ -92,6 +92,7 @@ class Engine:
                 await self.runtime.sleep(min(pause, refusal.recheck, deadline - now))
                 continue
             if refusal is not None or late > retry.max_retries or now >= deadline:
+                self.check_open(ask.name)  # whoever closes turns away what is still on its way
                 known = refusal or (Refusal(lease.holder) if lease.holder else None)
                 raise self.not_acquired(ask, known, attempts, now - started)
 
@@ -108,7 +109,8 @@ class Engine:
             if lease.ask.capacity != ask.capacity:
                 raise self.not_acquired(ask, Refusal(lease.ask.owner, capacity=lease.ask.capacity), 1, 0.0)
             if lease.ask.weight < ask.weight:
-                raise self.not_acquired(ask, Refusal(lease.ask.owner), 1, 0.0)
+                msg = f"{ask.name!r} is held here, but for less than that, and would wait for itself: release it first"
+                raise LockAcquisitionError(msg, name=ask.name, attempts=1, holder=self.holder_id)
             lease.depth += 1
         try:
             await self.extend(lease, ask.ttl)

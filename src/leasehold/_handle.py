@@ -28,15 +28,20 @@ class Handle:
 
     async def _acquire(self, plan: Plan) -> Self:
         """Get what was planned. The claim is ours from the start: an interrupt on the way leaves nobody holding it."""
+        _check_lingering(self._engine, plan)
         again = await self._engine.reenter(plan.asks[0]) if plan.reentrant else None
         if again is not None:
             lease, self._claim = again
             self._leases = (lease,)
         else:
             self._claim = claim = Claim()
-            self._leases = await _acquire(self._engine, plan, claim)
+            self._leases = tuple(await _acquire(self._engine, plan, claim))
             if plan.reentrant:
                 self._engine.enter(self._leases[0])
+        if plan.at_least:
+            until = self._engine.runtime.now() + plan.at_least
+            for lease in self._leases:
+                lease.lingers_until = max(lease.lingers_until, until)
         if plan.on_lost is not None:
             on_lost, me = plan.on_lost, weakref.ref(self)  # the lease must not keep its handle alive
             spawn = self._engine.runtime.spawn
@@ -53,7 +58,8 @@ class Handle:
         return watcher
 
     def _unwatch(self, watcher: Callable[[], None]) -> None:
-        self._watching.remove(watcher)
+        if watcher in self._watching:  # else it was released before
+            self._watching.remove(watcher)
         for lease in self._leases:
             self._engine.keeper.unwatch(lease, watcher)
 
@@ -162,24 +168,21 @@ class Multiple(Handle):
         return {lease.ask.name: lease.fence for lease in self._leases}
 
 
-async def _acquire(engine: Engine, plan: Plan, claim: Claim) -> tuple[Lease, ...]:
+def _check_lingering(engine: Engine, plan: Plan) -> None:
     if plan.at_least and not isinstance(engine.store, Lingering):
         msg = "this store cannot leave a name taken once its holder has gone: at_least needs one that can"
         raise UnsupportedError(msg, name=plan.asks[0].name)
-    leases: Sequence[Lease]
+
+
+async def _acquire(engine: Engine, plan: Plan, claim: Claim) -> Sequence[Lease]:
     if len(plan.asks) > 1:
-        leases = await acquire_all(
+        return await acquire_all(
             engine, plan.asks, claim, timeout=plan.timeout, renew_for=plan.renew_for, retry=plan.retry
         )
-    else:
-        lease = await engine.acquire(
-            plan.asks[0], claim, timeout=plan.timeout, renew_for=plan.renew_for, grace=plan.grace, retry=plan.retry
-        )
-        leases = (lease,)
-    if plan.at_least:
-        for lease in leases:
-            lease.lingers_until = engine.runtime.now() + plan.at_least
-    return tuple(leases)
+    lease = await engine.acquire(
+        plan.asks[0], claim, timeout=plan.timeout, renew_for=plan.renew_for, grace=plan.grace, retry=plan.retry
+    )
+    return (lease,)
 
 
 def _once(action: Callable[[], None]) -> Callable[[], None]:

@@ -7,6 +7,7 @@ for him. Not promised: anything about locks that are acquired while such a set i
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from math import inf
 from typing import NamedTuple
 
 from leasehold._engine import Engine
@@ -71,8 +72,9 @@ async def _at_once(engine: Engine, wish: Wish) -> list[Lease] | None:
         return leases
     if isinstance(outcome, list) or leases[0].unanswered:
         await _abandon(engine, leases)
-    for lease in leases:
-        engine.keeper.forget(lease)
+    else:
+        for lease in leases:
+            engine.keeper.forget(lease)
     if isinstance(outcome, Refusal) and (outcome.capacity or not wish.asks[0].queue):
         ask = next(ask for ask in wish.asks if ask.name == outcome.name)
         raise engine.not_acquired(ask, outcome, 1, engine.runtime.now() - sent)
@@ -140,6 +142,8 @@ async def _abandon(engine: Engine, leases: Sequence[Lease], interruption: BaseEx
     Once the store does not answer for one, the others are left to the keeper: the caller waits for one time-out only.
     """
     left = list(leases)
+    for lease in left:  # nobody is to renew the last of them while the first is left
+        lease.give_up(engine.runtime.now(), due=inf)
     try:
         while left:
             lease = left.pop()
