@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf
 
+from leasehold import _primitives
 from leasehold._engine import Engine
-from leasehold._lease import Claim
-from leasehold._model import Ask
+from leasehold._handle import Handle
+from leasehold._lease import margin
+from leasehold._model import WHOLE, Ask, Refusal, Standing
+from leasehold._primitives import Defaults, LockOptions, Plan
 from leasehold._retry import RetryPolicy
 from leasehold._store import Store
-from leasehold.errors import LockError, LockLostError
+from leasehold.errors import CapacityMismatchError, LockError, LockLostError
 from leasehold.runtimes.simulated import Cancelled, Process, Task, World
 from leasehold.testing import Faults, Monitor, SimulatedServer, SimulatedStore, ViolationError
 
@@ -19,7 +22,7 @@ CALM_AFTER = 25.0
 """When faults end; whoever still lives must then be served."""
 PATIENT_UNTIL = 120.0
 MOST_STEPS = 50_000
-RETRY = RetryPolicy(max_retries=1_000_000, retry_delay=0.05)
+DEFAULTS = Defaults(ttl=5.0, retry=RetryPolicy(max_retries=1_000_000, retry_delay=0.05))
 
 
 @dataclass
@@ -32,6 +35,8 @@ class History:
     capacity: int = 1
     ttls: tuple[float, ...] = (0.5, 1.0, 3.0, 5.0, 15.0)
     forgetful: bool = False
+    mixed: bool = True
+    """Let some ask for another capacity."""
     sections: int = 0
     steps: int = 0
     stumbles: list[str] = field(default_factory=list)
@@ -109,6 +114,7 @@ class History:
         for process, engine in self.processes:
             if not process.crashed and engine.keeper.leases:
                 raise ViolationError(f"seed {self.seed}: {process.name} still keeps {list(engine.keeper.leases)}")
+        self._check_all_can_be_had()
         for _ in range(3):  # the first visit lets each line notice a clock that was set back
             self._run_for(30.0)
             for server in self.servers:
@@ -116,6 +122,16 @@ class History:
                     server.leave(name, "nobody/0", 0.0)
         if any(server.size() for server in self.servers):
             raise ViolationError(f"seed {self.seed}: the server still remembers something")
+
+    def _check_all_can_be_had(self) -> None:
+        """Nothing is stranded: whoever wants everything gets it."""
+        if self.forgetful or self.server.clock_was_set_back:
+            return
+        for name in self.names:
+            outcome, _ = self.server.join(Ask(name, "last/0", 1.0, 1.0, self.capacity, self.capacity, queue=False))
+            if isinstance(outcome, Refusal):
+                raise ViolationError(f"seed {self.seed}: some of {name} is stranded with {outcome.holder}")
+            self.server.leave(name, "last/0", 0.0)
 
     def _run_for(self, seconds: float) -> None:
         until = self.world.now + seconds
@@ -144,7 +160,8 @@ class History:
             self.tasks.append(process.start(self._work(process, engine)))
 
     def _connect(self, process: Process) -> Store:
-        store = SimulatedStore(process, self.server)
+        kind = SimulatedStore if self.random.random() < 0.5 else ScatteredStore
+        store = kind(process, self.server)
         self.links.append(store)
         return store
 
@@ -152,30 +169,68 @@ class History:
         chance = self.random.random
         for _ in range(self.random.randint(2, 4)):
             await engine.runtime.sleep(chance() * 3)
-            ttl = self.random.choice(self.ttls)
-            timeout = self.random.choice((inf, inf, 0.0, chance() * 4))
-            weight = self.random.randint(1, self.capacity)
-            ask = Ask(self.random.choice(self.names), "", ttl, min(ttl, 3.0), self.capacity, weight, timeout > 0)
-            claim = Claim()
-            renew_for = self.random.choice((inf, inf, inf, 0.0, 2.0))
+            plan = self._plan()
+            began = self.world.now
+            handle = Handle(engine)
             try:
-                lease = await engine.acquire(ask, claim, timeout=timeout, renew_for=renew_for, retry=RETRY)
-                self.sections += 1
+                await self._acquire(handle, plan)
+                granted = self.world.now
+                self.sections += len(plan.asks)
                 try:
-                    await engine.runtime.sleep(self.random.choice((0.0, chance(), chance() * 2 * ttl)))
+                    await engine.runtime.sleep(self.random.choice((0.0, chance(), chance() * 2 * plan.asks[0].ttl)))
                     if chance() < 0.2:
-                        await engine.extend(lease, self.random.choice((1.0, 4.0)))
+                        await handle._extend(self.random.choice((1.0, 4.0)))
                         await engine.runtime.sleep(chance() * 3)
                 finally:
-                    if not process.crashed and chance() < 0.9:  # else the claim is dropped, as a forgotten handle is
-                        await engine.release(lease)
+                    if not process.crashed and chance() < 0.9:  # else it is dropped, as a forgotten handle is
+                        await handle._release()
+                        self._expect_taken(process, handle, granted, plan.at_least)
             except LockLostError as loss:
                 if "no longer knew" in loss.reason and not self.forgetful:  # nobody here takes a lock away
                     raise ViolationError("a lock that was held was found gone when it was released") from loss
+            except CapacityMismatchError as mismatch:
+                if not self.monitor.was_alive_since(began, mismatch.name, mismatch.stored):
+                    raise ViolationError(f"{mismatch.name} is refused for the sake of the dead") from mismatch
             except LockError:
                 continue
             finally:
-                del claim
+                del handle
+
+    def _plan(self) -> Plan:
+        """Ask for what this history is about, mostly; now and then for what does not go with it."""
+        chance = self.random.random
+        name = self.random.choice(self.names)
+        options: LockOptions = {
+            "ttl": self.random.choice(self.ttls),
+            "timeout": self.random.choice((None, None, 0.0, chance() * 4)),
+            "renew": chance() >= 0.2,
+            "max_hold": 2.0 if chance() < 0.2 else None,
+        }
+        if chance() < 0.2:
+            options["at_least"] = chance() * 4
+        capacity = self.random.choice((1, 3, WHOLE)) if self.mixed and chance() < 0.05 else self.capacity
+        if capacity == 1 and len(self.names) > 1 and chance() < 0.4:
+            wanted = self.random.sample(self.names, self.random.randint(2, len(self.names)))
+            return _primitives.several(wanted, DEFAULTS, **options)
+        if capacity == WHOLE:
+            return (_primitives.reading if chance() < 0.6 else _primitives.writing)(name, DEFAULTS, **options)
+        return _primitives.permits(name, DEFAULTS, capacity, self.random.randint(1, capacity), **options)
+
+    async def _acquire(self, handle: Handle, plan: Plan) -> None:
+        if len(plan.asks) > 1:
+            self.monitor.waiting.add(handle)
+        try:
+            await handle._acquire(plan)
+        finally:
+            self.monitor.waiting.discard(handle)
+        if not handle.is_held:
+            raise ViolationError(f"{handle} was given but is not held")
+
+    def _expect_taken(self, process: Process, handle: Handle, granted: float, at_least: float) -> None:
+        """Expect what was released to stay taken, unless it may have ended while it was released."""
+        for lease in handle._leases if at_least else ():
+            if process.now() < lease.trusted_until:
+                self.monitor.leave_taken(lease, granted + at_least - margin(at_least))
 
     def _schedule_faults(self) -> None:
         for process, _ in self.processes:
@@ -200,6 +255,18 @@ class History:
     def _calm_down(self) -> None:
         for server in self.servers:
             server.faults.lost_request = server.faults.lost_reply = server.faults.slow = 0.0
+
+
+def some_history(seed: int) -> History:
+    """Make a history of locks, of semaphores, or of readers and writers."""
+    return History(seed, names=("a", "b", "c")[: 2 + seed % 2], capacity=(3, 1, 1, WHOLE, 1)[seed % 5])
+
+
+class ScatteredStore(SimulatedStore):
+    """A client's end of a network behind which no two names can be had in one step."""
+
+    async def join_all(self, asks: Sequence[Ask], timeout: float) -> list[Standing] | Refusal | None:
+        return None
 
 
 class _Stumbles(logging.Handler):

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from leasehold import _keeper, _lease, _rule
+from leasehold import _keeper, _lease, _primitives, _rule, _several
 from leasehold._engine import Engine
 from leasehold._keeper import Keeper
 from leasehold._lease import Lease, State
-from leasehold._model import Place, Standing
+from leasehold._model import Place, Refusal, Standing
 from leasehold.stores.memory import MemoryServer, _MemoryLine
 
 Patch = pytest.MonkeyPatch
@@ -151,7 +151,7 @@ def the_dead_hold_for_ever(patch: Patch) -> None:
 
 @mutant
 def tickets_start_over(patch: Patch) -> None:
-    def next_ticket(self):
+    def next_ticket(self, wished):
         self._ticket = self._ticket % 3 + 1
         return self._ticket
 
@@ -213,7 +213,7 @@ def a_cancelled_acquire_is_forgotten(patch: Patch) -> None:
     async def abandon(self, lease, interruption=None):
         self.keeper.forget(lease)
 
-    patch.setattr(Engine, "_abandon", abandon)
+    patch.setattr(Engine, "abandon", abandon)
 
 
 @mutant
@@ -270,8 +270,8 @@ def forgotten_handles_are_renewed_for_ever(patch: Patch) -> None:
     """Nobody could ever release them."""
     original = Lease.__init__
 
-    def init(self, ask, claim, renew_for) -> None:
-        original(self, ask, claim, renew_for)
+    def init(self, ask, claim, renew_for, grace=0.0) -> None:
+        original(self, ask, claim, renew_for, grace)
         self.claim = lambda: claim
 
     patch.setattr(Lease, "__init__", init)
@@ -285,3 +285,100 @@ def a_grant_that_was_pushed_counts_for_the_whole_ttl(patch: Patch) -> None:
 
     original = Lease.trust_heartbeat
     patch.setattr(Lease, "trust_heartbeat", trust_heartbeat)
+
+
+@mutant
+def several_names_are_waited_for_in_the_order_they_were_given_in(patch: Patch) -> None:
+    """Two who wait for each other wait for ever."""
+    patch.setattr(_primitives, "in_order", lambda names: list(dict.fromkeys(names)))
+
+
+@mutant
+def the_first_of_several_lives_for_its_ttl_while_the_others_are_waited_for(patch: Patch) -> None:
+    """Whoever dies waiting would keep it for that long."""
+
+    async def in_turn(engine, wish):
+        leases = []
+        try:
+            for ask in wish.asks:
+                left = max(wish.deadline - engine.runtime.now(), 0.0)
+                leases.append(await engine.acquire(ask, wish.claim, timeout=left, retry=wish.retry))
+        except BaseException as error:
+            await _several._abandon(engine, leases, error)
+            raise
+        return leases
+
+    patch.setattr(_several, "_in_turn", in_turn)
+
+
+@mutant
+def a_refusal_of_several_leaves_the_first_behind(patch: Patch) -> None:
+    def join_all(lines, now):
+        to_wake = []
+        standings = []
+        for ledger, ask in lines:
+            outcome, woken = _rule.join(ledger, ask, now)
+            to_wake += woken
+            if isinstance(outcome, Refusal):
+                return outcome._replace(name=ask.name), to_wake
+            standings.append(outcome)
+        return standings, to_wake
+
+    patch.setattr(_rule, "join_all", join_all)
+
+
+@mutant
+def what_may_be_left_of_several_is_forgotten(patch: Patch) -> None:
+    """A refusal says nothing of the attempts before it that nobody answered."""
+
+    async def abandon(engine, leases, interruption=None):
+        await original(engine, leases, interruption)
+        for lease in leases:
+            engine.keeper.forget(lease)
+
+    original = _several._abandon
+    patch.setattr(_several, "_abandon", abandon)
+
+
+@mutant
+def several_are_held_whatever_became_of_each(patch: Patch) -> None:
+    async def buy(engine, wish, leases):
+        await original(engine, wish, leases)
+        return True
+
+    original = _several._buy
+    patch.setattr(_several, "_buy", buy)
+
+
+@mutant
+def a_name_that_stays_taken_keeps_its_owner(patch: Patch) -> None:
+    """A late renewal would prolong it."""
+    patch.setattr(_MemoryLine, "rename", lambda self, place, owner: None)
+
+
+@mutant
+def a_name_that_should_stay_taken_is_left(patch: Patch) -> None:
+    patch.setattr(_rule, "linger", lambda ledger, stay, now: _rule.leave(ledger, stay.owner, now, stay.unsure))
+
+
+@mutant
+def a_name_that_stays_taken_wakes_the_next(patch: Patch) -> None:
+    def linger(ledger, stay, now):
+        was_there, woken = original(ledger, stay, now)
+        waiting = _rule.settle(ledger, now).waiting
+        return was_there, woken if waiting is None else [*woken, waiting]
+
+    original = _rule.linger
+    patch.setattr(_rule, "linger", linger)
+
+
+@mutant
+def the_capacity_of_the_dead_counts(patch: Patch) -> None:
+    def join(ledger, ask, now):
+        first = next(ledger.places(), None)
+        if first is not None and first.capacity != ask.capacity:
+            return Refusal(first.owner, capacity=first.capacity), []
+        return original(ledger, ask, now)
+
+    original = _rule.join
+    patch.setattr(_rule, "join", join)

@@ -15,6 +15,7 @@ from tests.simulation.history import History
 @dataclass
 class QuorumHistory(History):
     forgetful: bool = True
+    mixed: bool = False
     losses: int = 0
     quorums: dict[str, Quorum] = field(default_factory=dict)
     orphans: dict[tuple[int, str], float] = field(default_factory=dict)
@@ -85,6 +86,7 @@ class QuorumHistory(History):
             if member not in self.emptied and not member.clock_was_set_back
             for name, line in member.peek()
             for place in line
+            if not place.lingers
         ]
         orphans = {}
         for number, name, owner in places:

@@ -191,3 +191,11 @@ def tokens_are_not_compared(patch: Patch) -> None:
 @mutant
 def long_rounds_count(patch: Patch) -> None:
     patch.setattr(Quorum, "_is_in_time", lambda self, sent: True)
+
+
+@mutant
+def a_name_that_should_stay_taken_is_left(patch: Patch) -> None:
+    async def linger(self, stay, timeout):
+        return await self.leave(stay.name, stay.owner, timeout, stay.unsure)
+
+    patch.setattr(Quorum, "linger", linger)

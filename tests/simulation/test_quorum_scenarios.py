@@ -457,7 +457,21 @@ def a_round_that_took_too_long_does_not_count() -> None:
     stage.run(story())
 
 
+def whoever_came_back_empty_votes_again() -> None:
+    stage = Stage(3)
+    alice = stage.client("alice")
+
+    async def story() -> None:
+        await alice.acquire(ttl=1.0)
+        stage.members[0].forget()
+        await alice.acquire(ttl=1.0, name="y")
+        await until(stage, stage.members[0].votes, seconds=20.0)
+
+    stage.run(story())
+
+
 STORIES = {
+    "nobody_is_admitted": whoever_came_back_empty_votes_again,
     "whoever_is_admitted_counts_from_zero": fences_grow_though_only_a_forgetful_member_is_common,
     "the_fence_is_the_maximum_only": fences_grow_though_the_next_majority_drew_lower_tickets,
     "the_fence_is_written_back_to_places_only": fences_grow_though_the_next_majority_drew_lower_tickets,

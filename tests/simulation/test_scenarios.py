@@ -16,6 +16,7 @@ from leasehold._engine import Engine
 from leasehold._lease import Claim, Lease, State
 from leasehold._model import WHOLE, Ask
 from leasehold._retry import RetryPolicy
+from leasehold._several import acquire_all
 from leasehold.errors import (
     CapacityMismatchError,
     InvalidLockError,
@@ -585,3 +586,38 @@ def test_a_ttl_shorter_than_the_round_trip_is_an_error_not_an_endless_loop(stage
     stage.server.faults.slowest = 4.0
     with pytest.raises(LockAcquisitionError, match="raise the ttl"):
         stage.run(alice.acquire(ttl=0.12))
+
+
+def test_an_answer_that_came_too_late_gives_all_of_several_names_up_at_once(stage: Stage) -> None:
+    alice = stage.client("alice")
+    asks = [Ask(name, "", 0.5, 0.5) for name in "abcdef"]
+    claim = Claim()
+
+    async def story() -> None:
+        waits = alice.starts(acquire_all(alice.engine, asks, claim, timeout=inf, renew_for=inf, retry=RETRY))
+        stage.server.faults.slow, stage.server.faults.slowest = 1.0, 4.0
+        leases = alice.engine.keeper.leases
+        await until(stage, lambda: any(lease.fence for lease in leases.values()))
+        assert all(lease.leaving for lease in leases.values()), "none is renewed while another is left"
+        stage.server.faults.slow = 0.0
+        await until(stage, lambda: waits.finished)
+        assert [lease.ask.name for lease in waits.outcome()] == list("abcdef")
+
+    stage.run(story())
+
+
+def test_whoever_dies_waiting_for_the_last_of_several_names_keeps_the_first_for_a_heartbeat(stage: Stage) -> None:
+    alice, bob, carol = (stage.client(name) for name in ("alice", "bob", "carol"))
+    asks = [Ask(name, "", 60.0, 3.0) for name in "ax"]
+    claim = Claim()
+
+    async def story() -> None:
+        await alice.acquire()
+        bob.starts(acquire_all(bob.engine, asks, claim, timeout=inf, renew_for=inf, retry=RETRY))
+        await until(stage, lambda: waiting(stage) == 1)
+        bob.process.crash()
+        died = stage.world.now
+        await carol.acquire(name="a")
+        assert stage.world.now - died < 3.1
+
+    stage.run(story())
