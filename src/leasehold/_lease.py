@@ -8,6 +8,7 @@ from math import inf
 from weakref import ref
 
 from leasehold._model import Ask, Renewal, Standing
+from leasehold._store import GHOST
 from leasehold.errors import InvalidLockError, LockLostError
 
 PATIENCE = 5.0
@@ -156,7 +157,8 @@ class Lease:
         self.leaving = True
         self.due = due
         self.slack = 0.0
-        self.dead_by = min(self.dead_by, max(self.trusted_until, self.longest, now + self.ask.ttl) + PATIENCE)
+        late = GHOST if self.unanswered else PATIENCE  # a join that was not answered may yet arrive
+        self.dead_by = min(self.dead_by, max(self.trusted_until, self.longest, now + self.ask.ttl) + late)
 
     def life(self) -> float:
         """Tell how long its place lives from one renewal."""

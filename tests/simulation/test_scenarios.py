@@ -384,6 +384,22 @@ def test_a_ghost_join_is_refused(stage: Stage) -> None:
     stage.run(story())
 
 
+def test_a_place_is_looked_after_for_as_long_as_its_join_may_still_arrive(stage: Stage) -> None:
+    """A server that was stopped for longer than a ttl and a time-out goes on with what lies in its buffers."""
+    alice = stage.client("alice")
+
+    async def story() -> None:
+        stage.server.stall(20.0)
+        with pytest.raises(StoreError):
+            await alice.acquire(timeout=0.0, ttl=0.5)
+        await alice.engine.runtime.sleep(12.0)
+        assert alice.engine.keeper.leases
+        await until(stage, lambda: not alice.engine.keeper.leases)
+        assert not any(places for _, places in stage.server.peek())
+
+    stage.run(story())
+
+
 def test_the_retry_policy_bounds_how_often_a_silent_store_is_asked(stage: Stage) -> None:
     alice = stage.client("alice")
     asked: list[float] = []
