@@ -132,7 +132,7 @@ def test_a_lock_taken_away_stops_the_command(leasehold: Leasehold, tmp_path: Pat
 
 
 def test_a_loss_is_acted_on_as_soon_as_a_renewal_tells(leasehold: Leasehold, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leasehold.cli.run.LONGEST_NAP", 60.0)
+    monkeypatch.setattr("leasehold.cli.guard.LONGEST_NAP", 60.0)
     taken = []
 
     def take_away() -> None:

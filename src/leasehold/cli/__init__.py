@@ -17,6 +17,7 @@ from leasehold.errors import LockError, LockLostError, StoreError
 
 MODULES = {
     "run": "run",
+    "elect": "elect",
     "ls": "inspection",
     "show": "inspection",
     "release": "inspection",
@@ -25,6 +26,9 @@ MODULES = {
     "migrate": "migrate",
 }
 """Where each subcommand is, as a function of its name; imported when called, for not every system can import all."""
+
+RUNNING = ("run", "elect")
+"""The subcommands that run what comes after --."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +69,7 @@ def _prepare_output(*, as_json: bool) -> None:
 
 def _dispatch(argv: list[str]) -> int:
     command_line: list[str] = []
-    if argv[:1] == ["run"] and "--" in argv:
+    if argv and argv[0] in RUNNING and "--" in argv:
         end = argv.index("--")
         argv, command_line = argv[:end], argv[end + 1 :]
     parser = build_parser()
@@ -76,9 +80,9 @@ def _dispatch(argv: list[str]) -> int:
         arguments, surplus = parser.parse_known_args(argv)
     except SystemExit:  # after --help or --version: all other ends are Failures
         return 0
-    if arguments.command == "run" and not command_line:
+    if arguments.command in RUNNING and not command_line:
         example = " ".join(surplus) or "CMD"
-        msg = f"what is to be run comes after --: leasehold run {arguments.name} -- {example}"
+        msg = f"what is to be run comes after --: leasehold {arguments.command} {arguments.name} -- {example}"
         raise Failure(Exit.BAD_INPUT, msg)
     if surplus:
         parser.error(f"not understood: {' '.join(surplus)}")

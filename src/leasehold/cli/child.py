@@ -1,4 +1,4 @@
-"""The command that `leasehold run` runs, in a process group of its own."""
+"""The command that `leasehold run` or `elect` runs, in a process group of its own."""
 
 from __future__ import annotations
 
@@ -79,6 +79,10 @@ class Child:
         """Whether Ctrl-C ended it, which the terminal sent to the command's group alone."""
         by_interrupt = self._ending == -Signals.SIGINT
         return by_interrupt and self._has_terminal and Signals.SIGINT not in self._forwarded
+
+    def was_forwarded(self, *numbers: Signals) -> bool:
+        """Tell whether any of these signals was passed on."""
+        return not self._forwarded.isdisjoint(numbers)
 
     def has_ended(self) -> bool:
         """Look without waiting, and go along if the terminal has stopped it."""

@@ -11,7 +11,7 @@ from leasehold.cli.outcome import Exit, Failure
 
 EXIT_CODES = """\
 exit codes:
-  0      done; for `run`: the command's own code, whatever it is
+  0      done; for `run` and `elect`: the command's own code, whatever it is
   1      `show`, `release`: the lock is free; `demo`: a check failed; `doctor`: there is something to mend
   2      bad input, or a refusal that explains itself
   69     the store cannot be reached, or does not answer
@@ -29,7 +29,7 @@ class _Parser(ArgumentParser):
 
 
 def build_parser() -> ArgumentParser:
-    """Describe every subcommand and option; what `run` runs, after --, is not argparse's business."""
+    """Describe every subcommand and option; what `run` and `elect` run, after --, is not argparse's business."""
     looks: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     parser = _Parser(
         prog="leasehold",
@@ -64,16 +64,9 @@ def build_parser() -> ArgumentParser:
         example=f"leasehold run cron:backup --timeout 0 --at-least 60 -- ./backup.sh --full\n\n{EXIT_CODES}",
     )
     run.add_argument("name", metavar="NAME", help="the lock, e.g. order:42:ship, job:mail:17 or cron:backup")
-    run.add_argument("--ttl", type=float, default=30.0, metavar="S", help="the lease's life in seconds (default: 30)")
+    _add_lease_options(run)
     run.add_argument(
         "--timeout", type=float, metavar="S", help="how long to wait; 0: not at all (default: as long as it takes)"
-    )
-    run.add_argument(
-        "--metadata",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="shown to whoever looks at the lock; may be repeated, or be one JSON object",
     )
     run.add_argument(
         "--at-least",
@@ -83,12 +76,21 @@ def build_parser() -> ArgumentParser:
         help="leave the lock taken until S seconds after it was acquired, so that no other host's cron runs it again",
     )
     run.add_argument("--max-hold", type=float, metavar="S", help="stop the command before it has held this long")
-    run.add_argument(
-        "--grace",
-        type=float,
-        metavar="S",
-        help="time between SIGTERM and SIGKILL (default: a quarter of the ttl, at most 10)",
+
+    elect = add(
+        "elect",
+        "run a command on one machine of many, while it leads",
+        usage="leasehold elect NAME [options] -- CMD [ARG ...]",
+        description=(
+            "Stand for election, run a command once elected, and exit with the command's code when it ends.\n\n"
+            "Whoever holds the lock NAME leads: `leasehold show NAME` tells who. If the lead is lost, or about to end\n"
+            "because it cannot be renewed, the command and its descendants are stopped before anybody else can lead,\n"
+            "and this stands again; outages of the store are sat out. Environment and signals are as for `run`."
+        ),
+        example=f"leasehold elect scheduler --ttl 15 --metadata host=web-1 -- ./scheduler\n\n{EXIT_CODES}",
     )
+    elect.add_argument("name", metavar="NAME", help="what to lead, e.g. scheduler")
+    _add_lease_options(elect)
 
     ls = add(
         "ls",
@@ -157,3 +159,23 @@ def build_parser() -> ArgumentParser:
     )
     demo.add_argument("--workers", type=int, default=4, metavar="N", help="how many processes, 4 to 12 (default: 4)")
     return parser
+
+
+def _add_lease_options(subcommand: ArgumentParser) -> None:
+    """Add what whoever runs a command under a lease may choose."""
+    subcommand.add_argument(
+        "--ttl", type=float, default=30.0, metavar="S", help="the lease's life in seconds (default: 30)"
+    )
+    subcommand.add_argument(
+        "--metadata",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="shown to whoever looks at the lock; may be repeated, or be one JSON object",
+    )
+    subcommand.add_argument(
+        "--grace",
+        type=float,
+        metavar="S",
+        help="time between SIGTERM and SIGKILL (default: a quarter of the ttl, at most 10)",
+    )

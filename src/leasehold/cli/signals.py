@@ -24,7 +24,7 @@ class Interruption(BaseException):
 
 
 class SignalQueue:
-    """Catches, as long as it is entered, the signals that `leasehold run` forwards, and wakes for SIGCHLD and SIGCONT.
+    """Catches, as long as it is entered, the signals to forward to a command, and wakes for SIGCHLD and SIGCONT.
 
     Python's wake-up descriptor and not sigwait: the client's own threads block no signals, and the kernel may hand one
     to any of them. Signals that were ignored before (nohup, background jobs of scripts) stay so. Main thread only.
@@ -52,10 +52,15 @@ class SignalQueue:
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """Raise Interruption, from wherever the main thread is, when a signal asks this process to end; drop others."""
+        """Raise Interruption, from wherever the main thread is, when a signal asks this process to end; drop others.
+
+        At once, if one has come already.
+        """
         signal.set_wakeup_fd(-1)
         self._raising = True
         try:
+            for number in self.wait(0):
+                self._caught(number, None)
             yield
         finally:
             self._queue_signals()
