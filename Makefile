@@ -43,9 +43,10 @@ bench: .venv/installed .venv/bench ## compare with peers and floors (ARGS=--json
 	@$(BIN)/python -m bench.postgres_pair $(ARGS)
 	@$(BIN)/python -m bench.postgres_handover $(ARGS)
 
-soak: .venv/installed .venv/test ## harm Redlock nodes, mix ways of locking in PostgreSQL, simulate histories: MINUTES=10
+soak: .venv/installed .venv/test ## harm Redlock nodes and leaders, mix ways of locking in PostgreSQL, simulate histories: MINUTES=10
 	LEASEHOLD_NEMESIS_SECONDS=$$((20 * $(MINUTES))) $(BIN)/python -m pytest -s tests/redlock
 	LEASEHOLD_MIXTURE_SECONDS=$$((10 * $(MINUTES))) $(BIN)/python -m pytest -s tests/postgres/test_mixture.py
+	LEASEHOLD_ELECTION_ROUNDS=$$((20 * $(MINUTES))) $(BIN)/python -m pytest -s tests/processes/test_election.py
 	@end=$$(($$(date +%s) + 30 * $(MINUTES))); \
 	while [ $$(date +%s) -lt $$end ]; do \
 		export LEASEHOLD_SEED=$$($(BIN)/python -c 'import secrets; print(secrets.randbelow(10**12))'); \

@@ -14,9 +14,13 @@ import pytest
 import leasehold
 from leasehold import (
     AsyncDistributedLock,
+    AsyncElection,
+    AsyncLeadership,
     AsyncLockHandle,
     AsyncRateLimiter,
     DistributedLock,
+    Election,
+    Leadership,
     LockHandle,
     RateLimiter,
     errors,
@@ -32,7 +36,13 @@ def public(kind: type) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     ("blocking", "asynchronous"),
-    [(DistributedLock, AsyncDistributedLock), (LockHandle, AsyncLockHandle), (RateLimiter, AsyncRateLimiter)],
+    [
+        (DistributedLock, AsyncDistributedLock),
+        (LockHandle, AsyncLockHandle),
+        (Election, AsyncElection),
+        (Leadership, AsyncLeadership),
+        (RateLimiter, AsyncRateLimiter),
+    ],
 )
 def test_both_facades_offer_the_same(blocking: type, asynchronous: type) -> None:
     ours, theirs = public(blocking), public(asynchronous)
@@ -73,7 +83,8 @@ def test_errors_pickle_with_what_they_carry(name: str) -> None:
 def test_the_core_knows_no_driver() -> None:
     """The linter bans these imports too; this is what the linter is configured for."""
     core = [
-        SRC / f"_{name}.py" for name in ("engine", "keeper", "lease", "model", "rule", "runtime", "store", "primitives")
+        SRC / f"_{name}.py"
+        for name in ("election", "engine", "keeper", "lease", "model", "rule", "runtime", "store", "primitives")
     ]
     for path in [*core, SRC / "_rate.py", SRC / "_ratelimit.py"]:
         assert not re.search(r"^(import|from) (asyncio|threading|time|random)\b", path.read_text(), re.MULTILINE), path

@@ -1,5 +1,6 @@
 """Distributed locks with leases, fences and fair waiting, for threads and asyncio."""
 
+from leasehold._election import ElectionOptions, Leader
 from leasehold._info import Holder, LockInfo
 from leasehold._model import Capabilities, Finding, Wake
 from leasehold._naming import lock_name
@@ -10,6 +11,8 @@ from leasehold._retry import RetryPolicy
 from leasehold._store import Store
 from leasehold.asynchronous import (
     AsyncDistributedLock,
+    AsyncElection,
+    AsyncLeadership,
     AsyncLockGuard,
     AsyncLockHandle,
     AsyncMultiLockHandle,
@@ -20,6 +23,8 @@ from leasehold.asynchronous import (
 )
 from leasehold.blocking import (
     DistributedLock,
+    Election,
+    Leadership,
     LockGuard,
     LockHandle,
     MultiLockHandle,
@@ -47,6 +52,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AsyncDistributedLock",
+    "AsyncElection",
+    "AsyncLeadership",
     "AsyncLockGuard",
     "AsyncLockHandle",
     "AsyncMultiLockHandle",
@@ -57,11 +64,15 @@ __all__ = [
     "CapacityMismatchError",
     "ClosedError",
     "DistributedLock",
+    "Election",
+    "ElectionOptions",
     "FenceGate",
     "Finding",
     "Holder",
     "InvalidInputError",
     "InvalidLockError",
+    "Leader",
+    "Leadership",
     "LockAcquisitionError",
     "LockError",
     "LockGuard",

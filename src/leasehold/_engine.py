@@ -7,6 +7,8 @@ cancellation, an interrupt, a lost reply) somebody knows that there may be a pla
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable
+from contextlib import suppress
+from functools import partial
 from math import inf
 from typing import TypeVar
 
@@ -47,6 +49,10 @@ class Engine:
         self._identify = identify
         self._sequence = 0
         self._entered: dict[tuple[Hashable, str], Lease] = {}
+        self.candidates: set[Callable[[], Awaitable[None]]] = set()
+        """How to stop each election that goes on in the background."""
+        self.leaders: dict[str, Callable[[], Awaitable[None]]] = {}
+        """By owner, how to release what must not be given up before its user has stopped."""
         _lifecycle.at_fork(self, in_child="_forked")
 
     async def acquire(
@@ -95,6 +101,13 @@ class Engine:
                 self.check_open(ask.name)  # whoever closes turns away what is still on its way
                 known = refusal or (Refusal(lease.holder) if lease.holder else None)
                 raise self.not_acquired(ask, known, attempts, now - started)
+
+    async def withdraw(self, claim: Claim) -> None:
+        """Have an acquisition that is under way end with LockAcquisitionError, its place given up at once."""
+        claim.withdrawn = True
+        for lease in list(self.keeper.leases.values()):
+            if lease.claim() is claim and lease.state is State.WAITING:
+                await self.abandon(lease)
 
     async def reenter(self, ask: Ask) -> tuple[Lease, Claim] | None:
         """Count and extend what this thread or task already holds of that name and has entered.
@@ -184,7 +197,7 @@ class Engine:
             with self.keeper.mutex:
                 lease.depth = 1
             try:
-                await self.release(lease)
+                await self.leaders.get(lease.ask.owner, partial(self.release, lease))()
             except StoreError as error:
                 failure = error
             except LockLostError:
@@ -196,6 +209,9 @@ class Engine:
     async def close(self) -> None:
         """Release everything and take on nothing new."""
         try:
+            for part in (*self.candidates, *self.leaders.values()):
+                with suppress(LockLostError, StoreError):  # the keeper goes on trying
+                    await part()
             await self.release_all()
         finally:
             self.keeper.stop()
@@ -264,7 +280,7 @@ class Engine:
         self.keeper.note(lease, sent, ask.ttl, outcome)
         polls = 0
         while lease.state is State.WAITING:
-            self.check_open(ask.name)
+            self._check_wanted(lease)
             now = self.runtime.now()
             if now >= deadline:
                 return Refusal(lease.holder)
@@ -282,6 +298,7 @@ class Engine:
         return None
 
     async def _join(self, lease: Lease, timeout: float) -> Standing | Refusal:
+        self._check_wanted(lease)
         lease.unanswered += 1
         answer = await self.store.join(lease.ask, timeout)
         lease.unanswered -= 1
@@ -363,12 +380,21 @@ class Engine:
             msg = "this client is closed: make a new one"
             raise ClosedError(msg, name=name)
 
+    def _check_wanted(self, lease: Lease) -> None:
+        self.check_open(lease.ask.name)
+        claim = lease.claim()
+        if claim is not None and claim.withdrawn:
+            msg = f"{lease.ask.name!r} is not wanted any more"
+            raise LockAcquisitionError(msg, name=lease.ask.name)
+
     def _forked(self) -> None:
         for lease in self.keeper.leases.values():
             lease.state = State.INHERITED
         self.keeper.start_afresh()
         self.holder_id = self._identify()
         self._entered.clear()
+        self.candidates.clear()
+        self.leaders.clear()
 
 
 def _kind(capacity: int) -> str:

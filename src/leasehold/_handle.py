@@ -23,7 +23,7 @@ class Handle:
         self._engine = engine
         self._released = False
         self._leases: tuple[Lease, ...] = ()
-        self._claim: Claim | None = None
+        self._claim: Claim | None = Claim()
         self._watching: list[Callable[[], None]] = []
 
     async def _acquire(self, plan: Plan) -> Self:
@@ -34,8 +34,8 @@ class Handle:
             lease, self._claim = again
             self._leases = (lease,)
         else:
-            self._claim = claim = Claim()
-            self._leases = tuple(await _acquire(self._engine, plan, claim))
+            assert self._claim is not None
+            self._leases = tuple(await _acquire(self._engine, plan, self._claim))
             if plan.reentrant:
                 self._engine.enter(self._leases[0])
         if plan.at_least:
@@ -68,6 +68,9 @@ class Handle:
         if self._released:
             return
         self._released = True
+        await self._let_go()
+
+    async def _let_go(self) -> None:
         failure: LockLostError | StoreError | None = None
         left = list(self._leases)
         try:

@@ -108,13 +108,14 @@ class Keeper:
         """Take the store's word that a place holds, without asking; False if it may have ended since.
 
         A place that holds goes on holding until it is given up or expires, which it does not before its last
-        answered heartbeat is over. A lease that is not renewed buys its ttl at once, by asking.
+        answered heartbeat is over. A lease that is not renewed buys its ttl at once, by asking; so does one whose
+        heartbeat, less its grace, leaves too little time to buy it later.
         """
         now = self.runtime.now()
         with self.mutex:
             if lease.state is not State.WAITING or lease.leaving or lease.renew_for < lease.ask.ttl:
                 return False
-            if now >= lease.alive_until - lease.grace:
+            if now >= lease.alive_until - lease.grace - lease.ask.heartbeat / 3:
                 return False
             lease.grant(now, lease.ticket)
             lease.trust_heartbeat(now)
@@ -147,7 +148,7 @@ class Keeper:
 
     def _mourn(self, lease: Lease) -> None:
         self.signal_loss(lease)
-        self.take_over(lease)
+        self.take_over(lease, lease.grace)
 
     def signal_loss(self, lease: Lease) -> None:
         """Tell everybody who watches, once."""
@@ -186,11 +187,11 @@ class Keeper:
         self.forget(lease)
         return was_there or lease.leaves > 1  # if not there, then because we ourselves gave it up elsewhere
 
-    def take_over(self, lease: Lease) -> None:
-        """Give the place up in the background, as often as it takes."""
+    def take_over(self, lease: Lease, grace: float = 0.0) -> None:
+        """Give the place up in the background, as often as it takes; but leave whoever held it his grace first."""
         now = self.runtime.now()
-        lease.give_up(now, due=now)
-        self._see_to_it_by(now)
+        lease.give_up(now, due=now + grace)
+        self._see_to_it_by(now + grace)
 
     def stop(self) -> None:
         """End once nothing is left to keep."""

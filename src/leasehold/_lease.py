@@ -35,7 +35,11 @@ class State(Enum):
 class Claim:
     """What the user's handles keep alive: a lease whose claim was collected is not renewed any more."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "withdrawn")
+
+    def __init__(self) -> None:
+        self.withdrawn = False
+        """Whoever is still waiting by it need not any more."""
 
 
 class Lease:
@@ -127,6 +131,10 @@ class Lease:
         """Renew no more. Whoever dropped it may still be at work, so the lease runs its course."""
         self.renew_until = -inf
         self.due = inf
+
+    def retire(self, now: float) -> None:
+        """Be renewed for one more ttl at the most: whoever is slow to stop must not hold for ever."""
+        self.renew_until = min(self.renew_until, now + self.ask.ttl)
 
     def is_exhausted(self) -> bool:
         """Tell whether no renewal could move the window any further."""

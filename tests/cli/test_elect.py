@@ -111,9 +111,8 @@ def test_a_signal_ends_the_wait_and_leaves_no_place(leasehold: Leasehold) -> Non
         waits(leasehold, 0)
 
 
-def test_a_store_that_is_not_there_is_told_at_once(leasehold: Leasehold, tmp_path: Path) -> None:
-    nowhere = f"sqlite:///{tmp_path}"
-    finished = leasehold("elect", "chief", "--json", "--url", nowhere, "--", "true")
+def test_a_store_that_was_never_there_is_told_at_once(leasehold: Leasehold) -> None:
+    finished = leasehold("elect", "chief", "--json", "--url", "redis://127.0.0.1:1", "--", "true")
     assert finished.returncode == json.loads(finished.stderr)["exit_code"] == 69
 
 

@@ -219,7 +219,7 @@ def a_cancelled_acquire_is_forgotten(patch: Patch) -> None:
 @mutant
 def a_failed_release_is_forgotten(patch: Patch) -> None:
     """As other libraries did; see docs/protocol.md."""
-    patch.setattr(Keeper, "take_over", lambda self, lease: self.forget(lease))
+    patch.setattr(Keeper, "take_over", lambda self, lease, grace=0.0: self.forget(lease))
 
 
 @mutant

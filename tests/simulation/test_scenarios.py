@@ -637,3 +637,17 @@ def test_whoever_dies_waiting_for_the_last_of_several_names_keeps_the_first_for_
         assert stage.world.now - died < 3.1
 
     stage.run(story())
+
+
+def test_a_place_is_looked_after_for_as_long_as_its_join_may_be_under_way(stage: Stage) -> None:
+    alice = stage.client("alice")
+
+    async def story() -> None:
+        stage.server.stall(12.0)
+        task = alice.process.start(alice.acquire(ttl=0.5))
+        await alice.engine.runtime.sleep(0.1)
+        task.cancel()
+        await alice.engine.runtime.sleep(30.0)
+        assert not alice.engine.keeper.leases
+
+    stage.run(story())

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
 from leasehold import _info, _primitives
+from leasehold._election import ElectionOptions
 from leasehold._engine import Engine
 from leasehold._identity import new_holder_id
 from leasehold._info import LockInfo
@@ -17,6 +18,7 @@ from leasehold._primitives import Defaults, LockOptions, Plan, TryOptions
 from leasehold._ratelimit import rate
 from leasehold._retry import RetryPolicy
 from leasehold._store import Store
+from leasehold.asynchronous.elections import AsyncElection
 from leasehold.asynchronous.guards import AsyncLockGuard, unless_busy
 from leasehold.asynchronous.handles import AsyncLockHandle, AsyncMultiLockHandle
 from leasehold.asynchronous.rates import AsyncRateLimiter
@@ -113,6 +115,10 @@ class AsyncDistributedLock:
     def rate_limiter(self, name: Naming, limit: int, per: Seconds, burst: int | None = None) -> AsyncRateLimiter:
         """Let through `limit` in every `per` seconds, and of those up to `burst` (all, if not given) at once."""
         return AsyncRateLimiter(self._engine, name, rate(limit, per, burst), self._defaults.retry)
+
+    def election(self, name: str, **options: Unpack[ElectionOptions]) -> AsyncElection:
+        """Choose one leader among all who stand under a name. See `ElectionOptions`."""
+        return AsyncElection(self._engine, name, self._defaults, **options)
 
     async def with_lock(self, name: str, function: Callable[[], Awaitable[T]], **options: Unpack[LockOptions]) -> T:
         """Hold a lock while `function` runs, and return what it returns."""

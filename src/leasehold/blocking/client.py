@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
 from leasehold import _info, _primitives
+from leasehold._election import ElectionOptions
 from leasehold._engine import Engine
 from leasehold._identity import new_holder_id
 from leasehold._info import LockInfo
@@ -18,6 +19,7 @@ from leasehold._ratelimit import rate
 from leasehold._retry import RetryPolicy
 from leasehold._runtime import drive
 from leasehold._store import Store
+from leasehold.blocking.elections import Election
 from leasehold.blocking.guards import LockGuard, check_plain, unless_busy
 from leasehold.blocking.handles import LockHandle, MultiLockHandle
 from leasehold.blocking.rates import RateLimiter
@@ -112,6 +114,10 @@ class DistributedLock:
     def rate_limiter(self, name: Naming, limit: int, per: Seconds, burst: int | None = None) -> RateLimiter:
         """Let through `limit` in every `per` seconds, and of those up to `burst` (all, if not given) at once."""
         return RateLimiter(self._engine, name, rate(limit, per, burst), self._defaults.retry)
+
+    def election(self, name: str, **options: Unpack[ElectionOptions]) -> Election:
+        """Choose one leader among all who stand under a name. See `ElectionOptions`."""
+        return Election(self._engine, name, self._defaults, **options)
 
     def with_lock(self, name: str, function: Callable[[], T], **options: Unpack[LockOptions]) -> T:
         """Hold a lock while `function` runs, and return what it returns."""

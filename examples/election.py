@@ -1,0 +1,47 @@
+"""Two schedulers, of which one works; when it stops, the other takes over, and never do both work at once.
+
+Run it: python examples/election.py
+"""
+
+from __future__ import annotations
+
+import threading
+
+from leasehold import DistributedLock, Leadership
+
+
+class Scheduler:
+    """Works while it leads."""
+
+    at_work: list[str] = []  # noqa: RUF012 - shared on purpose: by how many is what this is about
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.working = threading.Event()
+        self.locks = DistributedLock("memory://")
+        self.election = self.locks.election(
+            "scheduler", ttl=15, metadata={"name": name}, on_elected=self._work, on_lost=self._stop
+        )
+
+    def _work(self, leadership: Leadership) -> None:
+        self.at_work.append(self.name)
+        print(f"{self.name} works under fence {leadership.fence}")
+        assert self.at_work == [self.name], "somebody else is still at work"
+        self.working.set()
+
+    def _stop(self, leadership: Leadership) -> None:
+        print(f"{self.name} stops")
+        self.at_work.remove(self.name)
+
+
+first, second = Scheduler("first"), Scheduler("second")
+first.election.start()
+assert first.working.wait(10)
+second.election.start()
+leader = second.election.leader()
+print("the second sees that", leader.metadata["name"] if leader else "nobody", "leads")
+first.election.stop()
+assert second.working.wait(10), "nobody took over"
+second.locks.close()
+assert not Scheduler.at_work
+print("nobody works any more")

@@ -1,0 +1,83 @@
+"""Random histories of elections: whatever goes wrong, nobody leads before his predecessor was told to stop, and has.
+
+A failure names its seed; `ElectionHistory(seed).run()` replays it exactly. LEASEHOLD_SEED moves the first seed,
+LEASEHOLD_HISTORIES changes how many there are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from leasehold._election import Contest, Term
+from leasehold._keeper import Keeper
+from leasehold._lease import Lease, State
+from leasehold.errors import LockError
+from tests.simulation.election_history import ElectionHistory
+
+HISTORIES = int(os.environ.get("LEASEHOLD_HISTORIES", "6000")) // 30
+FIRST_SEED = int(os.environ.get("LEASEHOLD_SEED", "0"))
+CHUNK = 100
+SEEDS = 200
+
+Patch = pytest.MonkeyPatch
+
+
+@pytest.mark.parametrize("first", range(FIRST_SEED, FIRST_SEED + HISTORIES, CHUNK))
+def test_whoever_is_elected_finds_nobody_else_at_work(first: int) -> None:
+    sections = 0
+    for seed in range(first, first + CHUNK):
+        try:
+            sections += ElectionHistory(seed).run().sections
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+    assert sections > CHUNK, "hardly anybody was elected: these histories prove nothing"
+
+
+def loss_is_signalled_at_the_end(patch: Patch) -> None:
+    original = Lease.__init__
+    patch.setattr(Lease, "__init__", lambda self, ask, claim, renew_for, grace: original(self, ask, claim, renew_for))
+
+
+def a_lost_lock_is_given_up_at_once(patch: Patch) -> None:
+    original = Keeper.take_over
+    patch.setattr(Keeper, "take_over", lambda self, lease, grace=0.0: original(self, lease))
+
+
+def a_resigned_lock_is_given_up_before_on_lost_has_ended(patch: Patch) -> None:
+    async def part(self, leadership, term):
+        if leadership._leases[0].state is State.HELD:
+            with suppress(LockError):
+                await leadership._let_go()
+        await original(self, leadership, term)
+
+    original = Contest._part
+    patch.setattr(Contest, "_part", part)
+
+
+def work_begins_after_it_was_stopped(patch: Patch) -> None:
+    patch.setattr(Term, "begin_work", lambda self: True)
+
+
+MUTANTS: list[Callable[[Patch], None]] = [
+    loss_is_signalled_at_the_end,
+    a_lost_lock_is_given_up_at_once,
+    a_resigned_lock_is_given_up_before_on_lost_has_ended,
+    work_begins_after_it_was_stopped,
+]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a broken engine may leave coroutines unawaited
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_mutant_is_caught(mutant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    mutant(monkeypatch)
+    for seed in range(SEEDS):
+        try:
+            ElectionHistory(seed).run()
+        except Exception as violation:
+            print(f"seed {seed}: {violation}")
+            return
+    pytest.fail(f"{mutant.__name__} survived {SEEDS} histories")
