@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from math import inf
 from typing import Any
 
@@ -83,7 +83,7 @@ class Pair:
         theirs = drive(self.store.linger(stay, 5.0))
         ours, woken = self.model.linger(stay._replace(unsure=self._refuse(stay.owner, stay.unsure)))
         assert theirs == ours
-        self._check_woken(woken, stay.name, gone=stay.owner)
+        self._check_woken(woken, stay.name, gone={stay.owner})
 
     def join_all(self, asks: list[Ask]) -> None:
         for ask in asks:
@@ -91,13 +91,15 @@ class Pair:
         theirs = drive(self.store.join_all(asks, 5.0))
         ours, woken = self.model.join_all(asks)
         names = [ask.name for ask in asks]
+        gone: set[str] = set()
         if isinstance(ours, Refusal):
             assert told(theirs) == told(ours)
             names = names[: names.index(ours.name) + 1]
+            gone = {ask.owner for ask in asks}
         else:
             assert isinstance(theirs, list)
             assert list(map(told, theirs)) == list(map(told, ours))
-        self._check_woken(woken, *names)
+        self._check_woken(woken, *names, gone=gone)
 
     def spend(self, charge: Charge) -> None:
         assert drive(self.store.spend(charge, 5.0)) == self.model.spend(charge)
@@ -128,10 +130,10 @@ class Pair:
             self._heard.discard(ask.owner)
             self._owed.discard(ask.owner)
 
-    def _check_woken(self, woken: list[str], *settled: str, gone: str = "") -> None:
+    def _check_woken(self, woken: list[str], *settled: str, gone: Collection[str] = ()) -> None:
         """Nobody is told who does not hold. Who does is told when its line is settled, not when a holder renews.
 
-        Who held only at the moment it was `gone` may be told.
+        Those who held only at the moment they were `gone` may be told.
         """
         before = set(self._heard)
         self._ear.execute(f"NOTIFY {self.store._channel}, 'that is all'".encode())
@@ -142,7 +144,7 @@ class Pair:
             for place in line.places
             if place.acquired_at is not None
         }
-        assert self._heard - before <= holding | {gone}
+        assert self._heard - before <= holding | set(gone)
         self._owed = (self._owed | set(woken)) & holding - self._heard
         due = {owner for owner in self._owed if owner.partition("/")[2] in settled}
         assert not due, f"not told: {due}"
