@@ -222,7 +222,7 @@ async def test_names_abandoned_together_do_not_pile_up_either(party: Party, fres
     assert isinstance(store, RedisStore)
     for number in range(300):
         names = [f"name-{number}-{which}" for which in range(4)]
-        await store.join_all([Ask(name, f"dead/{name}", 0.02, 0.02, queue=False) for name in names], 5.0)
+        await store.join_all([Ask(name, f"dead/{name}", 0.001, 0.001, queue=False) for name in names], 5.0)
     assert len(bucket_of(fresh_server, party)) < 600
 
 
