@@ -64,14 +64,17 @@ class Engine:
         renew_for: float = inf,
         grace: float = 0.0,
         retry: RetryPolicy,
+        since: float | None = None,
     ) -> Lease:
         """Wait in line until the place holds; where a store has no line, ask again and again.
 
-        Raises LockAcquisitionError after `timeout`, and at once if `ask.queue` is not set and somebody holds.
+        Raises LockAcquisitionError after `timeout`, and at once if `ask.queue` is not set and somebody holds; it tells
+        how long was waited, since then if that is given.
         Whatever it raises, and however it is cancelled, no place stays behind.
         """
-        started = self.runtime.now()
-        deadline = started + (timeout if ask.queue else PATIENCE)
+        began = self.runtime.now()
+        deadline = began + (timeout if ask.queue else PATIENCE)
+        started = began if since is None else since
         ask, asks_again = self.fit(ask)
         attempts = late = 0
         while True:
@@ -361,9 +364,10 @@ class Engine:
         if refusal is None:
             why = f"the store takes longer to answer than the ttl of {ask.ttl:g} s lasts; raise the ttl"
         elif owner.endswith(LINGERING):
-            why = f"{holder} is done with it, and left it taken for another {refusal.recheck:.3g} s"
+            until = f" for another {refusal.recheck:.3g} s" if refusal.recheck < inf else ""
+            why = f"{holder} is done with it, and left it taken{until}"
         elif holder == self.holder_id:
-            why = f"this very client holds it ({holder}); release it first, or pass reentrant=True"
+            why = f"this very client holds it ({holder}); release it first (a lock may be taken with reentrant=True)"
         else:
             why = f"held by {holder or 'somebody who has just left'}"
         return LockAcquisitionError(

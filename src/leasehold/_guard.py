@@ -10,7 +10,7 @@ from leasehold._input import Seconds
 from leasehold._naming import Naming, name_for_calls, varies
 from leasehold._primitives import Plan
 from leasehold._runtime import Runtime
-from leasehold.errors import InvalidInputError, InvalidLockError
+from leasehold.errors import InvalidInputError
 
 H = TypeVar("H", bound=Handle)
 
@@ -23,25 +23,31 @@ class Guard(Generic[H]):
         self._namings = namings
         self._acquire = acquire
         self._context = runtime.context
+        self._mutex = runtime.mutex()
         self._names_calls = any(map(callable, namings))
         self._entered: dict[Hashable, list[H]] = {}
 
     def _enter(self, handle: H) -> H:
-        self._entered.setdefault(self._context(), []).append(handle)
+        with self._mutex:
+            self._entered.setdefault(self._context(), []).append(handle)
         return handle
 
     def _leave(self) -> H:
-        """Find what the block that ends was entered with: by this thread or task, or else by the only one there is."""
-        mine = self._context()
-        if mine not in self._entered:
-            if len(self._entered) != 1:
-                msg = f"{self!r} is left by another thread or task than has entered it: use acquire() and its handle"
-                raise InvalidLockError(msg)
-            (mine,) = self._entered
-        handles = self._entered[mine]
-        handle = handles.pop()
-        if not handles:
-            del self._entered[mine]
+        """Take what the block that ends was entered with.
+
+        A generator's block may end in another thread or task than began it. Then the oldest goes: all that a guard
+        has entered are of one kind, so as many stay held as blocks are left.
+        """
+        with self._mutex:
+            mine = self._context()
+            if mine in self._entered:
+                number = -1
+            else:
+                mine, number = next(iter(self._entered)), 0
+            handles = self._entered[mine]
+            handle = handles.pop(number)
+            if not handles:
+                del self._entered[mine]
         return handle
 
     def _plan_within(self, timeout: Seconds | None) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from math import inf, isnan
@@ -15,6 +16,8 @@ Seconds = float | timedelta
 
 MAX_NAME = 512
 MAX_METADATA = 4096
+NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+"""As JSON writes it; not what only looks so, after a backslash that was escaped."""
 MAX_TTL = 365 * 24 * 3600.0
 
 
@@ -87,6 +90,9 @@ def encode_metadata(metadata: Mapping[str, Any] | None) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         msg = f"metadata must be a mapping that JSON can express: {error}"
         raise InvalidInputError(msg) from error
+    if NUL.search(text):
+        msg = "metadata may not hold the character NUL, which not every store keeps"
+        raise InvalidInputError(msg)
     if size > MAX_METADATA:
         msg = f"metadata may take {MAX_METADATA} bytes as JSON, this takes {size}: store a reference instead"
         raise InvalidInputError(msg)

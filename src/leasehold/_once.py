@@ -6,7 +6,6 @@ what the lock then shows. An attempt that fails or dies gives the key up to the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,12 +13,15 @@ from typing import Any, Generic, TypeVar
 
 from leasehold import _info
 from leasehold._engine import POLL, Engine
-from leasehold._input import MAX_METADATA
+from leasehold._input import encode_metadata
 from leasehold._primitives import Plan
 from leasehold._store import Lingering
 from leasehold.errors import InvalidInputError, LockAcquisitionError, UnsupportedError
 
 T = TypeVar("T")
+
+UNKEPT = {"unkept": True}
+"""What a key shows whose outcome could not be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,31 +54,45 @@ async def begin(engine: Engine, acquire: Callable[[Plan], Awaitable[T]], plan: P
         except LockAcquisitionError as busy:
             if outcome := await find(engine, name):
                 return outcome
-            left = started + plan.timeout - runtime.now()
-            if left <= 0:
-                busy.waited = runtime.now() - started
-                raise
-        await runtime.sleep(min(POLL.pause(polls, runtime.random()), left))
+            waited = runtime.now() - started
+            if waited >= plan.timeout:
+                msg = f"{name!r} was not done by somebody else in {waited:.1f} s: held by {busy.holder}"
+                raise LockAcquisitionError(
+                    msg, name=name, attempts=polls + 1, waited=waited, holder=busy.holder
+                ) from busy
+        await runtime.sleep(min(POLL.pause(polls, runtime.random()), plan.timeout - waited))
         polls += 1
 
 
 async def find(engine: Engine, name: str) -> Outcome[Any] | None:
-    """Look up what came of a key; None if it is not done, or forgotten."""
+    """Look up what came of a key; None if it is not done, or forgotten.
+
+    Raises InvalidInputError if it is done, but what came of it could not be kept.
+    """
     line = await engine.find(name)
     if line is None or not line.places[0].lingers:
         return None
     (holder, *_) = _info.describe(line).holders
-    return Outcome(holder.metadata.get("outcome"), False, holder.expires_at)
+    if holder.metadata == UNKEPT:
+        msg = f"{name!r} is done, but its outcome could not be remembered: see the error of whoever did it"
+        raise InvalidInputError(msg, name=name)
+    if "outcome" not in holder.metadata:  # a lock that was left taken
+        return None
+    return Outcome(holder.metadata["outcome"], False, holder.expires_at)
 
 
 def encode(value: object, name: str) -> str:
     """Write an outcome as JSON. Raises InvalidInputError if it is too long, or something else."""
     try:
-        text = json.dumps({"outcome": value}, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    except (TypeError, ValueError, RecursionError) as error:
-        msg = f"{name!r} is done, but its outcome cannot be remembered, as JSON cannot express it: {error}"
+        return encode_metadata({"outcome": value})
+    except InvalidInputError as error:
+        msg = f"{name!r} is done, but its outcome cannot be remembered: {error}"
         raise InvalidInputError(msg, name=name) from error
-    if len(text.encode()) > MAX_METADATA:
-        msg = f"{name!r} is done, but its outcome takes more than {MAX_METADATA} bytes: return a reference instead"
-        raise InvalidInputError(msg, name=name)
-    return text
+
+
+def check_options(**options: object) -> None:
+    """Refuse what makes no sense of something that is done once. Raises InvalidInputError."""
+    for option in ("at_least", "reentrant"):
+        if options.get(option):
+            msg = f"{option} is for locks: what is done once stays taken for its period, and is not entered again"
+            raise InvalidInputError(msg)

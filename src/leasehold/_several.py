@@ -10,20 +10,25 @@ from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 from typing import NamedTuple
 
-from leasehold._engine import Engine
+from leasehold._engine import LEAST_PATIENCE, Engine
+from leasehold._keeper import BATCH
 from leasehold._lease import PATIENCE, Claim, Lease
 from leasehold._model import Ask, Refusal, Standing
 from leasehold._retry import RetryPolicy
 from leasehold._store import Joint
-from leasehold.errors import StoreError
+from leasehold.errors import LockAcquisitionError, StoreError
+
+TIDYING = 0.5
+"""How long giving names up may keep the caller; what is left by then is left to the keeper."""
 
 
 class Wish(NamedTuple):
-    """What is asked for, by whom, and for how long it is worth asking."""
+    """What is asked for, by whom, since when, and for how long it is worth asking."""
 
     asks: Sequence[Ask]
     claim: Claim
     renew_for: float
+    started: float
     deadline: float
     retry: RetryPolicy
 
@@ -36,7 +41,7 @@ async def acquire_all(
     Raises as `Engine.acquire` does, naming the one that could not be had; then none is held.
     """
     started = engine.runtime.now()
-    wish = Wish(asks, claim, renew_for, started + (timeout if asks[0].queue else PATIENCE), retry)
+    wish = Wish(asks, claim, renew_for, started, started + (timeout if asks[0].queue else PATIENCE), retry)
     leases = await _at_once(engine, wish)
     attempts = 1
     while leases is None:
@@ -104,13 +109,23 @@ async def _in_turn(engine: Engine, wish: Wish) -> list[Lease]:
     leases: list[Lease] = []
     try:
         for ask in wish.asks:
-            left = max(wish.deadline - engine.runtime.now(), 0.0)
+            now = engine.runtime.now()
+            _check_in_time(wish, ask, len(leases), now)
+            left = max(wish.deadline - now, 0.0)
             short = ask._replace(ttl=ask.heartbeat)
-            leases.append(await engine.acquire(short, wish.claim, timeout=left, retry=wish.retry))
+            leases.append(await engine.acquire(short, wish.claim, timeout=left, retry=wish.retry, since=wish.started))
     except BaseException as error:
         await _abandon(engine, leases, error)
         raise
     return leases
+
+
+def _check_in_time(wish: Wish, ask: Ask, held: int, now: float) -> None:
+    """Raise if the time is over before the next name was asked for; the first is, in any case."""
+    if held and now >= wish.deadline:
+        waited = now - wish.started
+        msg = f"{ask.name!r} was not acquired in {waited:.1f} s: by then {held} of {len(wish.asks)} names were"
+        raise LockAcquisitionError(msg, name=ask.name, attempts=1, waited=waited)
 
 
 async def _buy(engine: Engine, wish: Wish, leases: Sequence[Lease]) -> bool:
@@ -118,10 +133,17 @@ async def _buy(engine: Engine, wish: Wish, leases: Sequence[Lease]) -> bool:
     sent = engine.runtime.now()
     for lease, ask in zip(leases, wish.asks, strict=True):
         lease.lengthen(ask.ttl, sent, wish.renew_for)
+    patience = max(min(PATIENCE, wish.deadline - sent), LEAST_PATIENCE)
+    standings: list[Standing | None] = []
     try:
-        standings = await engine.store.renew([lease.renewal(lease.ask.ttl) for lease in leases], PATIENCE)
-    except StoreError:
-        return False
+        for start in range(0, len(leases), BATCH):
+            batch = [lease.renewal(lease.ask.ttl) for lease in leases[start : start + BATCH]]
+            standings += await engine.store.renew(batch, patience)
+    except StoreError as error:
+        if error.transient:
+            return False
+        await _abandon(engine, leases, error)
+        raise
     except BaseException as interruption:
         await _abandon(engine, leases, interruption)
         raise
@@ -139,8 +161,9 @@ def _note(engine: Engine, leases: Sequence[Lease], sent: float, standings: Seque
 async def _abandon(engine: Engine, leases: Sequence[Lease], interruption: BaseException | None = None) -> None:
     """Give all of these up, the last first, even on the way out of an interruption.
 
-    Once the store does not answer for one, the others are left to the keeper: the caller waits for one time-out only.
+    Once the store does not answer for one, or it takes long, the others are left to the keeper.
     """
+    until = engine.runtime.now() + TIDYING
     left = list(leases)
     for lease in left:  # nobody is to renew the last of them while the first is left
         lease.give_up(engine.runtime.now(), due=inf)
@@ -148,7 +171,7 @@ async def _abandon(engine: Engine, leases: Sequence[Lease], interruption: BaseEx
         while left:
             lease = left.pop()
             await engine.abandon(lease, interruption)
-            if lease.ask.owner in engine.keeper.leases:
+            if lease.ask.owner in engine.keeper.leases or engine.runtime.now() >= until:
                 break
     finally:
         for lease in left:

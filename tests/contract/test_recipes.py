@@ -130,8 +130,14 @@ def test_what_failed_is_not_done_and_what_cannot_be_kept_is(rig: Rig) -> None:
         assert await ask(client.info("k")) is None
         with pytest.raises(InvalidInputError, match="is done"):
             await ask(once.run(as_function(rig, object)))
-        again = await ask(once.run(as_function(rig, lambda: "again")))
-        assert (again.value, again.ran) == (None, False)
+        for unkept in ("again", "a\0b"):
+            with pytest.raises(InvalidInputError, match="could not be remembered"):
+                await ask(once.run(as_function(rig, lambda unkept=unkept: unkept)))
+        with pytest.raises(InvalidInputError, match="NUL"):
+            await ask(client.once("nul", 60).run(as_function(rig, lambda: "a\0b")))
+        await ask((await ask(client.acquire("taken", at_least=0.2))).release())
+        done = await ask(client.once("taken", 60).run(as_function(rig, lambda: None)))  # once it is free
+        assert (done.value, done.ran) == (None, True)
 
     rig.run(test())
 
@@ -178,6 +184,8 @@ def test_bad_periods_are_refused_at_once(rig: Rig) -> None:
             client.singleton("x", at_most=1, at_least=2)
         with pytest.raises(InvalidInputError, match="period"):
             client.once("x", 0)
+        with pytest.raises(InvalidInputError, match="at_least is for locks"):
+            client.once("x", 60, at_least=5)
         with pytest.raises(InvalidInputError, match="at_least"):
             await ask(client.acquire("x", at_least=-1))
 

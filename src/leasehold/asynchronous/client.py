@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
-from leasehold import _info, _primitives
+from leasehold import _info, _once, _primitives
 from leasehold._election import ElectionOptions
 from leasehold._engine import Engine
 from leasehold._identity import new_holder_id
@@ -109,6 +109,7 @@ class AsyncDistributedLock:
 
         The outcome is kept as JSON, of up to 4096 bytes. An attempt that dies is taken over after its ttl.
         """
+        _once.check_options(**options)
         plan = _primitives.plan(literal(key), self._defaults, **options)
         return AsyncOnce(plan, key, self._engine, self._acquire, check_ttl(period, "period"))
 

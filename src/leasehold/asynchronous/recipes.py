@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar
 
 from leasehold import _once
 from leasehold._engine import Engine
 from leasehold._guard import Guard
+from leasehold._keeper import log
 from leasehold._naming import Naming
 from leasehold._once import Outcome
 from leasehold._primitives import Plan
 from leasehold.asynchronous.guards import check_coroutine, unless_busy
 from leasehold.asynchronous.handles import AsyncLockHandle
+from leasehold.errors import StoreError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,8 +82,15 @@ class AsyncOnce(Guard[AsyncLockHandle]):
         handle = await _once.begin(self._engine, self._acquire, plan)
         if isinstance(handle, Outcome):
             return handle
-        async with handle:
-            value = await function()
-            handle._leave_taken(self._period, "{}")
-            handle._leave_taken(self._period, _once.encode(value, handle.name))
+        is_done = False
+        try:
+            async with handle:
+                value = await function()
+                is_done = True
+                handle._leave_taken(self._period, json.dumps(_once.UNKEPT))
+                handle._leave_taken(self._period, _once.encode(value, handle.name))
+        except StoreError as error:
+            if not is_done or not error.transient:
+                raise
+            log.warning("%r is done; the store has not said that it remembers it: %s", handle.name, error)
         return Outcome(value, True, None)

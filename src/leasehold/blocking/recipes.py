@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from leasehold import _once
 from leasehold._engine import Engine
 from leasehold._guard import Guard
+from leasehold._keeper import log
 from leasehold._naming import Naming
 from leasehold._once import Outcome
 from leasehold._primitives import Plan
 from leasehold._runtime import drive
 from leasehold.blocking.guards import check_plain, unless_busy
 from leasehold.blocking.handles import LockHandle
+from leasehold.errors import StoreError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -80,10 +83,17 @@ class Once(Guard[LockHandle]):
         handle = drive(_once.begin(self._engine, self._begin, plan))
         if isinstance(handle, Outcome):
             return handle
-        with handle:
-            value = function()
-            handle._leave_taken(self._period, "{}")
-            handle._leave_taken(self._period, _once.encode(value, handle.name))
+        is_done = False
+        try:
+            with handle:
+                value = function()
+                is_done = True
+                handle._leave_taken(self._period, json.dumps(_once.UNKEPT))
+                handle._leave_taken(self._period, _once.encode(value, handle.name))
+        except StoreError as error:
+            if not is_done or not error.transient:
+                raise
+            log.warning("%r is done; the store has not said that it remembers it: %s", handle.name, error)
         return Outcome(value, True, None)
 
     async def _begin(self, plan: Plan) -> LockHandle:
