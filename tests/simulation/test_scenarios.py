@@ -639,15 +639,21 @@ def test_whoever_dies_waiting_for_the_last_of_several_names_keeps_the_first_for_
     stage.run(story())
 
 
-def test_a_place_is_looked_after_for_as_long_as_its_join_may_be_under_way(stage: Stage) -> None:
-    alice = stage.client("alice")
+def test_a_time_out_of_several_names_is_for_the_whole(stage: Stage) -> None:
+    """However many there are, and however slow the store is: nor does giving them up take for ever."""
+    alice, bob = stage.client("alice"), stage.client("bob")
+    asks = [Ask(f"{number:03}", "", 60.0, 3.0) for number in range(100)]
+    claim = Claim()
 
     async def story() -> None:
-        stage.server.stall(12.0)
-        task = alice.process.start(alice.acquire(ttl=0.5))
-        await alice.engine.runtime.sleep(0.1)
-        task.cancel()
-        await alice.engine.runtime.sleep(30.0)
-        assert not alice.engine.keeper.leases
+        await alice.acquire(name="099")
+        stage.server.faults.slow, stage.server.faults.slowest = 1.0, 0.08
+        began = stage.world.now
+        with pytest.raises(LockAcquisitionError, match="of 100 names were") as caught:
+            await acquire_all(bob.engine, asks, claim, timeout=1.0, renew_for=inf, retry=RETRY)
+        assert caught.value.waited >= 1.0
+        assert stage.world.now - began < 2.5
+        await until(stage, lambda: not bob.engine.keeper.leases)
+        assert [len(places) for _, places in stage.server.peek() if places] == [1]
 
     stage.run(story())
