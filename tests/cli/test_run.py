@@ -55,7 +55,7 @@ def test_the_lock_stays_taken_for_at_least_so_long(leasehold: Leasehold) -> None
     info = leasehold.info("cron:x")
     assert info is not None
     assert info.holders[0].lingers
-    assert "done" in leasehold("ls").stdout
+    assert "left taken" in leasehold("ls").stdout
 
 
 def test_stdin_stdout_and_stderr_are_the_commands(leasehold: Leasehold) -> None:

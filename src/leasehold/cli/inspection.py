@@ -90,10 +90,10 @@ def release(arguments: Namespace) -> int:
     if arguments.json:
         print(json.dumps(info.as_json(), indent=2))
     else:
-        print(
-            f"took {info.name!r} from {visible(info.holder_id)}, who held it for {humane(held_for(info))} "
-            f"(fence {_fence(info)}); if alive, that one learns of it at its next renewal"
-        )
+        for holder in info.holders:
+            print(f"took {info.name!r} from {visible(holder.holder_id)}, who {_past(holder)} (fence {_fence(holder)})")
+        if not all(holder.lingers for holder in info.holders):
+            print("whoever of them is alive learns of it at the next renewal")
     return 0
 
 
@@ -121,7 +121,7 @@ def _fence(holder: LockInfo | Holder) -> str:
 def _share(info: LockInfo, holder: Holder) -> str:
     """Tell what somebody holds of a name, if not simply a lock."""
     if holder.lingers:
-        return "done"
+        return "left taken"
     if info.capacity == WHOLE:
         return "reads" if holder.weight < WHOLE else "writes"
     return "" if info.capacity == 1 else f"{holder.weight} of {info.capacity}"
@@ -143,6 +143,12 @@ def _session(holder: Holder) -> tuple[str, str, str]:
     if holder.session is None:
         return "-", "-", "-"
     return str(holder.session.pid), holder.session.application or "-", holder.session.address or "local"
+
+
+def _past(holder: Holder) -> str:
+    if holder.lingers:
+        return f"was done with it, and had left it taken for another {_left(holder)}"
+    return f"held it for {humane(held_for(holder))}"
 
 
 def _moment(moment: datetime) -> str:

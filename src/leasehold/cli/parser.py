@@ -73,7 +73,8 @@ def build_parser() -> ArgumentParser:
         type=float,
         default=0.0,
         metavar="S",
-        help="leave the lock taken until S seconds after it was acquired, so that no other host's cron runs it again",
+        help="leave the lock taken until S seconds after it was acquired, however the command ended: so that no other "
+        "host, whose clock is behind, runs it again",
     )
     run.add_argument("--max-hold", type=float, metavar="S", help="stop the command before it has held this long")
 
