@@ -19,7 +19,7 @@ from leasehold.stores.memory import MemberServer, MemberStore, MemoryServer, Mem
 from leasehold.stores.quorum import Quorum
 from leasehold.stores.sqlite import SqliteStore
 from tests.processes.helpers import eventually
-from tests.servers.binaries import POSTGRES18, Flavour, PostgresFlavour, postgres_flavours, redis_flavours
+from tests.servers.binaries import POSTGRES18, VALKEY9, Flavour, PostgresFlavour, postgres_flavours, redis_flavours
 
 Opener = Callable[[Runtime], Store]
 Fixture = Callable[[str], Any]
@@ -106,6 +106,8 @@ STORES: dict[str, Callable[[Fixture], Opener]] = {
     **{f"postgres+advisory-{flavour.name}": postgres_advisory(flavour) for flavour in postgres_flavours()},
     "quorum": quorum,
 }
+ONE_VERSION = [name for name in STORES if name.partition("-")[2] in {"", "polling", VALKEY9.name, POSTGRES18.name}]
+"""One version of each server: for what is ours alone. The stores' own contract runs on all."""
 DRIVERS = ("threads", "asyncio")
 
 

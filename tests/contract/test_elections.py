@@ -14,6 +14,8 @@ from leasehold import DistributedLock, InvalidInputError, InvalidLockError, Lock
 from leasehold._runtime import drive
 from tests.contract.rigs import Rig, ask
 
+pytestmark = pytest.mark.one_version
+
 
 class Diary:
     """Callbacks that write down what they are told, in what order, by whom."""

@@ -23,6 +23,8 @@ from leasehold._model import WHOLE, Ask
 from leasehold._store import Lingering
 from tests.contract.rigs import Rig, ask
 
+pytestmark = pytest.mark.one_version
+
 
 async def cannot(guard: Any, client: Any) -> bool:
     """Tell whether the store does not carry what a guard would hold. If so, it must say so."""

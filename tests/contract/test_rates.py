@@ -12,6 +12,8 @@ from leasehold import RateLimitError, UnsupportedError
 from leasehold._store import Rated
 from tests.contract.rigs import Rig, ask
 
+pytestmark = pytest.mark.one_version
+
 
 def limiters(rig: Rig, limit: int, per: float, burst: int) -> tuple[Any, Any]:
     """Give two clients' limiters of one rate that nobody has used before."""

@@ -11,6 +11,8 @@ from leasehold import InvalidInputError, LockAcquisitionError, LockLostError, Un
 from leasehold._store import Lingering
 from tests.contract.rigs import Rig, ask
 
+pytestmark = pytest.mark.one_version
+
 
 def cannot_linger(client: Any) -> bool:
     return not isinstance(client._engine.store, Lingering)
