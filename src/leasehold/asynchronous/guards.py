@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from leasehold._guard import Guard
 from leasehold._input import Seconds
@@ -38,7 +38,7 @@ class AsyncLockGuard(Guard[H]):
     ) -> None:
         await self._leave().__aexit__(kind, error, trace)
 
-    def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         """Hold it during every call. In a name, ``{parameter}`` stands for the argument of that call."""
         check_coroutine(function)
         plan_call = self._plan_calls(function)

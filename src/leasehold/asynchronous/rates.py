@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
 from leasehold._input import Seconds
 from leasehold._ratelimit import Limiter, Spending
@@ -35,7 +35,7 @@ class AsyncRateLimiter(Limiter):
         """
         await self._wait(cost, timeout)
 
-    def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         """Wait before every call. In a name, ``{parameter}`` stands for the argument of that call."""
         check_coroutine(function)
         name_call = self._name_calls(function)

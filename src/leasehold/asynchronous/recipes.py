@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
 from leasehold import _once
@@ -29,7 +29,7 @@ class AsyncSingleton(Guard[AsyncLockHandle]):
         """Take the job, or return None if somebody has it, or had it just now."""
         return await unless_busy(self._acquire, self._plan_within(None))
 
-    def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T | None]]:
+    def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T | None]]:
         """Run the function if nobody else does, or did just now; else return None at once."""
         check_coroutine(function)
         plan_call = self._plan_calls(function)
@@ -66,7 +66,7 @@ class AsyncOnce(Guard[AsyncLockHandle]):
         """Look up what came of it; None if it is not done, or forgotten."""
         return await _once.find(self._engine, self._plan_within(None).asks[0].name)
 
-    def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         """Do what the function does once for every name, and return what it returned then."""
         check_coroutine(function)
         plan_call = self._plan_calls(function)
