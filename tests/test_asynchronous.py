@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable, Coroutine
-from functools import wraps
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -196,6 +196,43 @@ async def test_a_decorated_coroutine_function_holds_a_lock_named_after_its_argum
 async def test_a_plain_function_is_refused(locks: AsyncDistributedLock) -> None:
     with pytest.raises(InvalidInputError, match="DistributedLock"):
         locks.locked("x")(lambda: None)  # type: ignore[arg-type, return-value]
+
+
+class Job:
+    async def __call__(self, locks: AsyncDistributedLock, number: int) -> str:
+        return (await locks.inspect())[0].name
+
+
+async def pages() -> AsyncGenerator[int, None]:
+    yield 1
+
+
+@on_a_loop
+async def test_what_does_not_do_its_work_while_it_is_awaited_is_refused(locks: AsyncDistributedLock) -> None:
+    refused: dict[Any, str] = {
+        pages: "pages is a generator function",
+        partial(pages): "partial.* is a generator function",
+        partial(print): "partial.* is not a coroutine function",
+        Job: "Job is a class",
+        staticmethod(Job()): "below @staticmethod",
+        None: "None cannot be called",
+    }
+    for function, says in refused.items():
+        for decorator in (
+            locks.lock("x"),
+            locks.singleton("x", at_most=1),
+            locks.once("x", 1),
+            locks.rate_limiter("x", 1, 1),
+        ):
+            with pytest.raises(InvalidInputError, match=says):
+                decorator(function)
+
+
+@on_a_loop
+async def test_partials_and_callable_objects_are_decorated(locks: AsyncDistributedLock) -> None:
+    guard = locks.locked("job:{number}")
+    assert await guard(Job())(locks, 7) == "job:7"
+    assert await guard(partial(Job(), locks))(8) == "job:8"
 
 
 @on_a_loop

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import AsyncGenerator, Callable, Generator
+from functools import partial
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -113,7 +118,7 @@ def test_a_decorator_can_name_the_call_itself(locks: DistributedLock) -> None:
     assert job("a", "b") == "a-b"
 
 
-@pytest.mark.parametrize("template", ["x:{missing}", "x:{}", "x:{0}"])
+@pytest.mark.parametrize("template", ["x:{missing}", "x:{missing.part}", "x:{}", "x:{0}", "x:{present:{missing}}"])
 def test_a_name_the_arguments_cannot_fill_is_refused_when_decorating(locks: DistributedLock, template: str) -> None:
     with pytest.raises(InvalidInputError, match="does not take"):
 
@@ -121,11 +126,100 @@ def test_a_name_the_arguments_cannot_fill_is_refused_when_decorating(locks: Dist
         def function(present: int) -> None: ...
 
 
+@pytest.mark.parametrize("template", ["x:{", "x:}", "x:{present", "x:{present.}", "x:{present!z}"])
+def test_a_name_that_is_no_template_is_refused_when_decorating(locks: DistributedLock, template: str) -> None:
+    with pytest.raises(InvalidInputError, match="is no template"):
+
+        @locks.locked(template)
+        def function(present: int) -> None: ...
+
+
+def test_a_template_may_use_all_that_templates_can(locks: DistributedLock) -> None:
+    @locks.locked("{{x}}:{number:0{width}}:{parts[1].real}:{word!r:>5}")
+    def function(number: int, width: int, parts: list[int], word: str) -> str:
+        return locks.inspect()[0].name
+
+    assert function(7, 3, [1, 2], "a") == "{x}:007:2:  'a'"
+
+
 def test_a_coroutine_function_is_refused(locks: DistributedLock) -> None:
     with pytest.raises(InvalidInputError, match="AsyncDistributedLock"):
 
         @locks.locked("x")
         async def function() -> None: ...
+
+
+def rows() -> Generator[int, None, None]:
+    yield 1
+
+
+async def pages() -> AsyncGenerator[int, None]:
+    yield 1
+
+
+class Rows:
+    def __call__(self) -> Generator[int, None, None]:
+        yield 1
+
+
+class Coroutine:
+    async def __call__(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (rows, "^rows is a generator function, .* inside"),
+        (pages, "pages is a generator function"),
+        (partial(rows), "partial.* is a generator function"),
+        (Rows(), "Rows object .* is a generator function"),
+        (Coroutine(), "use AsyncDistributedLock"),
+        (partial(Coroutine()), "use AsyncDistributedLock"),
+        (partial(asyncio.sleep, 1), "use AsyncDistributedLock"),
+        (Coroutine, "Coroutine is a class: decorate its methods"),
+        (staticmethod(print), "below @staticmethod"),
+        (classmethod(print), "below @classmethod"),
+        (None, "None cannot be called"),
+    ],
+)
+def test_what_does_not_do_its_work_while_it_is_called_is_refused(
+    locks: DistributedLock, function: Callable[[], Any], says: str
+) -> None:
+    for decorator in (
+        locks.lock("x"),
+        locks.singleton("x", at_most=1),
+        locks.once("x", 1),
+        locks.rate_limiter("x", 1, 1),
+    ):
+        with pytest.raises(InvalidInputError, match=says):
+            decorator(function)
+
+
+def test_partials_and_callable_objects_are_decorated(locks: DistributedLock) -> None:
+    class Job:
+        def __call__(self, number: int) -> str:
+            return locks.inspect()[0].name
+
+    guard = locks.locked("job:{number}")
+    assert guard(Job())(7) == "job:7"
+    assert guard(partial(Job(), number=8))() == "job:8"
+    assert guard(Job().__call__)(9) == "job:9"
+    assert locks.lock("x")(partial(int, "3"))() == 3
+    with pytest.raises(InvalidInputError, match="does not say what it takes"):
+        locks.lock("x:{y}")(partial(int, "3"))
+
+
+def test_callbacks_may_be_anything_that_need_not_be_awaited(locks: DistributedLock) -> None:
+    callbacks: list[Callable[[Any], Any]] = [Mock(), partial(print), Mock, [].append]
+    for callback in callbacks:
+        with locks.lock("x", on_lost=callback):
+            pass
+        locks.election("x", on_elected=callback, on_lost=callback)
+    for never_awaited in (Coroutine(), partial(Coroutine().__call__)):
+        with pytest.raises(InvalidInputError, match="AsyncDistributedLock"), locks.lock("x", on_lost=never_awaited):
+            pass
+        with pytest.raises(InvalidInputError, match="AsyncDistributedLock"):
+            locks.election("x", on_elected=never_awaited)
 
 
 def test_with_lock_returns_what_the_function_returns(locks: DistributedLock) -> None:

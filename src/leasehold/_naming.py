@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Callable, Iterable
 from datetime import date, datetime
 from enum import Enum
-from string import Formatter
 from typing import Any
 from uuid import UUID
 
+from leasehold._callables import title
 from leasehold._input import check_name
 from leasehold.errors import InvalidInputError
 
@@ -69,17 +69,23 @@ def listed(namings: Iterable[Naming]) -> list[Naming]:
 def name_for_calls(naming: Naming, function: Callable[..., Any]) -> Callable[..., str]:
     """Make a function that names a call: from a template such as ``"account:{account_id}"``, or by `naming` itself.
 
-    A template that mentions what the function does not take is refused here, not at the first call.
+    A template that no arguments could fill is refused here, not at the first call.
     """
     if callable(naming):
         return naming
-    signature = inspect.signature(function)
-    fields = [field for _, field, _, _ in Formatter().parse(naming) if field is not None]
-    for field in fields:
-        parameter = field.partition(".")[0].partition("[")[0]
-        if parameter not in signature.parameters:
-            msg = f"{naming!r} mentions {{{field}}}, which {function.__qualname__}{signature} does not take"
-            raise InvalidInputError(msg, name=naming)
+    try:
+        signature = inspect.signature(function)
+    except ValueError as error:
+        msg = f"{title(function)} does not say what it takes: name its calls by a function"
+        raise InvalidInputError(msg, name=naming) from error
+    try:
+        naming.format(**dict.fromkeys(signature.parameters, _Anything()))
+    except LookupError as error:
+        msg = f"{naming!r} mentions what {title(function)}{signature} does not take"
+        raise InvalidInputError(msg, name=naming) from error
+    except ValueError as error:
+        msg = f"{naming!r} is no template: {error}; for a brace as such, write two"
+        raise InvalidInputError(msg, name=naming) from error
 
     def name_call(*args: Any, **kwargs: Any) -> str:
         bound = signature.bind(*args, **kwargs)
@@ -87,3 +93,16 @@ def name_for_calls(naming: Naming, function: Callable[..., Any]) -> Callable[...
         return naming.format(**bound.arguments)
 
     return name_call
+
+
+class _Anything:
+    """Stands for an argument of any kind."""
+
+    def __getattr__(self, name: str) -> _Anything:
+        return self
+
+    def __getitem__(self, key: object) -> _Anything:
+        return self
+
+    def __format__(self, spec: str) -> str:
+        return "1"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
+from leasehold._callables import check_decorated, makes_coroutines, title
 from leasehold._guard import Guard
 from leasehold._input import Seconds
 from leasehold._primitives import Plan
@@ -52,9 +52,10 @@ class AsyncLockGuard(Guard[H]):
 
 
 def check_coroutine(function: Callable[..., object]) -> None:
-    """Refuse to guard a function that would block the loop."""
-    if not inspect.iscoroutinefunction(function):
-        msg = f"{function.__qualname__} is not a coroutine function: use DistributedLock"
+    """Refuse to guard a function that would block the loop, and a call that returns before anything was done."""
+    check_decorated(function)
+    if not makes_coroutines(function):
+        msg = f"{title(function)} is not a coroutine function: use DistributedLock"
         raise InvalidInputError(msg)
 
 

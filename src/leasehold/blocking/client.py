@@ -20,7 +20,7 @@ from leasehold._retry import RetryPolicy
 from leasehold._runtime import drive
 from leasehold._store import Store
 from leasehold.blocking.elections import Election
-from leasehold.blocking.guards import LockGuard, check_plain, unless_busy
+from leasehold.blocking.guards import LockGuard, check_callback, unless_busy
 from leasehold.blocking.handles import LockHandle, MultiLockHandle
 from leasehold.blocking.rates import RateLimiter
 from leasehold.blocking.recipes import Once, Singleton
@@ -174,12 +174,12 @@ class DistributedLock:
 
     def _acquire(self, plan: Plan) -> LockHandle:
         if plan.on_lost is not None:
-            check_plain(plan.on_lost)
+            check_callback(plan.on_lost)
         return drive(LockHandle(self._engine)._acquire(plan))
 
     def _acquire_several(self, plan: Plan) -> MultiLockHandle:
         if plan.on_lost is not None:
-            check_plain(plan.on_lost)
+            check_callback(plan.on_lost)
         return drive(MultiLockHandle(self._engine)._acquire(plan))
 
 

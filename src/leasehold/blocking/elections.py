@@ -22,7 +22,7 @@ from leasehold._engine import Engine
 from leasehold._input import Seconds
 from leasehold._primitives import Defaults
 from leasehold._runtime import drive
-from leasehold.blocking.guards import LockGuard, check_plain
+from leasehold.blocking.guards import LockGuard, check_callback
 from leasehold.blocking.handles import LockHandle
 
 
@@ -43,7 +43,7 @@ class Election(Contest[Leadership]):
     def __init__(self, engine: Engine, name: str, defaults: Defaults, **options: Unpack[ElectionOptions]) -> None:
         super().__init__(engine, Leadership, name, defaults, **options)
         for callback in filter(None, self._callbacks):
-            check_plain(callback)
+            check_callback(callback)
 
     def lead(self, timeout: Seconds | None = None) -> LockGuard[Leadership]:
         """Campaign, lead for a block, and resign at its end, which raises LockLostError if the lead was lost."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
+from leasehold._callables import check_decorated, makes_coroutines, title
 from leasehold._guard import Guard
 from leasehold._input import Seconds
 from leasehold._primitives import Plan
@@ -52,9 +52,15 @@ class LockGuard(Guard[H]):
 
 
 def check_plain(function: Callable[..., object]) -> None:
-    """Refuse to guard a call that only makes a coroutine, and returns before anything was done."""
-    if inspect.iscoroutinefunction(function):
-        msg = f"{function.__qualname__} is a coroutine function: use AsyncDistributedLock"
+    """Refuse to guard a call that returns before anything was done."""
+    check_decorated(function)
+    check_callback(function)
+
+
+def check_callback(function: Callable[..., object]) -> None:
+    """Refuse to call what nobody would await."""
+    if makes_coroutines(function):
+        msg = f"{title(function)} is a coroutine function: use AsyncDistributedLock"
         raise InvalidInputError(msg)
 
 
