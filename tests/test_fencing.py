@@ -98,8 +98,12 @@ def test_what_is_no_resource_or_no_fence_is_refused(resource: str, fence: int) -
         gate.check(resource, fence)
     with pytest.raises(InvalidInputError):
         gate.guard(resource, fence)
-    with pytest.raises(InvalidInputError):
-        FenceGate(most=0)
+
+
+@pytest.mark.parametrize("most", [0, -1, True, 1.5, float("nan"), "3"])
+def test_a_gate_remembers_a_whole_number_of_resources(most: int) -> None:
+    with pytest.raises(InvalidInputError, match="most must be"):
+        FenceGate(most=most)
 
 
 def test_a_newer_writer_waits_for_the_older_ones_write() -> None:
@@ -201,6 +205,24 @@ def test_a_thread_does_not_wait_for_itself() -> None:
         assert len(gate._lines["ledger"]) == 1
     with guard:
         pass
+
+
+def test_a_task_does_not_wait_for_itself() -> None:
+    gate = FenceGate()
+    guard = gate.guard("ledger", 7)
+
+    async def nest() -> None:
+        async with guard:
+            with pytest.raises(LockError, match="this task would wait"):
+                async with guard:
+                    pytest.fail("two are in")
+            assert len(gate._lines["ledger"]) == 1
+        with guard, pytest.raises(LockError, match="this task would wait"):
+            async with guard:
+                pytest.fail("two are in")
+
+    asyncio.run(asyncio.wait_for(nest(), PATIENCE))
+    assert not gate._lines
 
 
 def test_threads_and_tasks_of_several_loops_write_one_at_a_time_in_order_of_fences() -> None:

@@ -6,7 +6,9 @@ which a fence travels over HTTP, and the check to put before a Lua script of you
 
 from __future__ import annotations
 
+import asyncio
 import re
+import sys
 import threading
 from collections import OrderedDict, deque
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from math import inf
 from types import TracebackType
 
 from leasehold._handle import Single
+from leasehold._input import check_count
 from leasehold._runtime import Bell, drive
 from leasehold.errors import InvalidInputError, LockError, StaleFenceError
 from leasehold.runtimes.aio import AsyncRuntime
@@ -55,10 +58,7 @@ class FenceGate:
     """
 
     def __init__(self, *, most: int | None = None) -> None:
-        if most is not None and most < 1:
-            msg = f"a gate must remember one resource at least, got most={most}"
-            raise InvalidInputError(msg)
-        self._most = inf if most is None else most
+        self._most = sys.maxsize if most is None else check_count(most, "most", most=sys.maxsize)
         self._mutex = threading.Lock()
         self._newest: OrderedDict[str, int] = OrderedDict()
         self._forgotten = 0
@@ -108,6 +108,9 @@ class FenceGate:
             if turn.blocks and any(other.thread == turn.thread for other in line):
                 msg = f"this thread would wait for its own guard of {resource!r}: in asyncio, use async with"
                 raise LockError(msg, name=resource)
+            if turn.task and any(other.task is turn.task for other in line):
+                msg = f"this task would wait for its own guard of {resource!r}: one block is enough for all it writes"
+                raise LockError(msg, name=resource)
             line.append(turn)
             return len(line) == 1
 
@@ -136,7 +139,7 @@ class Passage:
         self._fence = fence
 
     def __enter__(self) -> None:
-        turn = _Turn(ThreadRuntime().bell(), threading.get_ident(), blocks=True)
+        turn = _Turn(ThreadRuntime().bell(), threading.get_ident(), _current_task(), blocks=True)
         drive(self._gate._enter(self._resource, self._fence, turn))
 
     def __exit__(
@@ -145,7 +148,7 @@ class Passage:
         self._gate._leave(self._resource)
 
     async def __aenter__(self) -> None:
-        turn = _Turn(AsyncRuntime().bell(), threading.get_ident(), blocks=False)
+        turn = _Turn(AsyncRuntime().bell(), threading.get_ident(), _current_task(), blocks=False)
         await self._gate._enter(self._resource, self._fence, turn)
 
     async def __aexit__(
@@ -160,7 +163,16 @@ class _Turn:
 
     bell: Bell
     thread: int
+    task: object
+    """None outside of asyncio."""
     blocks: bool
+
+
+def _current_task() -> object:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
 
 
 def _refusal(resource: str, fence: int, newest: int | None, forgotten: int) -> StaleFenceError:
