@@ -9,11 +9,13 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from functools import partial, wraps
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from leasehold import (
     AsyncDistributedLock,
+    AsyncLockHandle,
     DistributedLock,
     InvalidInputError,
     LockAcquisitionError,
@@ -233,6 +235,18 @@ async def test_partials_and_callable_objects_are_decorated(locks: AsyncDistribut
     guard = locks.locked("job:{number}")
     assert await guard(Job())(locks, 7) == "job:7"
     assert await guard(partial(Job(), locks))(8) == "job:8"
+
+
+@on_a_loop
+async def test_an_interrupt_on_the_way_into_a_block_gives_the_lock_up(locks: AsyncDistributedLock) -> None:
+    guard = locks.lock("x")
+    with (
+        patch.object(AsyncLockHandle, "__aenter__", side_effect=SystemError),
+        pytest.raises(SystemError),
+    ):
+        async with guard:
+            pytest.fail("entered")
+    assert not guard._entered
 
 
 @on_a_loop

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from functools import partial
+from math import inf
 from typing import Any
 from unittest.mock import Mock
 
@@ -220,6 +221,34 @@ def test_callbacks_may_be_anything_that_need_not_be_awaited(locks: DistributedLo
             pass
         with pytest.raises(InvalidInputError, match="AsyncDistributedLock"):
             locks.election("x", on_elected=never_awaited)
+
+
+@pytest.mark.parametrize("at_least", [None, False, "", True, "3"])
+def test_what_is_no_time_is_refused(locks: DistributedLock, at_least: float) -> None:
+    with pytest.raises(InvalidInputError, match="at_least must be seconds"):
+        locks.lock("x", at_least=at_least)
+
+
+def test_errors_speak_of_what_was_asked_for(locks: DistributedLock) -> None:
+    with pytest.raises(InvalidInputError, match=r"^a name must not be empty"):
+        locks.rate_limiter("", 1, 1)
+    with pytest.raises(InvalidInputError, match=r"^ttl may be a year at the most: .* renewed"):
+        locks.lock("x", ttl=inf)
+    with pytest.raises(InvalidInputError, match=r"^period may be a year at the most; got inf s$"):
+        locks.once("x", period=inf)
+    with pytest.raises(InvalidInputError, match=r"^at_most may be a year at the most; got inf s$"):
+        locks.singleton("x", at_most=inf)
+
+
+def test_an_interrupt_on_the_way_into_a_block_gives_the_lock_up(
+    locks: DistributedLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = locks.lock("x")
+    monkeypatch.setattr(LockHandle, "__enter__", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt), guard:
+        pytest.fail("entered")
+    assert not guard._entered
+    assert not locks.is_locked("x")
 
 
 def test_with_lock_returns_what_the_function_returns(locks: DistributedLock) -> None:

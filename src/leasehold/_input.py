@@ -35,7 +35,7 @@ def check_name(name: str) -> str:
         bad = next(character for character in name if not character.isprintable())
         problem = f"may hold printable characters only, got {bad!r}"
     shown = name[:40] if isinstance(name, str) else ""
-    msg = f"a lock's name {problem}"
+    msg = f"a name {problem}"
     raise InvalidInputError(msg, name=shown)
 
 
@@ -62,7 +62,9 @@ def check_ttl(value: Seconds, what: str = "ttl") -> float:
     if 10 * margin(ttl) <= ttl <= MAX_TTL:
         return ttl
     if ttl > MAX_TTL:
-        problem = "may be a year at the most: a lease is renewed while it is held, so minutes are enough"
+        problem = "may be a year at the most"
+        if what == "ttl":
+            problem += ": a lease is renewed while it is held, so minutes are enough"
     else:
         problem = "must be at least 0.12 s, ten times what clocks and signals may be off"
     msg = f"{what} {problem}; got {ttl:g} s"

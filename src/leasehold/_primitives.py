@@ -99,7 +99,7 @@ def plan(
         longest = check_ttl(max_hold, "max_hold")
         life = min(life, longest)
         renew_for = min(renew_for, longest)
-    taken = check_seconds(at_least, "at_least") if at_least else 0.0
+    taken = check_seconds(at_least, "at_least")
     if taken > MAX_TTL:
         msg = f"at_least may be a year at the most, got {taken:g} s"
         raise InvalidInputError(msg)

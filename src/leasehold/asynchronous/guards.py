@@ -31,7 +31,12 @@ class AsyncLockGuard(Guard[H]):
         return await unless_busy(self._acquire, self._plan_within(0))
 
     async def __aenter__(self) -> H:
-        return await self._enter(await self._acquire(self._plan_within(None))).__aenter__()
+        handle = self._enter(await self._acquire(self._plan_within(None)))
+        try:
+            return await handle.__aenter__()
+        except BaseException as error:  # an interrupt: nobody will leave what he has not entered
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

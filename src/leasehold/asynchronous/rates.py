@@ -31,7 +31,7 @@ class AsyncRateLimiter(Limiter):
         """Take so much, and sleep until it is there: first come, first served.
 
         Raises RateLimitError, at once and without taking anything, if that is longer than `timeout` (or a year).
-        Whoever is cancelled in his sleep has spent what he took.
+        Whoever is cancelled in his sleep has spent what he took; closing the client does not wake him.
         """
         await self._wait(cost, timeout)
 

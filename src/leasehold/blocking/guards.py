@@ -31,7 +31,12 @@ class LockGuard(Guard[H]):
         return unless_busy(self._acquire, self._plan_within(0))
 
     def __enter__(self) -> H:
-        return self._enter(self._acquire(self._plan_within(None))).__enter__()
+        handle = self._enter(self._acquire(self._plan_within(None)))
+        try:
+            return handle.__enter__()
+        except BaseException as error:  # an interrupt: nobody will leave what he has not entered
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

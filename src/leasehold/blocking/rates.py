@@ -32,7 +32,7 @@ class RateLimiter(Limiter):
         """Take so much, and sleep until it is there: first come, first served.
 
         Raises RateLimitError, at once and without taking anything, if that is longer than `timeout` (or a year).
-        Whoever is interrupted in his sleep has spent what he took.
+        Whoever is interrupted in his sleep has spent what he took; closing the client does not wake him.
         """
         drive(self._wait(cost, timeout))
 
