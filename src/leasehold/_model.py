@@ -154,7 +154,7 @@ class Membership(NamedTuple):
     ticket: int
     """The last ticket it drew or was told of."""
     longest: float
-    """The longest life it ever gave to a place."""
+    """The longest life it ever gave to a lease; what stays on after its holder is none."""
     votes_in: float
     """Seconds until it votes: 0 once it does, infinite before it is admitted."""
 

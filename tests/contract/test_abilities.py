@@ -196,15 +196,17 @@ def test_an_unsure_holder_who_stays_is_refused(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_members_of_a_quorum_remember_the_longest_stay(rig: Rig) -> None:
+def test_members_of_a_quorum_that_come_back_empty_wait_for_leases_but_not_for_stays(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         if not isinstance(store, Quorum):
             return
-        await join(store, wish("alice"))
-        assert await store.linger(stay("alice"), TIMEOUT)
-        longest = sorted([(await member.knock(TIMEOUT)).longest for member in store._members])
-        assert longest[len(longest) // 2] == 60.0
+        for name, seconds in (("x", 30 * 86400.0), ("y", 1.0)):
+            ask = wish("alice", name=name)
+            await join(store, ask)
+            assert await store.linger(stay("alice", seconds, name=name), TIMEOUT)
+            longest = sorted([(await member.knock(TIMEOUT)).longest for member in store._members])
+            assert longest[len(longest) // 2] == ask.ttl
 
     rig.run(test())
 

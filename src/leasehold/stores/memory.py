@@ -254,13 +254,6 @@ class MemberServer(MemoryServer):
                     standings[number] = standing._replace(ticket=self._lift(renewal))
             return standings, woken
 
-    def linger(self, stay: Stay) -> tuple[bool, list[str]]:
-        with self._mutex:
-            stays, woken = super().linger(stay)
-            if stays and self._marker is not None:
-                self._marker.longest = max(self._marker.longest, stay.seconds)
-            return stays, woken
-
     def knock(self) -> Membership:
         with self._mutex:
             now = self._clock()

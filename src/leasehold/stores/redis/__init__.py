@@ -161,7 +161,7 @@ class RedisStore:
         return bool(was_there)
 
     async def linger(self, stay: Stay, timeout: float) -> bool:
-        args = linger_args(stay, is_member=self._is_member)
+        args = linger_args(stay)
         was_there = await self._call(LINGER, self._key(stay.name), args, timeout)
         self._ear.forget(stay.owner)
         return bool(was_there)

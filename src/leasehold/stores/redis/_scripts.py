@@ -91,11 +91,11 @@ def pack_renewal(renewal: Renewal) -> bytes:
     return _RENEWAL.pack(microseconds(ttl), microseconds(heartbeat), floor, claim, len(owner)) + owner
 
 
-def linger_args(stay: Stay, *, is_member: bool) -> tuple[Arg, ...]:
+def linger_args(stay: Stay) -> tuple[Arg, ...]:
     """Give what linger.lua takes."""
     heir = stay.owner + LINGERING
     lives = microseconds(stay.seconds), microseconds(stay.unsure)
-    args: tuple[Arg, ...] = stay.name, stay.owner, heir, *lives, int(is_member)
+    args: tuple[Arg, ...] = stay.name, stay.owner, heir, *lives
     return args if stay.metadata is None else (*args, stay.metadata)
 
 

@@ -2,7 +2,7 @@
 --
 -- KEYS  bucket
 -- ARGV  name, owner, the owner's name from now on, for how long, for how long to refuse this owner a place (0: not at
---       all), member (1 or 0), and the metadata from now on, if it is another
+--       all), and the metadata from now on, if it is another
 -- Returns 1 if the place was there and held, else 0.
 
 local bucket, name, owner, heir = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
@@ -48,11 +48,8 @@ local own = find(line, owner)
 local stays = own and own.acquired ~= 0 and not find(line, heir)
 local fields = {}
 if stays then
-  rename(line, own, ARGV[7])
+  rename(line, own, ARGV[6])
   own.expires = now + ARGV[4]
-  if ARGV[6] == '1' then
-    longest = math.max(longest, ARGV[4])
-  end
   fields = {'\0', packed_bucket()}
 elseif own then
   remove(line, own)
