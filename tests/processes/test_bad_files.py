@@ -137,6 +137,17 @@ def test_a_newer_schema_is_refused_with_the_advice_to_upgrade(path: Path) -> Non
     assert path.read_bytes() == before
 
 
+def test_a_file_of_an_earlier_release_gets_what_it_lacks_and_can_still_be_used_by_that(path: Path) -> None:
+    write_through(path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("DROP TABLE debt")
+    with DistributedLock(url_of(path)) as locks:
+        assert locks.rate_limiter("x", limit=1, per=60).spend()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+        assert connection.execute("SELECT count(*) FROM state").fetchone() == (1,)
+
+
 @pytest.mark.parametrize("step", range(1, 12))
 def test_a_new_file_is_made_whole_even_if_another_client_makes_it_between_two_steps(
     path: Path, monkeypatch: pytest.MonkeyPatch, step: int

@@ -1,4 +1,5 @@
--- leasehold's embedded store, version 2. It is run again on a file of an older version.
+-- leasehold's embedded store, version 1. Run again, it adds what a file of an earlier release lacks.
+-- Whatever an earlier release can overlook is added without another version: that would refuse the file.
 -- Times are seconds on the machine's boot clock and mean nothing after a restart, which `boot` tells.
 
 CREATE TABLE IF NOT EXISTS state (

@@ -35,7 +35,7 @@ T = TypeVar("T")
 _Step = Callable[[sqlite3.Cursor, float], tuple[T, list[Place]]]
 
 APPLICATION_ID = 0x4C454153  # "LEAS"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 1
 SWEEP_EVERY = 64
 SWEEP_ROWS = 200
 
@@ -386,7 +386,10 @@ class SqliteStore:
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("BEGIN IMMEDIATE")
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version < SCHEMA_VERSION:
+        if version > SCHEMA_VERSION:
+            msg = f"{self.path}: made by a newer leasehold (schema {version}); upgrade this one"
+            raise StoreError(msg)
+        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'debt'").fetchone():  # the newest part
             for statement in files("leasehold.stores").joinpath("schema.sql").read_text("utf-8").split(";\n\n"):
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -394,9 +397,6 @@ class SqliteStore:
             if version == 0:
                 identity = _machine.machine_id(), _machine.boot_id()
                 connection.execute("INSERT INTO state VALUES (?, ?, 0, 0, '')", identity)
-        elif version != SCHEMA_VERSION:
-            msg = f"{self.path}: made by a newer leasehold (schema {version}); upgrade this one"
-            raise StoreError(msg)
         self._check_machine(connection)
         connection.execute("COMMIT")
 
