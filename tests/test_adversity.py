@@ -21,7 +21,7 @@ from leasehold import (
     get_async_distributed_lock,
     get_distributed_lock,
 )
-from leasehold._model import Ask, Refusal, Renewal, Standing
+from leasehold._model import Ask, Refusal, Renewal, Standing, Stay
 from leasehold.runtimes.aio import AsyncRuntime
 from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores.memory import MemoryServer, MemoryStore
@@ -278,6 +278,22 @@ def test_a_store_is_closed_even_if_a_release_fails(tmp_path, monkeypatch: pytest
         locks.close()
     assert store._connection is None
     assert not held.is_held
+
+
+@pytest.mark.parametrize("transient", [False, True])
+def test_a_name_that_cannot_be_left_taken_is_given_up_and_its_holder_told(
+    server: MemoryServer, operator: DistributedLock, transient: bool
+) -> None:
+    class Unlingering(MemoryStore):
+        async def linger(self, stay: Stay, timeout: float) -> bool:
+            raise StoreError("too old", transient=transient)
+
+    with DistributedLock(Unlingering(ThreadRuntime(), server)) as locks:
+        handle = locks.acquire("x", at_least=30)
+        with pytest.raises(StoreError, match="too old"):
+            handle.release()
+        assert operator.is_locked("x") == transient
+        assert bool(locks._engine.keeper.leases) == transient, "only what may yet succeed is tried again"
 
 
 def test_a_default_client_that_was_closed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,7 +181,14 @@ class Keeper:
         lease.leaves += 1
         left = lease.lingers_until - self.runtime.now()
         if left > 0 and isinstance(self.store, Lingering):
-            was_there = await self.store.linger(Stay(ask.name, ask.owner, left, lease.last_words, unsure), timeout)
+            try:
+                was_there = await self.store.linger(Stay(ask.name, ask.owner, left, lease.last_words, unsure), timeout)
+            except StoreError as error:
+                if not error.transient:  # to ask for it again would be in vain, and in the way of others meanwhile
+                    await self.store.leave(ask.name, ask.owner, timeout, unsure)
+                    log.warning("%r could not be left taken, and is free: %s", ask.name, error)
+                    self.forget(lease)
+                raise
         else:
             was_there = await self.store.leave(ask.name, ask.owner, timeout, unsure)
         self.forget(lease)
