@@ -160,7 +160,7 @@ def test_an_old_table_is_brought_up_to_date_while_locks_are_held(
         store = open_store(url, ThreadRuntime())
         assert isinstance(store, TableStore)
         with DistributedLock(url) as locks, psycopg.connect(postgres_url) as user:
-            handle = locks.acquire("x")
+            query(url, "SELECT leasehold.acquire_lock('x', 'who knows the old table', 60)")
             found = leasehold("doctor", "--url", url)
             assert found.returncode == 1
             assert "lease table of version 1" in found.stdout
@@ -168,14 +168,20 @@ def test_an_old_table_is_brought_up_to_date_while_locks_are_held(
             with pytest.raises(StoreError, match="run `leasehold migrate") as caught:
                 drive(store.spend(Charge("x", 1.0, 1.0), 5.0))
             assert not caught.value.transient
+            done: list[str] = []
+            with pytest.raises(StoreError, match="run `leasehold migrate"):
+                locks.once("z", period=60).run(lambda: done.append("in vain"))
+            assert done == []
 
             user.execute("SELECT leasehold.acquire_lock('kept in a transaction', 'me', 60)")
             told = leasehold.json("migrate", "--url", postgres_url)
             assert (told["was"], told["version"]) == (1, 2)
             assert not any("too old" in finding.message for finding in locks.examine())
-            handle.extend(30)
             assert not locks.try_acquire("x")
-            handle.release()
+            query(url, "SELECT leasehold.release_lock('x', 'who knows the old table')")
+            with locks.lock("x"):
+                locks.once("z", period=60).run(lambda: done.append("once"))
+            assert done == ["once"]
         # Nobody named the role again: it has on the new table the rights it had on the others.
         assert drive(store.spend(Charge("x", 1.0, 1.0), 5.0)).allowed
         asks = [Ask(name, f"me/{name}", 30.0, 10.0, queue=False) for name in ("x", "y")]

@@ -289,8 +289,11 @@ class Statements:
         def statement(name: str, text: str) -> Statement:
             return Statement(text.format(schema=schema, unlimited=UNLIMITED).encode(), f"leasehold_{name}".encode())
 
+        # On a table that is too old nobody gets a lock: else he would learn that nothing can linger after his work.
         self.join = statement(
-            "join", "SELECT j.*, {unlimited} FROM {schema}.line_join($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) AS j"
+            "join",
+            "SELECT j.*, {unlimited} FROM {schema}.line_join($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) AS j"
+            " WHERE '{schema}.line_linger'::regproc IS NOT NULL",
         )
         self.renew = statement("renew", "SELECT * FROM {schema}.line_renew($1, $2, $3, $4, $5)")
         # Nothing is lost with a leave that a crash undoes but time: the place ends by itself.
