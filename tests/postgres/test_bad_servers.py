@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from leasehold import StoreError
+from leasehold import InvalidInputError, StoreError
 from leasehold._model import Ask
 from leasehold.stores.postgres._migrations import grants, script
 from tests.party import Party, ask
@@ -340,8 +340,11 @@ async def test_a_database_that_does_not_know_every_character(
 async def test_metadata_with_a_null_character_is_refused_and_leaves_nothing(
     party: Party, server: PostgresServer
 ) -> None:
-    said = await refusal(party, server.url, is_transient=False, metadata={"a": "\0"})
-    assert "NUL character" in said
+    with pytest.raises(InvalidInputError, match="NUL"):
+        await ask(party.client(server.url).acquire("x", metadata={"a": "\0"}))
+    with pytest.raises(StoreError, match="NUL character") as raised:
+        await party.store(server.url).join(Ask("x", "me/1", 30.0, 3.0, metadata='{"a":"\\u0000"}'), 5.0)
+    assert not raised.value.transient
     assert not places(party, server)
     schema = party.options["schema"]
     assert server.sql(f"SELECT name FROM {schema}.lock_names") == []
