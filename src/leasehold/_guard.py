@@ -10,7 +10,7 @@ from leasehold._input import Seconds
 from leasehold._naming import Naming, name_for_calls, varies
 from leasehold._primitives import Plan
 from leasehold._runtime import Runtime
-from leasehold.errors import InvalidInputError
+from leasehold.errors import InvalidInputError, InvalidLockError
 
 H = TypeVar("H", bound=Handle)
 
@@ -40,14 +40,14 @@ class Guard(Generic[H]):
         """
         with self._mutex:
             mine = self._context()
-            if mine in self._entered:
-                number = -1
-            else:
-                mine, number = next(iter(self._entered)), 0
-            handles = self._entered[mine]
-            handle = handles.pop(number)
+            whose = mine if mine in self._entered else next(iter(self._entered), None)
+            if whose is None:
+                msg = f"{self!r} is left more often than it was entered"
+                raise InvalidLockError(msg)
+            handles = self._entered[whose]
+            handle = handles.pop(-1 if whose == mine else 0)
             if not handles:
-                del self._entered[mine]
+                del self._entered[whose]
         return handle
 
     def _plan_within(self, timeout: Seconds | None) -> Plan:

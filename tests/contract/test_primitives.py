@@ -419,21 +419,22 @@ def test_a_guard_may_be_entered_by_many_at_a_time_and_left_by_another(rig: Rig) 
         await rig.until(lambda: left)
         assert await line(client) == (0, 0)
 
+        entered: list[Any] = []
+
         async def only_enter() -> None:
-            await ask(guard.__enter__() if rig.driver == "threads" else guard.__aenter__())
+            entered.append(await ask(guard.__enter__() if rig.driver == "threads" else guard.__aenter__()))
 
         for _ in range(3):
             rig.start(only_enter)
-        await rig.until(lambda: held(client, 3))
+        await rig.until(lambda: len(entered) == 3)
+        leave_block = guard.__exit__ if rig.driver == "threads" else guard.__aexit__
         for _ in range(3):
-            await ask((guard.__exit__ if rig.driver == "threads" else guard.__aexit__)(None, None, None))
+            await ask(leave_block(None, None, None))
         assert await line(client) == (0, 0)
+        with pytest.raises(InvalidLockError, match="more often"):
+            await ask(leave_block(None, None, None))
 
     rig.run(test())
-
-
-async def held(client: Any, number: int) -> bool:
-    return (await line(client))[0] == number
 
 
 def test_releasing_inside_the_block_is_fine(rig: Rig) -> None:
