@@ -8,10 +8,15 @@ from tests.contract.rigs import DRIVERS, ONE_VERSION, STORES, Rig
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test on every store; if it is marked so, and nobody wants more, on one version of each server only."""
-    if "rig" in metafunc.fixturenames:
-        is_enough = metafunc.definition.get_closest_marker("one_version") and not os.environ.get("LEASEHOLD_VERSIONS")
-        metafunc.parametrize("rig", ONE_VERSION if is_enough else STORES, indirect=True)
+    """Run a test on every store, unless it is marked for less."""
+    if "rig" not in metafunc.fixturenames:
+        return
+    stores = list(STORES)
+    if metafunc.definition.get_closest_marker("one_version") and not os.environ.get("LEASEHOLD_VERSIONS"):
+        stores = ONE_VERSION
+    if metafunc.definition.get_closest_marker("no_store"):
+        stores = ["memory"]
+    metafunc.parametrize("rig", stores, indirect=True)
 
 
 @pytest.fixture(params=DRIVERS)

@@ -22,6 +22,8 @@ from leasehold import (
 from leasehold.runtimes._clock import now as clock
 from tests.contract.rigs import Rig, ask
 
+pytestmark = pytest.mark.one_version
+
 
 def test_one_holds_and_the_other_does_not(rig: Rig) -> None:
     async def test() -> None:
@@ -120,7 +122,6 @@ def test_a_client_that_waits_for_itself_is_told_so(rig: Rig) -> None:
     rig.run(test())
 
 
-@pytest.mark.one_version
 def test_a_short_lease_is_renewed_while_it_is_held(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
@@ -144,7 +145,6 @@ def test_a_short_lease_is_renewed_while_it_is_held(rig: Rig) -> None:
     rig.run(test())
 
 
-@pytest.mark.one_version
 def test_without_renewal_a_lease_ends_by_itself_and_its_holder_is_told(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
@@ -169,7 +169,6 @@ def test_without_renewal_a_lease_ends_by_itself_and_its_holder_is_told(rig: Rig)
     rig.run(test())
 
 
-@pytest.mark.one_version
 def test_max_hold_ends_a_hold_that_would_be_renewed_for_ever(rig: Rig) -> None:
     async def test() -> None:
         handle = await ask(rig.client().acquire("x", ttl=0.3, max_hold=0.9))
@@ -360,7 +359,6 @@ def test_re_entering_what_was_lost_is_an_error(rig: Rig) -> None:
     rig.run(test())
 
 
-@pytest.mark.one_version
 def test_a_handle_that_is_forgotten_gives_its_lock_up(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
@@ -412,6 +410,7 @@ BAD_NAMES: dict[str, Any] = {
 }
 
 
+@pytest.mark.no_store
 @pytest.mark.parametrize("name", BAD_NAMES.values(), ids=BAD_NAMES)
 def test_a_bad_name_is_refused_at_once(rig: Rig, name: Any) -> None:
     async def test() -> None:
@@ -438,6 +437,7 @@ BAD_TTLS: dict[str, Any] = {
 }
 
 
+@pytest.mark.no_store
 @pytest.mark.parametrize("ttl", BAD_TTLS.values(), ids=BAD_TTLS)
 def test_a_bad_ttl_is_refused_at_once(rig: Rig, ttl: Any) -> None:
     async def test() -> None:
@@ -457,6 +457,7 @@ def test_a_bad_ttl_is_refused_at_once(rig: Rig, ttl: Any) -> None:
     rig.run(test())
 
 
+@pytest.mark.no_store
 @pytest.mark.parametrize("timeout", [-1, float("nan"), "1", True, timedelta(seconds=-1)], ids=repr)
 def test_a_bad_time_out_is_refused_at_once(rig: Rig, timeout: Any) -> None:
     async def test() -> None:
@@ -479,6 +480,7 @@ BAD_METADATA: dict[str, Any] = {
 }
 
 
+@pytest.mark.no_store
 @pytest.mark.parametrize("metadata", BAD_METADATA.values(), ids=BAD_METADATA)
 def test_bad_metadata_is_refused_at_once(rig: Rig, metadata: Any) -> None:
     async def test() -> None:

@@ -157,14 +157,14 @@ async def test_requests_on_their_way_when_a_session_is_ended_all_get_an_answer(
 async def test_a_server_that_stalls_for_less_than_the_ttl_costs_nobody_a_lock(
     party: Party, fresh: PostgresServer
 ) -> None:
-    handle = await hold(party, fresh.url, ttl=1.6)
+    handle = await hold(party, fresh.url, ttl=2.4)
     waiting = party.start(hold(party, fresh.url))
     await party.waits(party.client(fresh.url), "x")
     fresh.pause()
-    await party.passes(0.6)
+    await party.passes(0.8)
     assert handle.is_held
     fresh.resume()
-    await party.passes(1.1)
+    await party.passes(1.7)
     assert handle.is_held
     assert not handle.lost.is_set()
     assert not waiting.is_done
