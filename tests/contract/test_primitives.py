@@ -166,7 +166,7 @@ def test_permits_of_the_dead_come_back(rig: Rig) -> None:
         if await cannot(alice.semaphore("x", 3), alice):
             return
         await rig.store().join(Ask("x", "dead/1", 0.3, 0.3, capacity=3, weight=2), 5.0)
-        kept = await ask(alice.semaphore("x", 3, ttl=0.3).acquire())
+        kept = await ask(alice.semaphore("x", 3).acquire())
         heavy = await ask(bob.semaphore("x", 3, 2, timeout=10).acquire())
         assert kept.is_held
         assert heavy.is_held
