@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.contract.rigs import DRIVERS, ONE_VERSION, STORES, Rig
+from tests.contract.rigs import DRIVERS, EACH_CLOCK, ONE_VERSION, STORES, Rig
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -12,9 +12,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "rig" not in metafunc.fixturenames:
         return
     stores = list(STORES)
-    if metafunc.definition.get_closest_marker("one_version") and not os.environ.get("LEASEHOLD_VERSIONS"):
-        stores = ONE_VERSION
-    if metafunc.definition.get_closest_marker("no_store"):
+    marked = metafunc.definition.get_closest_marker
+    if not os.environ.get("LEASEHOLD_VERSIONS"):
+        stores = ONE_VERSION if marked("one_version") else stores
+        stores = EACH_CLOCK if marked("each_clock") else stores
+    if marked("no_store"):
         stores = ["memory"]
     metafunc.parametrize("rig", stores, indirect=True)
 

@@ -108,6 +108,13 @@ STORES: dict[str, Callable[[Fixture], Opener]] = {
 }
 ONE_VERSION = [name for name in STORES if name.partition("-")[2] in {"", "polling", VALKEY9.name, POSTGRES18.name}]
 """One version of each server: for what is ours alone. The stores' own contract runs on all."""
+EACH_CLOCK = [
+    "memory",
+    "sqlite",
+    "redlock",
+    *(name for name in ONE_VERSION if name.endswith(("valkey9", "postgres18"))),
+]
+"""One store for each clock that leases end by: for what takes a lease's whole life."""
 DRIVERS = ("threads", "asyncio")
 
 

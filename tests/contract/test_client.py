@@ -122,6 +122,7 @@ def test_a_client_that_waits_for_itself_is_told_so(rig: Rig) -> None:
     rig.run(test())
 
 
+@pytest.mark.each_clock
 def test_a_short_lease_is_renewed_while_it_is_held(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
@@ -145,6 +146,7 @@ def test_a_short_lease_is_renewed_while_it_is_held(rig: Rig) -> None:
     rig.run(test())
 
 
+@pytest.mark.each_clock
 def test_without_renewal_a_lease_ends_by_itself_and_its_holder_is_told(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
@@ -169,6 +171,7 @@ def test_without_renewal_a_lease_ends_by_itself_and_its_holder_is_told(rig: Rig)
     rig.run(test())
 
 
+@pytest.mark.each_clock
 def test_max_hold_ends_a_hold_that_would_be_renewed_for_ever(rig: Rig) -> None:
     async def test() -> None:
         handle = await ask(rig.client().acquire("x", ttl=0.3, max_hold=0.9))
@@ -359,6 +362,7 @@ def test_re_entering_what_was_lost_is_an_error(rig: Rig) -> None:
     rig.run(test())
 
 
+@pytest.mark.each_clock
 def test_a_handle_that_is_forgotten_gives_its_lock_up(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
