@@ -43,27 +43,27 @@ def run_asyncio(test: Callable[[AsyncRuntime], Coroutine[Any, Any, None]]) -> No
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("run", [run_simulated, run_asyncio])
-def test_tasks_overlap_and_the_slow_go_on_after_the_decision(run: Any) -> None:
+@pytest.mark.parametrize(("run", "unit"), [(run_simulated, 0.01), (run_asyncio, 0.05)])
+def test_tasks_overlap_and_the_slow_go_on_after_the_decision(run: Any, unit: float) -> None:
     async def test(runtime: Any) -> None:
-        ended: list[float] = []
+        ended: list[int] = []
 
-        async def work(seconds: float) -> float:
-            await runtime.sleep(seconds)
-            ended.append(seconds)
-            return seconds
+        async def work(units: int) -> int:
+            await runtime.sleep(units * unit)
+            ended.append(units)
+            return units
 
         began = runtime.now()
-        assert await runtime.gather([work(0.03), work(0.01), work(0.02)], never, 0.0) == [0.03, 0.01, 0.02]
-        assert 0.03 <= runtime.now() - began < 0.06
+        assert await runtime.gather([work(3), work(1), work(2)], never, 0.0) == [3, 1, 2]
+        assert 3 * unit <= runtime.now() - began < 6 * unit
         ended.clear()
         began = runtime.now()
-        results = await runtime.gather([work(0.01), work(0.2), work(0.02), work(0.06)], two_ended, 0.01)
-        assert results == [0.01, None, 0.02, None]
-        assert 0.03 <= runtime.now() - began < 0.05
-        await runtime.sleep(0.25)
-        assert ended == [0.01, 0.02, 0.06, 0.2]
-        assert results == [0.01, None, 0.02, None], "what was returned does not change any more"
+        results = await runtime.gather([work(1), work(20), work(2), work(6)], two_ended, unit)
+        assert results == [1, None, 2, None]
+        assert 3 * unit <= runtime.now() - began < 6 * unit
+        await runtime.sleep(25 * unit)
+        assert ended == [1, 2, 6, 20]
+        assert results == [1, None, 2, None], "what was returned does not change any more"
 
     run(test)
 
