@@ -174,10 +174,14 @@ def test_six_who_take_several_names_each_get_all_or_none_and_never_wait_for_each
     counts = Counter[str]()
     until = time.monotonic() + SECONDS / 2
 
+    def proves_nothing() -> bool:
+        """Tell whether the machine was too slow so far for all four to have been taken a few times."""
+        return counts["took 4"] <= 2 and time.monotonic() < until + 20
+
     def work(who: str, chance: random.Random) -> None:
         store, own = table.store(), table.connect()
         sequence = 0
-        while time.monotonic() < until and not failures:
+        while not failures and (time.monotonic() < until or proves_nothing()):
             sequence += 1
             names = chance.sample("abcd", chance.randint(1, 4))
             owner = f"{who}/{sequence}"
