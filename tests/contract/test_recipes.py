@@ -57,9 +57,10 @@ def test_a_job_that_died_is_free_after_at_most(rig: Rig) -> None:
         alice, bob = rig.client(), rig.client()
         if not alice._engine.store.capabilities.expiry:
             return
+        assert await ask(alice.singleton("cron:weekly", at_most=60).try_acquire())
+        assert await ask(bob.singleton("cron:weekly", at_most=60).try_acquire()) is None
         tick = {"at_most": 0.3, "at_least": 0.0 if cannot_linger(alice) else 0.3}
         dead = await ask(alice.singleton("cron:daily", **tick).try_acquire())
-        assert await ask(bob.singleton("cron:daily", **tick).try_acquire()) is None
 
         async def can_run() -> Any:
             return await ask(bob.singleton("cron:daily", **tick).try_acquire())
@@ -80,11 +81,11 @@ def test_a_name_left_taken_keeps_waiters_out_until_it_is_over(rig: Rig) -> None:
                 await ask(alice.acquire("x", at_least=0.2))
             assert await ask(alice.info("x")) is None
             return
-        started = bob._engine.runtime.now()
-        handle = await ask(alice.acquire("x", at_least=0.3))
-        await ask(handle.release())
+        await ask((await ask(alice.acquire("y", at_least=60))).release())
         with pytest.raises(LockAcquisitionError, match="left it taken"):
-            await ask(bob.acquire("x", timeout=0))
+            await ask(bob.acquire("y", timeout=0))
+        started = bob._engine.runtime.now()
+        await ask((await ask(alice.acquire("x", at_least=0.3))).release())
         await ask((await ask(bob.acquire("x", timeout=10))).release())
         assert bob._engine.runtime.now() - started >= 0.3
 
