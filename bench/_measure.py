@@ -9,12 +9,16 @@ import platform
 import random
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import nan
+from math import isnan, nan
 from statistics import quantiles
+from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
 Case = TypeVar("Case")
 Sample = TypeVar("Sample")
+
+SILENCE = 5.0
+"""How many seconds pass between two lines about how far a run is, where they cannot be written over each other."""
 
 
 class Spread(NamedTuple):
@@ -35,44 +39,130 @@ def spread(samples: Sequence[float]) -> Spread:
     return Spread(cuts[49], cuts[9], cuts[89], cuts[98])
 
 
+class Reach(NamedTuple):
+    """A figure that we mean to reach, beside the one of this run: nan if that could not be measured."""
+
+    what: str
+    figure: float
+    bound: float
+    at_least: bool = False
+    """Whether more is better."""
+
+    @property
+    def met(self) -> bool:
+        return self.figure >= self.bound if self.at_least else self.figure <= self.bound
+
+    @property
+    def verdict(self) -> str:
+        if isnan(self.figure):
+            return "not measured"
+        return "met" if self.met else "MISSED"
+
+    @property
+    def wanted(self) -> str:
+        return f"{'≥' if self.at_least else '≤'} {shown(self.bound)}"
+
+
+class Progress:
+    """Say on stderr how far a run is: in one place on a terminal, now and then elsewhere."""
+
+    def __init__(self) -> None:
+        self._in_place = sys.stderr.isatty()
+        self._told = monotonic()
+
+    def tell(self, where: str) -> None:
+        if self._in_place:
+            print(f"\r\033[K{where}", end="", file=sys.stderr, flush=True)
+        elif monotonic() >= self._told + SILENCE:
+            self._told = monotonic()
+            print(where, file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        if self._in_place:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
 def interleave(
     cases: Mapping[Case, Callable[[], Iterable[Sample]]], rounds: int, warm_up: int = 1
 ) -> dict[Case, list[Sample]]:
     """Let every case take some samples per round, in a new order each time; those of the first rounds do not count."""
     samples: dict[Case, list[Sample]] = {case: [] for case in cases}
+    progress = Progress()
     for turn in range(warm_up + rounds):
         for case in random.sample(list(cases), len(cases)):
+            progress.tell(f"round {turn + 1} of {warm_up + rounds}: {_named(case)}")
             taken = cases[case]()
             if turn >= warm_up:
                 samples[case] += taken
+    progress.end()
     return samples
+
+
+def _named(case: object) -> str:
+    return ", ".join(map(str, case)) if isinstance(case, tuple) else str(case)
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--quick", action="store_true", help="take some seconds: fewer rounds, fewer cases")
     return parser
 
 
-def report(question: str, rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
-    """Print rows, all with the same columns; a float is shown with three digits, a Spread as median and range."""
+def report(
+    question: str,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    as_json: bool,
+    reaches: Sequence[Reach] = (),
+    broken: Mapping[str, str] | None = None,
+) -> None:
+    """Print rows, all with the same columns; a float is shown with three digits, a Spread as median and range.
+
+    Then print what we mean to reach, and which peers are not in the rows and why.
+    """
     machine = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
+    broken = broken or {}
     if as_json:
-        plain = [{k: v._asdict() if isinstance(v, Spread) else v for k, v in row.items()} for row in rows]
-        print(json.dumps({"question": question, "machine": machine, "rows": plain}, ensure_ascii=False, indent=2))
+        result = {
+            "question": question,
+            "machine": machine,
+            "rows": [{name: _plain(value) for name, value in row.items()} for row in rows],
+            "reaches": [{**_plain(reach), "met": reach.met} for reach in reaches],
+            "broken": broken,
+        }
+        print(json.dumps(result, ensure_ascii=False, indent=2))
         return
-    cells = [list(rows[0]), *([_shown(value) for value in row.values()] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    adjust = [str.ljust if isinstance(value, str) else str.rjust for value in rows[0].values()]
     print(f"\n{question}  ({machine})\n")
-    for line in cells:
-        print("  ".join(put(cell, width) for put, cell, width in zip(adjust, line, widths, strict=True)).rstrip())
+    _print_table([list(rows[0]), *([shown(value) for value in row.values()] for row in rows)], list(rows[0].values()))
+    if reaches:
+        print()
+        _print_table(
+            [[reach.verdict, reach.what, shown(reach.figure), reach.wanted] for reach in reaches], ["", "", 0, 0]
+        )
+    for peer, why in broken.items():
+        print(f"\n{peer} is missing: {why}")
     sys.stdout.flush()
 
 
-def _shown(value: object) -> str:
+def _print_table(lines: Sequence[Sequence[str]], values: Sequence[object]) -> None:
+    """Print text to the left and what is no text to the right, as the values of one line tell."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    adjust = [str.ljust if isinstance(value, str) else str.rjust for value in values]
+    for line in lines:
+        print("  ".join(put(cell, width) for put, cell, width in zip(adjust, line, widths, strict=True)).rstrip())
+
+
+def _plain(value: Any) -> Any:
+    """Put a value into what JSON knows: it has no nan."""
+    if isinstance(value, Spread | Reach):
+        return {name: _plain(part) for name, part in value._asdict().items()}
+    return None if isinstance(value, float) and isnan(value) else value
+
+
+def shown(value: object) -> str:
     if isinstance(value, Spread):
-        return f"{_shown(value.median)} ({_shown(value.p10)}-{_shown(value.p90)})"
-    if isinstance(value, float):
+        return f"{shown(value.median)} ({shown(value.p10)}-{shown(value.p90)})"
+    if isinstance(value, float) and not isnan(value):
         return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-    return "-" if value is None else str(value)
+    return "-" if value is None or isinstance(value, float) else str(value)
