@@ -35,7 +35,7 @@ class Work:
         self.ended_at = inf
         self._value: Any = None
         self._error: BaseException | None = None
-        party.runtime.spawn(self._do(work), "test-work")
+        party.runtime.spawn(lambda: self._do(work), "test-work")
 
     async def _do(self, work: Coroutine[Any, Any, Any]) -> None:
         try:

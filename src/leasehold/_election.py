@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from math import inf
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 
@@ -261,11 +262,10 @@ class Contest(Generic[L]):
         if any(self._callbacks):
             leadership._term = term
             self._engine.leaders[leadership._owner] = leadership._release
-            work = self._see_through(leadership, term)
+            work = partial(self._see_through, leadership, term)
             try:
                 self._runtime.spawn(work, "leasehold-election", leadership._orphaned)
-            except RuntimeError:  # no more threads to be had
-                work.close()
+            except BaseException:  # no more threads to be had, or an interrupt
                 leadership._term = None
                 self._engine.leaders.pop(leadership._owner, None)
                 await leadership._release()
@@ -283,11 +283,11 @@ class Contest(Generic[L]):
                 return
             candidacy = self._candidacy = Candidacy(self._runtime)
         self._engine.candidates.add(self._stop)
-        work = self._stand(candidacy)
+        work = partial(self._stand, candidacy)
         try:
             self._runtime.spawn(work, "leasehold-candidate", lambda: self._ended(candidacy))
-        except RuntimeError:  # no more threads to be had
-            work.close()
+        except BaseException:  # no more threads to be had, or an interrupt
+            candidacy.end()
             self._ended(candidacy)
             raise
 
@@ -380,11 +380,10 @@ class Contest(Generic[L]):
             term.begin_work()
             term.work.come()
         else:
-            work = self._work(self._callbacks.on_elected, leadership, term)
+            work = partial(self._work, self._callbacks.on_elected, leadership, term)
             try:
                 self._runtime.spawn(work, "leasehold-elected", term.work.come)
             except RuntimeError:  # no more threads to be had
-                work.close()
                 log.exception("on_elected of %r could not be called", self.name)
                 term.work_failed = True
                 term.work.come()

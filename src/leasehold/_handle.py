@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Self
 
 from leasehold._engine import Engine
@@ -46,7 +47,7 @@ class Handle:
             on_lost, me = plan.on_lost, weakref.ref(self)  # the lease must not keep its handle alive
             spawn = self._engine.runtime.spawn
             names = ", ".join(repr(ask.name) for ask in plan.asks)
-            self._watch(lambda: spawn(_tell(on_lost, me(), names), "leasehold-on-lost"))
+            self._watch(lambda: spawn(partial(_tell, on_lost, me(), names), "leasehold-on-lost"))
         return self
 
     def _watch(self, on_lost: Callable[[], None]) -> Callable[[], None]:

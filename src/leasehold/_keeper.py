@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from math import inf
 from weakref import WeakMethod
 
 from leasehold import _lifecycle
 from leasehold._lease import PATIENCE, Lease, State
 from leasehold._model import Standing, Stay
-from leasehold._runtime import drive
+from leasehold._runtime import Bell, drive
 from leasehold._store import GHOST, Lingering, Store, Watchful
 from leasehold.errors import StoreError
 
@@ -243,18 +244,16 @@ class Keeper:
                 self._bell = self.runtime.bell()
                 self._idle_since = now
         if starting:
-            work = self._keep()
             try:
-                self.runtime.spawn(work, "leasehold-keeper", self._was_cancelled)
-            except RuntimeError:  # no more threads to be had
-                work.close()
+                self.runtime.spawn(partial(self._keep, self._bell), "leasehold-keeper", self._was_cancelled)
+            except BaseException:  # no more threads to be had, or an interrupt, which may come after it has begun
                 self._running = False
                 raise
         elif asleep:
             self._bell.ring()
 
-    async def _keep(self) -> None:
-        while True:
+    async def _keep(self, bell: Bell) -> None:
+        while self._bell is bell:  # else another was started, as this one was not known to have been
             try:
                 if not await self._turn():
                     return
@@ -284,11 +283,11 @@ class Keeper:
                 leaving = [lease for lease in due if lease.due < inf and lease.leaving]
                 for lease in due:
                     lease.due = inf
-            work = self._serve(renewing, leaving)
+            work = partial(self._serve, renewing, leaving)
             try:
                 self.runtime.spawn(work, "leasehold-renewal", lambda: self._repeat(renewing, leaving))
             except RuntimeError:  # no more threads to be had
-                await work
+                await work()
             return True
         if self.leases:
             self._idle_since = now

@@ -56,9 +56,12 @@ class Runtime(Protocol):
         """Name the thread or task that is running."""
         ...
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str, if_cancelled: Callable[[], None] | None = None) -> None:
+    def spawn(
+        self, work: Callable[[], Coroutine[Any, Any, None]], name: str, if_cancelled: Callable[[], None] | None = None
+    ) -> None:
         """Run in the background, referenced until it ends, never cancelled with its parent.
 
+        The coroutine is made where it runs, so that whoever is interrupted here leaves none that nobody awaits.
         Where somebody may cancel it all the same, even before it began, `if_cancelled` is called then.
         """
         ...

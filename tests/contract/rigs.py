@@ -161,7 +161,7 @@ class Rig:
         return client
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._runtime.spawn(work(), "test")
+        self._runtime.spawn(work, "test")
 
     async def until(self, condition: Callable[[], Any], seconds: float = 10.0) -> float:
         """Wait for a condition, and tell how long it took."""

@@ -19,8 +19,8 @@ from leasehold.stores.redis import RedisStore
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
 from tests.servers.redis import RedisServer
 
-TICK = 10.0
-"""Time goes in ticks, of which the server's clock is set forward; what passes by itself is small beside one."""
+TICK = 100.0
+"""Time goes in ticks, by which the server's clock is set forward; what passes by itself is small beside one."""
 LIVES = (0.5 * TICK, 1.5 * TICK, 3.5 * TICK)
 """Nothing ends near a tick."""
 NAMES = ("x", "y")
@@ -248,10 +248,11 @@ def test_random_charges_are_answered_as_the_rule_answers_them(pair: Pair, seed: 
 
 def test_a_join_repeated_after_its_place_has_expired_has_a_place_in_a_line_that_works(pair: Pair) -> None:
     """Its first reply was lost, and it took longer than a heartbeat to ask again."""
-    holder, late, other = (Ask("x", f"{who}/1", ttl=35.0, heartbeat=5.0) for who in ("holder", "late", "other"))
+    short, _, long = LIVES
+    holder, late, other = (Ask("x", f"{who}/1", ttl=long, heartbeat=short) for who in ("holder", "late", "other"))
     pair.join(holder)
     pair.join(late)
-    pair.join(other._replace(heartbeat=35.0))
+    pair.join(other._replace(heartbeat=long))
     pair.tick()
     pair.join(late)
     pair.check_lines()
@@ -262,16 +263,16 @@ def test_a_join_repeated_after_its_place_has_expired_has_a_place_in_a_line_that_
 
 
 def test_a_stay_ends_in_time_though_the_clock_is_set_back(pair: Pair) -> None:
-    pair.join(Ask("x", "holder/1", ttl=35.0, heartbeat=5.0))
+    pair.join(Ask("x", "holder/1", ttl=LIVES[2], heartbeat=LIVES[0]))
     pair.tick()
-    pair.linger(Stay("x", "holder/1", 15.0))
+    pair.linger(Stay("x", "holder/1", LIVES[1]))
     pair.step(-1)
-    pair.join(Ask("x", "other/1", ttl=35.0, heartbeat=5.0, queue=False))
+    pair.join(Ask("x", "other/1", ttl=LIVES[2], heartbeat=LIVES[0], queue=False))
     pair.check_lines()
 
 
 def test_tickets_that_were_drawn_at_once_are_not_drawn_again_though_the_clock_is_set_back(pair: Pair) -> None:
-    asks = [Ask(name, owner_of(name, 1), ttl=35.0, heartbeat=5.0, queue=False) for name in (*NAMES, "z")]
+    asks = [Ask(name, owner_of(name, 1), ttl=LIVES[2], heartbeat=LIVES[0], queue=False) for name in (*NAMES, "z")]
     standings = drive(pair.store.join_all(asks[:2], 5.0))
     assert isinstance(standings, list)
     pair.step(-1)

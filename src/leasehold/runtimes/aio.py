@@ -81,8 +81,11 @@ class AsyncRuntime:
     def context(self) -> Hashable:
         return asyncio.current_task()
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str, if_cancelled: Callable[[], None] | None = None) -> None:
-        task = self._task(work, name)
+    def spawn(
+        self, work: Callable[[], Coroutine[Any, Any, None]], name: str, if_cancelled: Callable[[], None] | None = None
+    ) -> None:
+        self.bind()
+        task = self._task(work(), name)
         if if_cancelled is not None:
             task.add_done_callback(lambda task: if_cancelled() if task.cancelled() else None)
 

@@ -241,8 +241,10 @@ class SimulatedRuntime:
     def context(self) -> Hashable:
         return self._process.current
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str, if_cancelled: Callable[[], None] | None = None) -> None:
-        self._process.start(work)
+    def spawn(
+        self, work: Callable[[], Coroutine[Any, Any, None]], name: str, if_cancelled: Callable[[], None] | None = None
+    ) -> None:
+        self._process.start(work())
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
         self._process.after(seconds, action)

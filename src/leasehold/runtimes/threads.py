@@ -136,8 +136,10 @@ class ThreadRuntime:
         token: Hashable = self._here.token
         return token
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str, if_cancelled: Callable[[], None] | None = None) -> None:
-        threading.Thread(target=drive, args=(work,), name=name, daemon=True).start()
+    def spawn(
+        self, work: Callable[[], Coroutine[Any, Any, None]], name: str, if_cancelled: Callable[[], None] | None = None
+    ) -> None:
+        threading.Thread(target=lambda: drive(work()), name=name, daemon=True).start()
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
         timer = threading.Timer(seconds, action)
@@ -169,11 +171,10 @@ class ThreadRuntime:
                 gathering.poll(until)
         finally:
             if not gathering.is_over():
-                rest = gathering.finish()
                 try:
-                    self.spawn(rest, "leasehold-stragglers")
+                    self.spawn(gathering.finish, "leasehold-stragglers")
                 except RuntimeError:  # no more threads to be had
-                    await rest
+                    await gathering.finish()
         return list(gathering.results)
 
     def is_gathering(self) -> bool:

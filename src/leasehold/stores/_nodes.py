@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 
@@ -145,7 +146,7 @@ class Nodes:
             if node.suspected or self._closed:
                 return
             node.suspected = True
-        self._start(self._nurse(number), lambda: setattr(node, "suspected", False))
+        self._start(partial(self._nurse, number), lambda: setattr(node, "suspected", False))
 
     async def _nurse(self, number: int) -> None:
         """Knock until the member answers, and pay what it is owed."""
@@ -192,7 +193,7 @@ class Nodes:
             if self._healing or self._closed:
                 return
             self._healing = True
-        self._start(self._heal(), self._stop_healing)
+        self._start(self._heal, self._stop_healing)
 
     def _stop_healing(self) -> None:
         self._healing = False
@@ -279,11 +280,10 @@ class Nodes:
             for node, membership in zip(self._nodes, await self._knock(), strict=True)
         ]
 
-    def _start(self, work: Coroutine[Any, Any, None], undo: Callable[[], None]) -> None:
+    def _start(self, work: Callable[[], Coroutine[Any, Any, None]], undo: Callable[[], None]) -> None:
         try:
             self.runtime.spawn(work, "leasehold-quorum", undo)
         except RuntimeError:  # no more threads to be had, or no loop: at the next occasion
-            work.close()
             undo()
 
     def describe(self, number: int, what: object) -> str:

@@ -271,11 +271,8 @@ class TableStore:
     def _sweep_now_and_then(self) -> None:
         self._joins += 1
         if self._joins % SWEEP_EVERY == 0:
-            work = self._sweep()
-            try:
-                self.runtime.spawn(work, "leasehold-sweep")
-            except RuntimeError:  # no more threads to be had
-                work.close()
+            with suppress(RuntimeError):  # no more threads to be had
+                self.runtime.spawn(self._sweep, "leasehold-sweep")
 
     async def _sweep(self) -> None:
         with suppress(StoreError):
