@@ -143,6 +143,27 @@ def test_a_thread_that_cannot_be_started_is_started_later(
     assert handle.is_held
 
 
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_an_interrupt_while_the_keeper_is_started_leaves_a_client_that_renews(
+    has_begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawn = ThreadRuntime.spawn
+
+    def interrupted(self: ThreadRuntime, *args: Any) -> None:
+        monkeypatch.setattr(ThreadRuntime, "spawn", spawn)
+        if has_begun:
+            spawn(self, *args)
+        raise KeyboardInterrupt
+
+    with DistributedLock(MemoryStore(ThreadRuntime())) as locks:
+        monkeypatch.setattr(ThreadRuntime, "spawn", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            locks.acquire("x", ttl=1)
+        handle = locks.acquire("x", ttl=1)
+        assert not handle.lost.wait(1.2)
+        handle.release()
+
+
 def test_a_loss_is_over_once_its_block_is_left(locks: DistributedLock, operator: DistributedLock) -> None:
     with pytest.raises(LockLostError), locks.lock("x", reentrant=True) as first:
         operator.force_release("x")
