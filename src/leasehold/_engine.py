@@ -131,7 +131,9 @@ class Engine:
         try:
             await self.extend(lease, ask.ttl)
         except BaseException:
-            if self._uncount(lease):
+            with self.keeper.mutex:
+                is_last = self._uncount(lease)
+            if is_last:
                 self.keeper.take_over(lease)
             raise
         return lease, claim
@@ -143,12 +145,11 @@ class Engine:
             self._entered[lease.entered_as] = lease
 
     def _uncount(self, lease: Lease) -> bool:
-        """Take one acquisition off, and say whether it was the last."""
-        with self.keeper.mutex:
-            lease.depth -= 1
-            if lease.depth == 0 and lease.entered_as is not None:
-                self._entered.pop(lease.entered_as, None)
-            return lease.depth == 0
+        """Take one acquisition off, with the mutex held, and say whether it was the last."""
+        lease.depth -= 1
+        if lease.depth == 0 and lease.entered_as is not None:
+            self._entered.pop(lease.entered_as, None)
+        return lease.depth == 0
 
     async def extend(self, lease: Lease, seconds: float) -> None:
         """Let the lease live at least `seconds` from now; it never shortens it."""
@@ -172,8 +173,8 @@ class Engine:
         Raises LockLostError if it was lost before. After StoreError the keeper goes on trying.
         """
         self.keeper.check_window(lease)
-        is_last = self._uncount(lease)
         with self.keeper.mutex:
+            is_last = self._uncount(lease)
             if lease.state is State.LOST:
                 raise lease.error()
             if lease.state is not State.HELD or lease.leaving or not is_last:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Self
 
@@ -29,18 +29,25 @@ class Handle:
 
     async def _acquire(self, plan: Plan) -> Self:
         """Get what was planned. The claim is ours from the start: an interrupt on the way leaves nobody holding it."""
-        _check_lingering(self._engine, plan)
-        again = await self._engine.reenter(plan.asks[0]) if plan.reentrant else None
-        if again is not None:
+        asks, timeout, renew_for, at_least, grace, retry, reentrant, _ = plan
+        engine, claim = self._engine, self._claim
+        assert claim is not None
+        if at_least and not isinstance(engine.store, Lingering):
+            msg = "this store cannot leave a name taken once its holder has gone: at_least needs one that can"
+            raise UnsupportedError(msg, name=asks[0].name)
+        if reentrant and (again := await engine.reenter(asks[0])):
             lease, self._claim = again
             self._leases = (lease,)
+        elif len(asks) > 1:
+            leases = await acquire_all(engine, asks, claim, timeout=timeout, renew_for=renew_for, retry=retry)
+            self._leases = tuple(leases)
         else:
-            assert self._claim is not None
-            self._leases = tuple(await _acquire(self._engine, plan, self._claim))
-            if plan.reentrant:
-                self._engine.enter(self._leases[0])
-        if plan.at_least:
-            until = self._engine.runtime.now() + plan.at_least
+            lease = await engine.acquire(asks[0], claim, timeout=timeout, renew_for=renew_for, grace=grace, retry=retry)
+            self._leases = (lease,)
+            if reentrant:
+                engine.enter(lease)
+        if at_least:
+            until = engine.runtime.now() + at_least
             for lease in self._leases:
                 lease.lingers_until = max(lease.lingers_until, until)
         if plan.on_lost is not None:
@@ -170,23 +177,6 @@ class Multiple(Handle):
     def fences(self) -> dict[str, int]:
         """Of each name, the integer that grows with every holder."""
         return {lease.ask.name: lease.fence for lease in self._leases}
-
-
-def _check_lingering(engine: Engine, plan: Plan) -> None:
-    if plan.at_least and not isinstance(engine.store, Lingering):
-        msg = "this store cannot leave a name taken once its holder has gone: at_least needs one that can"
-        raise UnsupportedError(msg, name=plan.asks[0].name)
-
-
-async def _acquire(engine: Engine, plan: Plan, claim: Claim) -> Sequence[Lease]:
-    if len(plan.asks) > 1:
-        return await acquire_all(
-            engine, plan.asks, claim, timeout=plan.timeout, renew_for=plan.renew_for, retry=plan.retry
-        )
-    lease = await engine.acquire(
-        plan.asks[0], claim, timeout=plan.timeout, renew_for=plan.renew_for, grace=plan.grace, retry=plan.retry
-    )
-    return (lease,)
 
 
 def _once(action: Callable[[], None]) -> Callable[[], None]:

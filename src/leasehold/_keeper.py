@@ -66,7 +66,7 @@ class Keeper:
         """Look after a lease from before its first request is sent."""
         self.leases[lease.ask.owner] = lease
         if self._leave_at_exit:
-            _lifecycle.at_exit.add(self.exit)
+            _lifecycle.at_exit.add(self)
 
     def forget(self, lease: Lease) -> None:
         """Stop looking after a lease whose place is surely gone."""
@@ -76,7 +76,7 @@ class Keeper:
             if lease.state is not State.LOST:
                 lease.state = State.LEFT
             if not self.leases:
-                _lifecycle.at_exit.discard(self.exit)
+                _lifecycle.at_exit.discard(self)
 
     def note(self, lease: Lease, sent: float, life: float, standing: Standing | None) -> None:
         """Take in the answer to a request for so long a life, sent then; too late for a lease being given up."""

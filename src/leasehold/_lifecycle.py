@@ -10,11 +10,17 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 EXIT_BUDGET = 1.0
 """Seconds that all clean-up at exit together may take."""
+
+
+class Exiting(Protocol):
+    def exit(self, budget: float) -> None:
+        """Clean up, in so many seconds."""
+        ...
+
 
 _Hooks = list[tuple[weakref.ref[Any], str]]
 
@@ -24,9 +30,9 @@ _after_fork_in_child: _Hooks = []
 _registering = threading.Lock()
 """Held during a fork: whoever is not called before it must not be called after it."""
 
-at_exit: set[Callable[[float], Any]] = set()
-"""Called, with the seconds that are left, when the interpreter exits in the ordinary way. Strong references:
-put in only what has something to lose, for as long as it has."""
+at_exit: set[Exiting] = set()
+"""Told when the interpreter exits in the ordinary way. Strong references: put in only what has something to lose, for
+as long as it has."""
 
 
 def at_fork(
@@ -68,8 +74,8 @@ def _in_child() -> None:
 
 def _exiting() -> None:
     until = time.monotonic() + EXIT_BUDGET
-    for method in tuple(at_exit):
-        method(max(until - time.monotonic(), 0.0))
+    for instance in tuple(at_exit):
+        instance.exit(max(until - time.monotonic(), 0.0))
 
 
 weakref.finalize(_exiting, int)  # hooks run last in, first out: so weakref's own closes sockets after ours needs them

@@ -33,8 +33,7 @@ class Capabilities:
 
     def carry(self, capacity: int, weight: int) -> bool:
         """Tell whether a place of that kind can be had here."""
-        is_shared = self.shared and capacity == WHOLE and weight in {1, WHOLE}
-        return capacity == 1 or self.semaphore or is_shared
+        return capacity == 1 or self.semaphore or (self.shared and capacity == WHOLE and weight in {1, WHOLE})
 
 
 WHOLE = 2**31 - 1

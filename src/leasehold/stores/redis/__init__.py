@@ -292,7 +292,14 @@ class RedisStore:
         payload, count = command.pack(key, args), 1
         wait = pack(("WAIT", self._min_replicas, max(int(timeout * 500), 1))) if confirmed else b""
         for _ in range(REDIRECTIONS):
-            replies = await self._ask(node, payload + wait, count + confirmed, timeout)
+            try:
+                if not node.is_checked:
+                    await self._check(node, timeout)
+                replies = await node.ask(payload + wait, count + confirmed, timeout)
+            except StoreError as error:
+                if error.transient:
+                    self._route.doubt(node)
+                raise
             reply = replies[count - 1]
             if not isinstance(reply, Exception):
                 if confirmed and not (command in (JOIN, JOIN_ALL) and reply[1] == 0):
@@ -311,16 +318,6 @@ class RedisStore:
                 raise self._refused(node, reply)
         msg = f"{node.address}: redirected {REDIRECTIONS} times"
         raise StoreError(msg, transient=True)
-
-    async def _ask(self, node: Node, payload: bytes, count: int, timeout: float) -> list[Any]:
-        try:
-            if not node.is_checked:
-                await self._check(node, timeout)
-            return await node.ask(payload, count, timeout)
-        except StoreError as error:
-            if error.transient:
-                self._route.doubt(node)
-            raise
 
     async def _call_all(
         self, command: Command, calls: Sequence[tuple[bytes, tuple[Arg, ...]]], timeout: float

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
+import ssl
+import struct
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +20,7 @@ from leasehold.stores.redis._errors import FAILURES, check_all, unanswered
 from leasehold.stores.redis._resp import PING, pack, woken
 
 CHUNK = 4096
+_TIMEVAL = struct.Struct("@ll")
 
 
 class Connection:
@@ -32,47 +36,67 @@ class Connection:
         reader = hiredis.Reader()
         self._feed, self._gets = reader.feed, reader.gets
         self._send, self._recv = opened.sendall, opened.recv
+        self._is_timed_by_kernel = os.name == "posix" and not isinstance(opened, ssl.SSLSocket)
+        if self._is_timed_by_kernel:
+            opened.settimeout(None)
 
     async def exchange(self, payload: bytes, count: int, timeout: float) -> list[Any]:
         deadline = self._now() + timeout
         if timeout != self._timeout:
             self._limit(timeout)
-        self._send(payload)
+        try:
+            self._send(payload)
+        except BlockingIOError:  # so the kernel says that time is up
+            raise TimeoutError from None
         replies: list[Any] = []
         while True:
             if self._is_gathering():
                 await self._readable(self._socket, deadline)
-            replies += self.receive(timeout)
-            if len(replies) >= count:
-                return replies
+            self._take_in()
+            while (reply := self._gets()) is not False:
+                replies.append(reply)
+                if len(replies) == count:
+                    return replies
             timeout = deadline - self._now()
             if timeout <= 0:
                 raise TimeoutError
-
-    def receive(self, timeout: float) -> list[Any]:
-        """Wait for at least a part of a reply, and return those that are complete. Raises TimeoutError."""
-        if timeout != self._timeout:
             self._limit(timeout)
-        data = self._recv(CHUNK)
+
+    def _take_in(self) -> None:
+        """Wait for at least a part of a reply. Raises TimeoutError."""
+        try:
+            data = self._recv(CHUNK)
+        except BlockingIOError:
+            raise TimeoutError from None
         if not data:
             msg = "the server closed the connection"
             raise ConnectionResetError(msg)
         self._feed(data)
-        replies = []
-        while (reply := self._gets()) is not False:
-            replies.append(reply)
-        return replies
 
     def hear(self, timeout: float) -> list[str]:
-        return [owner for message in self.receive(timeout) if (owner := woken(message)) is not None]
+        if timeout != self._timeout:
+            self._limit(timeout)
+        self._take_in()
+        owners = []
+        while (message := self._gets()) is not False:
+            if (owner := woken(message)) is not None:
+                owners.append(owner)
+        return owners
 
     def probe(self) -> None:
         self._limit(SILENCE)
         self._send(PING)
 
     def _limit(self, timeout: float) -> None:
+        """Let nothing take longer. The kernel keeps the time, where it can: Python would poll before every step."""
         self._timeout = timeout
-        self._socket.settimeout(max(timeout, 0.001))
+        seconds = max(timeout, 0.001)
+        if self._is_timed_by_kernel:
+            limit = _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        else:
+            self._socket.settimeout(seconds)
 
     def is_broken(self) -> bool:
         """Tell whether the server has closed an idle connection: it has no other reason to send anything."""

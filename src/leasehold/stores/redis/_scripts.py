@@ -72,16 +72,10 @@ def microseconds(seconds: float) -> int:
 
 def pack_join(ask: Ask, channel: bytes, *, is_member: bool) -> bytes:
     """Pack what join.lua takes besides the name; `channel` comes with its length before it."""
-    owner = ask.owner.encode()
-    return b"".join(
-        (
-            _JOIN.pack(microseconds(ask.ttl), microseconds(ask.heartbeat), ask.floor, ask.queue, is_member, len(owner)),
-            owner,
-            channel,
-            _NUMBERS.pack(ask.capacity, ask.weight),
-            ask.metadata.encode(),
-        )
-    )
+    _, name, ttl, heartbeat, capacity, weight, queue, metadata, floor = ask
+    owner = name.encode()
+    head = _JOIN.pack(ceil(ttl * 1e6), ceil(heartbeat * 1e6), floor, queue, is_member, len(owner))
+    return b"".join((head, owner, channel, _NUMBERS.pack(capacity, weight), metadata.encode()))
 
 
 def pack_renewal(renewal: Renewal) -> bytes:
