@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import socket
-from typing import Any
+from collections import deque
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import hiredis
@@ -14,6 +16,9 @@ from leasehold.stores.redis._resp import pack
 from tests.servers.binaries import FLAVOURS, REDIS7, VALKEY9
 
 TTL = 30
+TAKE = "return redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])"
+DROP = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+"""The scripts of a lock that is as plain as can be, and those that redis-py and Redlock have, more or less."""
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
@@ -21,6 +26,14 @@ def options(description: str | None) -> argparse.ArgumentParser:
     default = REDIS7 if REDIS7.is_present else VALKEY9
     parser.add_argument("--flavour", type=FLAVOURS.__getitem__, default=default, help=", ".join(FLAVOURS))
     return parser
+
+
+def take(digest: bytes, key: str) -> bytes:
+    return pack(("EVALSHA", digest, 1, key, "me", 1000 * TTL))
+
+
+def drop(digest: bytes, key: str) -> bytes:
+    return pack(("EVALSHA", digest, 1, key, "me"))
 
 
 class Wire:
@@ -47,3 +60,56 @@ class Wire:
 
     def close(self) -> None:
         self.socket.close()
+
+
+class ThinProtocol(asyncio.Protocol):
+    """The same for an event loop: replies come in the order of the calls."""
+
+    def __init__(self) -> None:
+        self._reader = hiredis.Reader()
+        self._calls: deque[asyncio.Future[Any]] = deque()
+        self._unsent: list[bytes] = []
+        self._loop = asyncio.get_running_loop()
+
+    @classmethod
+    async def connect(cls, url: str) -> Self:
+        parts = urlsplit(url)
+        assert parts.hostname
+        assert parts.port
+        _, protocol = await asyncio.get_running_loop().create_connection(cls, parts.hostname, parts.port)
+        return protocol
+
+    def call(self, payload: bytes) -> asyncio.Future[Any]:
+        self._transport.write(payload)
+        return self._expect()
+
+    def call_together(self, payload: bytes) -> asyncio.Future[Any]:
+        """Send with one write what is called in one turn of the loop."""
+        if not self._unsent:
+            self._loop.call_soon(self._send)
+        self._unsent.append(payload)
+        return self._expect()
+
+    async def load(self, script: str) -> bytes:
+        digest: bytes = await self.call(pack(("SCRIPT", "LOAD", script)))
+        return digest
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        while (reply := self._reader.gets()) is not False:
+            self._calls.popleft().set_result(reply)
+
+    def _expect(self) -> asyncio.Future[Any]:
+        call = self._loop.create_future()
+        self._calls.append(call)
+        return call
+
+    def _send(self) -> None:
+        self._transport.write(b"".join(self._unsent))
+        self._unsent.clear()

@@ -1,80 +1,79 @@
-"""What does an uncontended acquire + release cost, beside filelock and the bare transactions underneath?"""
+"""What does an uncontended acquire + release cost without a server, beside the locks of files and bare transactions?
+
+All files are in one directory: what the peers keep in files, leasehold keeps in an SQLite database, whose bare
+transactions are the floor. The memory of the process has no peer.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from time import perf_counter
 
-from filelock import AsyncFileLock, FileLock
-
-from bench._measure import interleave, options, report, spread
-from leasehold import AsyncDistributedLock, DistributedLock
+from bench._measure import Reach, options, report
+from bench._pairs import (
+    Contest,
+    Timer,
+    async_client,
+    async_pairs_of,
+    client,
+    pairs_of,
+    time_async_pairs,
+    time_pairs,
+)
+from bench._peers import ASYNC_FILES, FILES, traces_in_files
 
 FLOOR = "floor: bare sqlite3"
 PEER = "filelock"
-BLOCK = 50
-"""Pairs in a row: enough that what the other cases left in the caches does not count."""
+OURS = "leasehold sqlite://"
 
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, help="300, or 30 in a quick run")
     parser.add_argument("--directory", help="where the files are put: the file system counts")
     arguments = parser.parse_args()
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(dir=arguments.directory))
+        traces = stack.enter_context(traces_in_files(directory))
         runner = stack.enter_context(asyncio.Runner())
-        cases = {
-            ("threads", FLOOR): stack.enter_context(bare_transactions(f"{directory}/floor.db")),
-            ("threads", PEER): file_lock(f"{directory}/file.lock"),
-            ("threads", "leasehold sqlite://"): stack.enter_context(client(f"sqlite:///{directory}/locks.db")),
-            ("threads", "leasehold memory://"): stack.enter_context(client("memory://bench")),
-            ("asyncio", FLOOR): stack.enter_context(async_bare_transactions(f"{directory}/async-floor.db", runner)),
-            ("asyncio", PEER): async_file_lock(f"{directory}/async-file.lock", runner),
-            ("asyncio", "leasehold sqlite://"): stack.enter_context(
-                async_client(f"sqlite:///{directory}/async-locks.db", runner)
-            ),
-            ("asyncio", "leasehold memory://"): stack.enter_context(async_client("memory://async-bench", runner)),
-        }
-        spreads = {case: spread(samples) for case, samples in interleave(cases, arguments.rounds).items()}
+        contest = Contest(stack)
+        contest.add(("threads", FLOOR), bare_transactions(f"{directory}/floor.db"))
+        for name, peer in FILES.items():
+            contest.invite(("threads", name), pairs_of(peer(directory), traces))
+        contest.add(("threads", OURS), client(f"sqlite:///{directory}/locks.db"))
+        contest.add(("threads", "leasehold memory://"), client("memory://bench"))
+        contest.add(("asyncio", FLOOR), async_bare_transactions(f"{directory}/async-floor.db", runner))
+        for name, async_peer in ASYNC_FILES.items():
+            contest.invite(("asyncio", name), async_pairs_of(async_peer(directory), runner, traces))
+        contest.add(("asyncio", OURS), async_client(f"sqlite:///{directory}/async-locks.db", runner))
+        contest.add(("asyncio", "leasehold memory://"), async_client("memory://async-bench", runner))
+        contest.run(arguments.rounds or (30 if arguments.quick else 300))
     rows = [
         {
             "driver": driver,
             "case": case,
             "µs (p10-p90)": times.scaled(1e6),
-            "x floor": times.median / spreads[driver, FLOOR].median,
-            "x filelock": times.median / spreads[driver, PEER].median,
+            "x floor": times.median / contest.median(driver, FLOOR),
+            f"x {PEER}": times.median / contest.median(driver, PEER),
         }
-        for (driver, case), times in spreads.items()
+        for (driver, case), times in contest.spreads.items()
     ]
-    report("Uncontended acquire + release", rows, as_json=arguments.json)
-
-
-def time_pairs(pair: Callable[[], object]) -> list[float]:
-    def timed() -> float:
-        start = perf_counter()
-        pair()
-        return perf_counter() - start
-
-    return [timed() for _ in range(BLOCK)]
-
-
-def time_async_pairs(runner: asyncio.Runner, pair: Callable[[], Awaitable[object]]) -> list[float]:
-    async def timed() -> float:
-        start = perf_counter()
-        await pair()
-        return perf_counter() - start
-
-    async def block() -> list[float]:
-        return [await timed() for _ in range(BLOCK)]
-
-    return runner.run(block())
+    reaches = [
+        Reach(f"{OURS}, {driver}: x {PEER}", contest.median(driver, OURS) / contest.median(driver, PEER), 1)
+        for driver in ("threads", "asyncio")
+    ]
+    report(
+        "Uncontended acquire + release in files and memory",
+        rows,
+        as_json=arguments.json,
+        reaches=reaches,
+        broken=contest.broken,
+    )
 
 
 def join_and_leave(path: str) -> tuple[sqlite3.Connection, Callable[[], None], Callable[[], None]]:
@@ -99,7 +98,7 @@ def join_and_leave(path: str) -> tuple[sqlite3.Connection, Callable[[], None], C
 
 
 @contextmanager
-def bare_transactions(path: str) -> Iterator[Callable[[], list[float]]]:
+def bare_transactions(path: str) -> Iterator[Timer]:
     connection, join, leave = join_and_leave(path)
 
     def pair() -> None:
@@ -111,7 +110,7 @@ def bare_transactions(path: str) -> Iterator[Callable[[], list[float]]]:
 
 
 @contextmanager
-def async_bare_transactions(path: str, runner: asyncio.Runner) -> Iterator[Callable[[], list[float]]]:
+def async_bare_transactions(path: str, runner: asyncio.Runner) -> Iterator[Timer]:
     """Do the same in a thread, so that the loop is not blocked."""
     connection, join, leave = join_and_leave(path)
 
@@ -122,44 +121,6 @@ def async_bare_transactions(path: str, runner: asyncio.Runner) -> Iterator[Calla
 
     with closing(connection), ThreadPoolExecutor(1) as worker:
         yield partial(time_async_pairs, runner, pair)
-
-
-def file_lock(path: str) -> Callable[[], list[float]]:
-    lock = FileLock(path)
-
-    def pair() -> None:
-        lock.acquire()
-        lock.release()
-
-    return partial(time_pairs, pair)
-
-
-def async_file_lock(path: str, runner: asyncio.Runner) -> Callable[[], list[float]]:
-    lock = AsyncFileLock(path)
-
-    async def pair() -> None:
-        await lock.acquire()
-        await lock.release()
-
-    return partial(time_async_pairs, runner, pair)
-
-
-@contextmanager
-def client(url: str) -> Iterator[Callable[[], list[float]]]:
-    with DistributedLock(url) as locks:
-        yield partial(time_pairs, lambda: locks.acquire("bench").release())
-
-
-@contextmanager
-def async_client(url: str, runner: asyncio.Runner) -> Iterator[Callable[[], list[float]]]:
-    locks = AsyncDistributedLock(url)
-
-    async def pair() -> None:
-        handle = await locks.acquire("bench")
-        await handle.release()
-
-    yield partial(time_async_pairs, runner, pair)
-    runner.run(locks.close())
 
 
 if __name__ == "__main__":

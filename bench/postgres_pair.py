@@ -1,8 +1,8 @@
-"""What does an uncontended acquire + release cost on PostgreSQL, beside pals, sqlalchemy-dlock and the bare calls?
+"""What does an uncontended acquire + release cost on PostgreSQL, beside the peers and the bare calls?
 
 Advisory locks are measured against `pg_try_advisory_lock` and `pg_advisory_unlock` as prepared statements on libpq,
 the lease table against its own two functions, called by psycopg: what is above that is ours. The server runs with its
-defaults, so that every grant in the table is on disk before it counts.
+defaults, so that every grant in the table is on disk before it counts. The peers have advisory locks only.
 """
 
 from __future__ import annotations
@@ -10,33 +10,40 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from typing import Any
 
-import pals
+import asyncpg
 import psycopg
-import sqlalchemy
-import uvloop
-from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy_dlock.factory import create_async_sadlock, create_sadlock
 
-from bench._measure import interleave, report, spread
-from bench._postgres import TTL, Wire, options, served, sqlalchemy_url
-from bench.pair import async_client, client, time_async_pairs, time_pairs
+from bench._measure import Reach, report
+from bench._pairs import (
+    LOOPS,
+    Contest,
+    Timer,
+    async_client,
+    async_pairs_of,
+    client,
+    pairs_of,
+    time_async_pairs,
+    time_pairs,
+)
+from bench._peers import ASYNC_POSTGRES, POSTGRES, traces_in_postgres
+from bench._postgres import TTL, Wire, options, served
 from leasehold.stores.postgres.table import Statements
 
-ADVISORY = "floor: bare try + unlock"
-TABLE = "floor: the functions, by psycopg"
+BARE = "floor: bare try + unlock"
+ASYNC_BARE = "floor: asyncpg's try + unlock"
+FUNCTIONS = "floor: the functions, by psycopg"
 PEER = "sqlalchemy-dlock"
-
-Case = Callable[[], list[float]]
+ADVISORY = "leasehold postgresql+advisory://"
+TABLE = "leasehold postgresql://"
 
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, help="300, or 15 in a quick run")
     parser.add_argument("--pin", action=argparse.BooleanOptionalAction, default=True, help="all on one CPU")
     arguments = parser.parse_args()
     if arguments.pin:
@@ -45,39 +52,61 @@ def main() -> None:
         enter = stack.enter_context
         url = enter(served(arguments.flavour))
         advisory = url.replace("postgresql://", "postgresql+advisory://", 1)
-        cases: dict[tuple[str, str], Case] = {
-            ("threads", ADVISORY): enter(bare_advisory(url)),
-            ("threads", PEER): enter(sqlalchemy_dlock(url)),
-            ("threads", "pals"): enter(pals_lock(url)),
-            ("threads", "leasehold postgresql+advisory://"): enter(client(advisory)),
-            ("threads", TABLE): enter(bare_table(url)),
-            ("threads", "leasehold postgresql://"): enter(client(url)),
-        }
-        for driver, loop_factory in (("asyncio", asyncio.new_event_loop), ("uvloop", uvloop.new_event_loop)):
+        traces = enter(traces_in_postgres(url))
+        contest = Contest(stack)
+        contest.add(("threads", BARE), bare_advisory(url))
+        for name, peer in POSTGRES.items():
+            contest.invite(("threads", name), pairs_of(peer(url), traces))
+        contest.add(("threads", ADVISORY), client(advisory))
+        contest.add(("threads", FUNCTIONS), bare_table(url))
+        contest.add(("threads", TABLE), client(url))
+        for driver, loop_factory in LOOPS.items():
             runner = enter(asyncio.Runner(loop_factory=loop_factory))
-            cases |= {
-                (driver, PEER): enter(async_sqlalchemy_dlock(url, runner)),
-                (driver, "leasehold postgresql+advisory://"): enter(async_client(advisory, runner)),
-                (driver, "leasehold postgresql://"): enter(async_client(url, runner)),
-            }
-        spreads = {case: spread(samples) for case, samples in interleave(cases, arguments.rounds).items()}
+            contest.add((driver, ASYNC_BARE), async_bare_advisory(url, runner))
+            for name, async_peer in ASYNC_POSTGRES.items():
+                contest.invite((driver, name), async_pairs_of(async_peer(url), runner, traces))
+            contest.add((driver, ADVISORY), async_client(advisory, runner))
+            contest.add((driver, TABLE), async_client(url, runner))
+        contest.run(arguments.rounds or (15 if arguments.quick else 300))
     rows = [
         {
             "driver": driver,
             "case": case,
             "µs (p10-p90)": times.scaled(1e6),
-            "x bare advisory": times.median / spreads["threads", ADVISORY].median,
-            "x bare table": times.median / spreads["threads", TABLE].median,
-            f"x {PEER}": times.median / spreads[driver, PEER].median,
+            "x bare advisory": times.median / contest.median("threads", BARE),
+            "x bare table": times.median / contest.median("threads", FUNCTIONS),
+            f"x {PEER}": times.median / contest.median(driver, PEER),
         }
-        for (driver, case), times in spreads.items()
+        for (driver, case), times in contest.spreads.items()
+    ]
+    reaches = [
+        *(
+            Reach(
+                f"{driver}, {ADVISORY}: times as fast as {PEER}",
+                contest.median(driver, PEER) / contest.median(driver, ADVISORY),
+                1.3,
+                at_least=True,
+            )
+            for driver in ("threads", *LOOPS)
+        ),
+        Reach(
+            f"threads, {TABLE}: x the functions, by psycopg",
+            contest.median("threads", TABLE) / contest.median("threads", FUNCTIONS),
+            1.3,
+        ),
     ]
     where = "one CPU" if arguments.pin else "all CPUs"
-    report(f"Uncontended acquire + release on {arguments.flavour}, {where}", rows, as_json=arguments.json)
+    report(
+        f"Uncontended acquire + release on {arguments.flavour}, {where}",
+        rows,
+        as_json=arguments.json,
+        reaches=reaches,
+        broken=contest.broken,
+    )
 
 
 @contextmanager
-def bare_advisory(url: str) -> Iterator[Case]:
+def bare_advisory(url: str) -> Iterator[Timer]:
     with closing(Wire(url)) as wire:
         wire.prepare(b"lock", "SELECT pg_try_advisory_lock($1)")
         wire.prepare(b"unlock", "SELECT pg_advisory_unlock($1)")
@@ -90,7 +119,21 @@ def bare_advisory(url: str) -> Iterator[Case]:
 
 
 @contextmanager
-def bare_table(url: str) -> Iterator[Case]:
+def async_bare_advisory(url: str, runner: asyncio.Runner) -> Iterator[Timer]:
+    connection = runner.run(asyncpg.connect(url))
+    lock = runner.run(connection.prepare("SELECT pg_try_advisory_lock($1)"))
+    unlock = runner.run(connection.prepare("SELECT pg_advisory_unlock($1)"))
+
+    async def pair() -> None:
+        await lock.fetchval(42)
+        await unlock.fetchval(42)
+
+    yield partial(time_async_pairs, runner, pair)
+    runner.run(connection.close())
+
+
+@contextmanager
+def bare_table(url: str) -> Iterator[Timer]:
     statements = Statements("leasehold")
     join = _for_psycopg(statements.join.text)
     leave = _for_psycopg(statements.leave.text)
@@ -113,48 +156,6 @@ def _for_psycopg(statement: bytes) -> bytes:
     for number in range(10, 0, -1):
         statement = statement.replace(b"$%d" % number, b"%s")
     return statement
-
-
-@contextmanager
-def sqlalchemy_dlock(url: str) -> Iterator[Case]:
-    engine = sqlalchemy.create_engine(sqlalchemy_url(url), isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        lock: Any = create_sadlock(connection, "bench")
-
-        def pair() -> None:
-            lock.acquire()
-            lock.release()
-
-        yield partial(time_pairs, pair)
-    engine.dispose()
-
-
-@contextmanager
-def async_sqlalchemy_dlock(url: str, runner: asyncio.Runner) -> Iterator[Case]:
-    engine = create_async_engine(sqlalchemy_url(url), isolation_level="AUTOCOMMIT")
-    connection = runner.run(engine.connect().start())
-    lock: Any = create_async_sadlock(connection, "bench")
-
-    async def pair() -> None:
-        await lock.acquire()
-        await lock.release()
-
-    yield partial(time_async_pairs, runner, pair)
-    runner.run(connection.close())
-    runner.run(engine.dispose())
-
-
-@contextmanager
-def pals_lock(url: str) -> Iterator[Case]:
-    locker = pals.Locker("bench", sqlalchemy_url(url))
-    lock = locker.lock("bench")
-
-    def pair() -> None:
-        lock.acquire()
-        lock.release()
-
-    yield partial(time_pairs, pair)
-    locker.engine.dispose()
 
 
 if __name__ == "__main__":

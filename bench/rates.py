@@ -25,8 +25,8 @@ import limits.strategies
 import uvloop
 
 from bench._measure import Spread, interleave, report, spread
+from bench._pairs import BLOCK, time_async_pairs, time_pairs
 from bench._redis import Wire, options
-from bench.pair import BLOCK, time_async_pairs, time_pairs
 from leasehold import AsyncDistributedLock, DistributedLock
 from leasehold._ratelimit import rate
 from leasehold.stores.redis._scripts import SPEND, pack_charge

@@ -1,7 +1,8 @@
-"""What does an uncontended acquire + release cost on Redis, beside redis-py's Lock and the bare commands underneath?
+"""What does an uncontended acquire + release cost on Redis, beside the peers and the bare commands underneath?
 
 The floor is a blocking socket that sends two plain scripts, packed beforehand, and does not read their replies
-closely. The same with leasehold's scripts shows what of our time is the server's.
+closely. The same with leasehold's scripts shows what of our time is the server's; a thin protocol, what an event loop
+costs before anybody's work; five sockets, all written to before any is read, what five nodes cost.
 All on one CPU, unless told otherwise, which isolates what the client costs: across networks all ratios shrink.
 """
 
@@ -10,35 +11,40 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import partial
 
-import redis
-import redis.asyncio
-import redis_lock
-import uvloop
-
-from bench._measure import interleave, report, spread
-from bench._redis import TTL, Wire, options
-from bench.pair import async_client, client, time_async_pairs, time_pairs
+from bench._measure import Reach, report
+from bench._pairs import (
+    LOOPS,
+    Contest,
+    Timer,
+    async_client,
+    async_pairs_of,
+    client,
+    pairs_of,
+    time_async_pairs,
+    time_pairs,
+)
+from bench._peers import ASYNC_REDIS, REDIS, async_pottery, pottery, traces_in_redis
+from bench._redis import DROP, TAKE, TTL, ThinProtocol, Wire, drop, options, take
 from leasehold._model import Ask
-from leasehold.stores.redis._resp import pack
 from leasehold.stores.redis._scripts import JOIN, LEAVE, pack_join
 from tests.servers.redis import RedisServer
 
 FLOOR = "floor: two plain scripts"
+THIN = "floor: thin protocol"
 PEER = "redis-py Lock"
+OURS = "leasehold redis://"
+QUORUM = "leasehold redlock://"
 MEMBERS = 5
-TAKE = "return redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])"
-DROP = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
-
-Case = Callable[[], list[float]]
+ONE, FIVE = "1 node", f"{MEMBERS} nodes"
 
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, help="300, or 20 in a quick run")
     parser.add_argument("--pin", action=argparse.BooleanOptionalAction, default=True, help="all on one CPU")
     arguments = parser.parse_args()
     if arguments.pin:
@@ -48,105 +54,114 @@ def main() -> None:
         url = enter(RedisServer(arguments.flavour)).url
         # One that persists nothing is worth a warning.
         members = [enter(RedisServer(arguments.flavour, save="3600 1")) for _ in range(MEMBERS)]
+        urls = [member.url for member in members]
         redlock = f"redlock://{','.join(f'{host}:{port}' for host, port in (member.address for member in members))}/0"
-        cases: dict[tuple[str, str], Case] = {
-            ("threads", FLOOR): enter(plain_scripts(url)),
-            ("threads", "floor: leasehold's scripts"): enter(own_scripts(url)),
-            ("threads", PEER): enter(redis_py(url)),
-            ("threads", "python-redis-lock"): enter(python_redis_lock(url)),
-            ("threads", "leasehold redis://"): enter(client(url)),
-            ("threads", f"leasehold redlock://, {MEMBERS} nodes"): enter(client(redlock)),
-        }
-        for driver, loop_factory in (("asyncio", asyncio.new_event_loop), ("uvloop", uvloop.new_event_loop)):
+        traces = enter(traces_in_redis(url))
+        traces_of_members = enter(traces_in_redis(*urls))
+        contest = Contest(stack)
+        contest.add(("threads", ONE, FLOOR), plain_scripts([url]))
+        contest.add(("threads", ONE, "floor: leasehold's scripts"), own_scripts(url))
+        for name, peer in REDIS.items():
+            contest.invite(("threads", ONE, name), pairs_of(peer(url), traces))
+        contest.add(("threads", ONE, OURS), client(url))
+        contest.add(("threads", FIVE, FLOOR), plain_scripts(urls))
+        contest.invite(("threads", FIVE, "pottery"), pairs_of(pottery(*urls), traces_of_members))
+        contest.add(("threads", FIVE, QUORUM), client(redlock))
+        for driver, loop_factory in LOOPS.items():
             runner = enter(asyncio.Runner(loop_factory=loop_factory))
-            cases |= {
-                (driver, PEER): enter(async_redis_py(url, runner)),
-                (driver, "leasehold redis://"): enter(async_client(url, runner)),
-                (driver, f"leasehold redlock://, {MEMBERS} nodes"): enter(async_client(redlock, runner)),
-            }
-        spreads = {case: spread(samples) for case, samples in interleave(cases, arguments.rounds).items()}
+            contest.add((driver, ONE, THIN), thin_protocol(url, runner))
+            for name, async_peer in ASYNC_REDIS.items():
+                contest.invite((driver, ONE, name), async_pairs_of(async_peer(url), runner, traces))
+            contest.add((driver, ONE, OURS), async_client(url, runner))
+            contest.invite((driver, FIVE, "pottery"), async_pairs_of(async_pottery(*urls), runner, traces_of_members))
+            contest.add((driver, FIVE, QUORUM), async_client(redlock, runner))
+        contest.run(arguments.rounds or (20 if arguments.quick else 300))
+    floor = contest.median("threads", ONE, FLOOR)
     rows = [
         {
             "driver": driver,
+            "nodes": nodes,
             "case": case,
             "µs (p10-p90)": times.scaled(1e6),
-            "x floor": times.median / spreads["threads", FLOOR].median,
-            f"x {PEER}": times.median / spreads[driver, PEER].median,
+            "x floor": times.median / floor,
+            f"x {PEER}": times.median / contest.median(driver, ONE, PEER),
         }
-        for (driver, case), times in spreads.items()
+        for (driver, nodes, case), times in contest.spreads.items()
+    ]
+    bounds = {
+        ("threads", ONE, OURS): 2,
+        ("asyncio", ONE, OURS): 4,
+        ("uvloop", ONE, OURS): 2,
+        **{(driver, FIVE, QUORUM): 8 for driver in ("threads", *LOOPS)},
+    }
+    reaches = [
+        Reach(f"{', '.join(case)}: x floor", contest.median(*case) / floor, most) for case, most in bounds.items()
     ]
     where = "one CPU" if arguments.pin else "all CPUs"
-    report(f"Uncontended acquire + release on {arguments.flavour}, {where}", rows, as_json=arguments.json)
+    report(
+        f"Uncontended acquire + release on {arguments.flavour}, {where}",
+        rows,
+        as_json=arguments.json,
+        reaches=reaches,
+        broken=contest.broken,
+    )
 
 
-def plain_scripts(url: str) -> AbstractContextManager[Case]:
-    wire = Wire(url)
-    take = pack(("EVALSHA", wire.load(TAKE), 1, "bench:floor", "me", 1000 * TTL))
-    drop = pack(("EVALSHA", wire.load(DROP), 1, "bench:floor", "me"))
-    return exchange(wire, take, drop)
+def plain_scripts(urls: Sequence[str]) -> AbstractContextManager[Timer]:
+    wires = [Wire(url) for url in urls]
+    (taking,) = {take(wire.load(TAKE), "bench:floor") for wire in wires}
+    (dropping,) = {drop(wire.load(DROP), "bench:floor") for wire in wires}
+    return exchange(wires, taking, dropping)
 
 
-def own_scripts(url: str) -> AbstractContextManager[Case]:
+def own_scripts(url: str) -> AbstractContextManager[Timer]:
     wire = Wire(url)
     ask = Ask("bench", "host:12345:0123456789abcdef/1", TTL, TTL)
     key, channel = b"floor:bucket:0", b"floor:0123456789abcdef"
     arguments = ask.name, pack_join(ask, bytes((len(channel),)) + channel, is_member=False)
     wire.call(JOIN.pack_in_full(key, arguments))
     wire.call(LEAVE.pack_in_full(key, (ask.name, ask.owner)))
-    return exchange(wire, JOIN.pack(key, arguments), LEAVE.pack(key, (ask.name, ask.owner)))
+    return exchange([wire], JOIN.pack(key, arguments), LEAVE.pack(key, (ask.name, ask.owner)))
 
 
 @contextmanager
-def exchange(wire: Wire, join: bytes, leave: bytes) -> Iterator[Case]:
-    assert wire.call(join)
-    assert wire.call(leave) == 1
-    send, receive = wire.socket.sendall, wire.socket.recv
+def exchange(wires: Sequence[Wire], join: bytes, leave: bytes) -> Iterator[Timer]:
+    assert all(wire.call(join) for wire in wires)
+    assert all(wire.call(leave) == 1 for wire in wires)
+    senders = [wire.socket.sendall for wire in wires]
+    receivers = [wire.socket.recv for wire in wires]
 
     def pair() -> None:
-        send(join)
-        receive(4096)
-        send(leave)
-        receive(4096)
+        for payload in join, leave:
+            for send in senders:
+                send(payload)
+            for receive in receivers:
+                receive(4096)
 
-    with closing(wire):
+    with ExitStack() as stack:
+        for wire in wires:
+            stack.enter_context(closing(wire))
         yield partial(time_pairs, pair)
 
 
 @contextmanager
-def redis_py(url: str) -> Iterator[Case]:
-    with redis.Redis.from_url(url) as server:
-        lock = server.lock("bench:redis-py", timeout=TTL)
+def thin_protocol(url: str, runner: asyncio.Runner) -> Iterator[Timer]:
+    async def prepare() -> tuple[ThinProtocol, bytes, bytes]:
+        protocol = await ThinProtocol.connect(url)
+        taking = take(await protocol.load(TAKE), "bench:thin")
+        dropping = drop(await protocol.load(DROP), "bench:thin")
+        assert await protocol.call(taking)
+        assert await protocol.call(dropping) == 1
+        return protocol, taking, dropping
 
-        def pair() -> None:
-            lock.acquire()
-            lock.release()
-
-        yield partial(time_pairs, pair)
-
-
-@contextmanager
-def python_redis_lock(url: str) -> Iterator[Case]:
-    with redis.Redis.from_url(url) as server:
-        lock = redis_lock.Lock(server, "bench", expire=TTL)
-
-        def pair() -> None:
-            lock.acquire()
-            lock.release()
-
-        yield partial(time_pairs, pair)
-
-
-@contextmanager
-def async_redis_py(url: str, runner: asyncio.Runner) -> Iterator[Case]:
-    server = redis.asyncio.Redis.from_url(url)
-    lock = server.lock("bench:redis-py", timeout=TTL)
+    protocol, taking, dropping = runner.run(prepare())
 
     async def pair() -> None:
-        await lock.acquire()
-        await lock.release()
+        await protocol.call(taking)
+        await protocol.call(dropping)
 
     yield partial(time_async_pairs, runner, pair)
-    runner.run(server.aclose())
+    protocol.close()
 
 
 if __name__ == "__main__":
