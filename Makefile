@@ -15,10 +15,10 @@ COMPILE := $(UV) pip compile --quiet --upgrade --universal --generate-hashes --p
 
 # Two installations into one .venv would tread on each other.
 .NOTPARALLEL:
-.PHONY: help demo test check bench soak docs format pins clean
+.PHONY: help demo test check bench bench-quick soak docs format pins clean
 
 help: ## show this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/installed ## watch processes share a lock while one crashes and one stalls
 	$(BIN)/leasehold demo $(ARGS)
@@ -31,17 +31,11 @@ check: .venv/installed .venv/test .venv/bench ## lint, formatting, types
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-bench: .venv/installed .venv/bench ## compare with peers and floors (ARGS=--json)
-	@$(BIN)/python -m bench.pair $(ARGS)
-	@$(BIN)/python -m bench.handover $(ARGS)
-	@$(BIN)/python -m bench.held $(ARGS)
-	@$(BIN)/python -m bench.redis_pair $(ARGS)
-	@$(BIN)/python -m bench.redis_fanout $(ARGS)
-	@$(BIN)/python -m bench.redis_handover $(ARGS)
-	@$(BIN)/python -m bench.redis_held $(ARGS)
-	@$(BIN)/python -m bench.rates $(ARGS)
-	@$(BIN)/python -m bench.postgres_pair $(ARGS)
-	@$(BIN)/python -m bench.postgres_handover $(ARGS)
+bench: .venv/installed .venv/bench ## compare with peers and floors, into bench/results/: a quarter of an hour (ARGS="--only pair")
+	$(BIN)/python -m bench $(ARGS)
+
+bench-quick: .venv/installed .venv/bench ## the same in two minutes, with fewer cases and rounds
+	$(BIN)/python -m bench --quick $(ARGS)
 
 soak: .venv/installed .venv/test ## harm Redlock nodes and leaders, mix ways of locking in PostgreSQL, simulate histories: MINUTES=10
 	LEASEHOLD_NEMESIS_SECONDS=$$((20 * $(MINUTES))) $(BIN)/python -m pytest -s tests/redlock

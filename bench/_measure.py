@@ -10,6 +10,7 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isnan, nan
+from shutil import get_terminal_size
 from statistics import quantiles
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
@@ -72,7 +73,8 @@ class Progress:
 
     def tell(self, where: str) -> None:
         if self._in_place:
-            print(f"\r\033[K{where}", end="", file=sys.stderr, flush=True)
+            room = get_terminal_size().columns - 1
+            print(f"\r\033[K{where[:room]}", end="", file=sys.stderr, flush=True)
         elif monotonic() >= self._told + SILENCE:
             self._told = monotonic()
             print(where, file=sys.stderr, flush=True)

