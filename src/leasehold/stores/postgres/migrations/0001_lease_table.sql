@@ -102,11 +102,12 @@ $$;
 
 -- Look at the front of a line without touching it: what its holders weigh, the first of them, when the first of them
 -- ends, the fence of the first who waits, and whether anything there has to be settled.
+-- Nothing is sorted: the planner cannot know that mostly the first two are looked at, however long the line is.
 CREATE OR REPLACE FUNCTION {schema}.line_head(
     _name text, _first bigint, _now timestamptz,
     OUT capacity integer, OUT spent bigint, OUT holder text, OUT ends timestamptz,
     OUT waiting bigint, OUT unsettled boolean
-) LANGUAGE plpgsql AS $$
+) LANGUAGE plpgsql SET enable_sort = off AS $$
 DECLARE
     place record;
 BEGIN
@@ -139,7 +140,7 @@ $$;
 -- Drop what has expired at the front of a line, and wake who holds by that. The caller has locked the name.
 -- Renewals do not lock the name, so that what looks expired is looked at again before it is deleted.
 CREATE OR REPLACE FUNCTION {schema}.line_settle(_name text, _first bigint, _now timestamptz) RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_sort = off AS $$
 DECLARE
     place record;
     spent bigint := 0;
