@@ -3,22 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
-from itertools import pairwise
+import sys
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
+from functools import partial
+from itertools import pairwise, product
+from math import isnan, nan
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from random import random
-from threading import Thread
+from statistics import median
 from time import monotonic, sleep
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from bench._measure import interleave, spread
+from bench._peers import Adapter, AsyncAdapter, why_not
+
+EAGER, COURTEOUS = "all ask again at once", "releasers stand back"
 GLANCE = 0.0005
 """How often one who stands back looks whether somebody else holds."""
+ROUNDS = 3
+"""How many turns everybody should have at least, to tell whether they are shared fairly."""
+USUAL_GAP = 0.001
+"""Seconds between two turns, not to be too short for that."""
 
 Acquire = Callable[[], AbstractContextManager[object]]
 AsyncAcquire = Callable[[], AbstractAsyncContextManager[object]]
+Contenders = Mapping[str, Callable[[], Acquire]]
+"""How to make a client of each, where it is to be used."""
+AsyncContenders = Mapping[str, Callable[[], AbstractAsyncContextManager[AsyncAcquire]]]
 
 
 class Turn(NamedTuple):
@@ -30,6 +52,7 @@ class Turn(NamedTuple):
 class Slice(NamedTuple):
     """What the workers are told to do together."""
 
+    case: str
     start: float
     end: float
     work: float
@@ -41,20 +64,152 @@ Crowd = Callable[[int, Slice], list[Turn]]
 """Has that many do a slice together. Each of them acquires once more at its end, which is no turn."""
 
 
-def case(crowd: Crowd, size: int, seconds: float, work: float, *, courteous: bool) -> Callable[[], list[list[Turn]]]:
-    """Make a case for `interleave`, whose samples are the histories of slices.
+class Cell(NamedTuple):
+    """Who is measured, and in which crowd."""
 
-    Raises RuntimeError if two of the crowd held at once.
+    kind: str
+    """Processes, threads or tasks."""
+    waiters: int
+    section_ms: float
+    case: str
+
+    def __str__(self) -> str:
+        return f"{self.case} with {self.crowd}"
+
+    @property
+    def crowd(self) -> str:
+        return f"{self.waiters} {self.kind}, {self.section_ms:g} ms"
+
+
+def cells_of(kinds: Sequence[str], sizes: Sequence[int], sections: Sequence[float], *cases: str) -> list[Cell]:
+    return [Cell(*cell) for cell in product(kinds, sizes, sections, cases)]
+
+
+class Outcome(NamedTuple):
+    """What came of one slice."""
+
+    turns: list[Turn]
+    commands: float = nan
+    """What the server was asked per acquisition."""
+    failure: str = ""
+
+
+Count = Callable[[str], AbstractContextManager[Callable[[], float]]]
+"""Counts what a contender sends to the server inside the with-block; the number is asked for after it."""
+
+
+def measure(
+    crowds: Mapping[str, Crowd],
+    cells: Sequence[Cell],
+    seconds: float,
+    rounds: int,
+    *,
+    slow: Collection[str] = (),
+    count: Count | None = None,
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Have every cell hand over for a while, and make a row of each; tell of peers that broke why they did.
+
+    The gap runs from just before one releases to the moment another one holds. It is measured while the releaser
+    stands back, as `bench.handover` tells; without work nobody does, as nobody would be waiting. Fairness and commands
+    are measured while everybody asks again at once. The slow, which hand over so rarely, are given longer.
+
+    Raises CrowdError if we are the ones that broke.
     """
-    stand_back = work * (size - 1) / 2 * courteous
+    cases = {}
+    for cell in cells:
+        crowd, work = crowds[cell.kind], cell.section_ms / 1e3
+        least = seconds * (2 if work else 1) * (2 if cell.case in slow else 1)
+        fair = max(least, ROUNDS * cell.waiters * (work + USUAL_GAP))
+        cases[cell, EAGER] = _case(cell, crowd, fair, courteous=False, count=count)
+        if work:
+            cases[cell, COURTEOUS] = _case(cell, crowd, max(least, fair / 3), courteous=True)
+    largest = {(cell.kind, cell.case): cell for cell in sorted(cells, key=lambda cell: cell.waiters)}
+    for cell in largest.values():
+        _case(cell._replace(section_ms=0.0), crowds[cell.kind], 0.1, courteous=False)()  # to have all connections
+    outcomes = interleave(cases, rounds, warm_up=0)
+    rows, broken = [], {}
+    for cell in sorted(cells, key=lambda cell: (cell.kind, cell.section_ms, cell.waiters)):
+        eager = outcomes[cell, EAGER]
+        handing = outcomes.get((cell, COURTEOUS), eager)
+        failures = [outcome.failure for outcome in (*eager, *handing) if outcome.failure]
+        if not failures:
+            rows.append(_row(cell, eager, handing))
+        elif cell.case.startswith("leasehold"):
+            raise CrowdError(f"{cell}: {failures[0]}")
+        else:
+            broken[str(cell)] = failures[0]
+    return rows, broken
 
-    def run() -> list[list[Turn]]:
-        start = monotonic() + 0.05
-        turns = sorted(crowd(size, Slice(start, start + seconds, work, stand_back)))
+
+def most_of(cells: Sequence[Cell], kind: str) -> int:
+    """Tell how large a crowd of that kind is needed."""
+    return max((cell.waiters for cell in cells if cell.kind == kind), default=1)
+
+
+def add_ratios(rows: Sequence[dict[str, Any]], peers: Sequence[str]) -> list[dict[str, Any]]:
+    """Say of every row how its gap compares to each peer's in the same crowd."""
+    medians = {_cell(row): row["gap_ms"].median for row in rows}
+    ratios = []
+    for row in rows:
+        against = {
+            f"x {peer}": row["gap_ms"].median / medians[_cell(row)._replace(case=peer)]
+            if _cell(row)._replace(case=peer) in medians
+            else None
+            for peer in peers
+        }
+        split = list(row).index("commands")
+        items = list(row.items())
+        ratios.append(dict([*items[:split], *against.items(), *items[split:]]))
+    return ratios
+
+
+def worst(rows: Sequence[dict[str, Any]], column: str, case: str, *, least: bool = False) -> tuple[str, float]:
+    """Find the crowd in which a case does worst by a column: the one in which it could not be measured, if any."""
+    found = [(row[column], _cell(row).crowd) for row in rows if row["case"] == case and row[column] is not None]
+    value, crowd = (min if least else max)(
+        found, key=lambda one: (isnan(one[0]) != least, one[0]), default=(nan, "no crowd")
+    )
+    return crowd, value
+
+
+def _cell(row: Mapping[str, Any]) -> Cell:
+    return Cell(row["kind"], row["waiters"], row["section_ms"], row["case"])
+
+
+def _row(cell: Cell, eager: list[Outcome], handing: list[Outcome]) -> dict[str, Any]:
+    gap = spread(gaps_of([outcome.turns for outcome in handing]))
+    return {
+        **cell._asdict(),
+        "gap_ms": gap.scaled(1e3),
+        "p99_ms": 1e3 * gap.p99,
+        "eager_gap_ms": 1e3 * spread(gaps_of([outcome.turns for outcome in eager])).median,
+        "commands": median(outcome.commands for outcome in eager),
+        "Jain": median(jain(outcome.turns, cell.waiters) for outcome in eager),
+        "turns": sum(len(outcome.turns) for outcome in handing),
+    }
+
+
+def _case(
+    cell: Cell, crowd: Crowd, seconds: float, *, courteous: bool, count: Count | None = None
+) -> Callable[[], list[Outcome]]:
+    work = cell.section_ms / 1e3
+    stand_back = work * (cell.waiters - 1) / 2 * courteous
+
+    def run() -> list[Outcome]:
+        start = monotonic() + 0.05 + cell.waiters / 2000
+        order = Slice(cell.case, start, start + seconds, work, stand_back)
+        commands = nan
+        try:
+            with ExitStack() as stack:
+                counted = stack.enter_context(count(cell.case)) if count else None
+                turns = sorted(crowd(cell.waiters, order))
+            if counted:
+                commands = counted() / (len(turns) + cell.waiters)
+        except CrowdError as error:
+            return [Outcome([], failure=str(error))]
         if any(after.acquired < before.released for before, after in pairwise(turns)):
-            msg = "two held at once"
-            raise RuntimeError(msg)
-        return [turns]
+            return [Outcome([], failure="two held at once")]
+        return [Outcome(turns, commands)]
 
     return run
 
@@ -69,64 +224,106 @@ def gaps_of(histories: list[list[Turn]]) -> list[float]:
 
 
 def jain(turns: list[Turn], size: int) -> float:
-    shares = [sum(turn.worker == worker for turn in turns) for worker in range(size)]
+    """Tell how fairly turns were shared, in as many as everybody may have the same number of."""
+    whole = turns[: len(turns) - len(turns) % size]
+    if not whole:
+        return nan
+    shares = [sum(turn.worker == worker for turn in whole) for worker in range(size)]
     return sum(shares) ** 2 / (size * sum(share**2 for share in shares))
 
 
+def of_peer(adapter: Adapter, where: str) -> Acquire:
+    """Make a client of a peer that lives as long as the process."""
+    context = adapter(where)
+    locks = context.__enter__()
+    _entered.append(context)
+    return partial(locks, "bench")
+
+
+_entered: list[object] = []
+"""Referenced, so that they are not left."""
+
+
+@asynccontextmanager
+async def of_async_peer(adapter: AsyncAdapter, where: str) -> AsyncIterator[AsyncAcquire]:
+    async with adapter(where) as locks:
+        yield partial(locks, "bench")
+
+
+class CrowdError(Exception):
+    """One of the crowd failed."""
+
+
 @contextmanager
-def processes(make: Callable[[], Acquire], size: int) -> Iterator[Crowd]:
-    """Start processes that each make their own client, and sleep while it is not their turn to be measured."""
-    spawn = get_context("spawn")
+def processes(contenders: Contenders, size: int) -> Iterator[Crowd]:
+    """Start processes that each make their own clients, and sleep while it is not their turn to be measured."""
+    context = forks()
     ends, others = zip(*(Pipe() for _ in range(size)), strict=True)
-    last_holder = spawn.RawValue("i", -1)
+    last_holder = context.RawValue("i", -1)
     workers = [
-        spawn.Process(target=serve, args=(number, make, orders, last_holder), daemon=True)
+        context.Process(target=_serve, args=(number, contenders, orders, last_holder), daemon=True)
         for number, orders in enumerate(others)
     ]
     for worker, orders in zip(workers, others, strict=True):
         worker.start()
         orders.close()
-    yield from _command(ends)
+
+    def crowd(size: int, order: Slice) -> list[Turn]:
+        for end in ends[:size]:
+            end.send(order)
+        answers = [end.recv() for end in ends[:size]]
+        for answer in answers:
+            if isinstance(answer, str):
+                raise CrowdError(answer)
+        return [turn for answer in answers for turn in answer]
+
+    yield crowd
+    for end in ends:
+        end.send(None)
     for worker in workers:
         worker.join()
+
+
+def forks() -> Any:
+    """Give what starts processes of the running program, each as fresh as a new one, but in milliseconds."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload([name for name in sys.modules if not name.startswith("__")])
+    return context
+
+
+def _serve(number: int, contenders: Contenders, orders: Connection, last_holder: Any) -> None:
+    clients: dict[str, Acquire] = {}
+    with orders:
+        while order := orders.recv():
+            try:
+                if order.case not in clients:
+                    clients[order.case] = contenders[order.case]()
+                orders.send(_take_turns(number, clients[order.case], order, last_holder))
+            except Exception as error:  # whatever a peer raises is its result
+                orders.send(why_not(error))
 
 
 @contextmanager
-def threads(make: Callable[[], Acquire], size: int) -> Iterator[Crowd]:
-    """Start threads that share a client."""
-    ends, others = zip(*(Pipe() for _ in range(size)), strict=True)
-    last_holder = SimpleNamespace(value=-1)
-    acquire = make()
-    workers = [
-        Thread(target=serve, args=(number, lambda: acquire, orders, last_holder), daemon=True)
-        for number, orders in enumerate(others)
-    ]
-    for worker in workers:
-        worker.start()
-    yield from _command(ends)
-    for worker in workers:
-        worker.join()
+def threads(contenders: Contenders, size: int) -> Iterator[Crowd]:
+    """Start threads that share clients."""
+    clients: dict[str, Acquire] = {}
 
-
-def _command(workers: tuple[Connection, ...]) -> Iterator[Crowd]:
     def crowd(size: int, order: Slice) -> list[Turn]:
-        for worker in workers[:size]:
-            worker.send(order)
-        return [turn for worker in workers[:size] for turn in worker.recv()]
+        last_holder = SimpleNamespace(value=-1)
+        try:
+            if order.case not in clients:
+                clients[order.case] = contenders[order.case]()
+            acquire = clients[order.case]
+            turns = [pool.submit(_take_turns, number, acquire, order, last_holder) for number in range(size)]
+            return [turn for one in turns for turn in one.result()]
+        except Exception as error:
+            raise CrowdError(why_not(error)) from error
 
-    yield crowd
-    for worker in workers:
-        worker.send(None)
-
-
-def serve(number: int, make: Callable[[], Acquire], orders: Connection, last_holder: Any) -> None:
-    with orders:  # whoever fails is missed at once
-        acquire = make()
-        while order := orders.recv():
-            orders.send(take_turns(number, acquire, order, last_holder))
+    with ThreadPoolExecutor(size) as pool:
+        yield crowd
 
 
-def take_turns(number: int, acquire: Acquire, order: Slice, last_holder: Any) -> list[Turn]:
+def _take_turns(number: int, acquire: Acquire, order: Slice, last_holder: Any) -> list[Turn]:
     turns: list[Turn] = []
     sleep(max(order.start - monotonic(), 0.0))
     while True:
@@ -145,24 +342,31 @@ def take_turns(number: int, acquire: Acquire, order: Slice, last_holder: Any) ->
 
 
 @contextmanager
-def tasks(make: Callable[[], AbstractAsyncContextManager[AsyncAcquire]]) -> Iterator[Crowd]:
-    """Have a loop whose tasks share a client; it rests while it is not their turn to be measured."""
+def tasks(contenders: AsyncContenders) -> Iterator[Crowd]:
+    """Have a loop whose tasks share clients; it rests while it is not their turn to be measured."""
 
-    async def everybody(acquire: AsyncAcquire, size: int, order: Slice) -> list[Turn]:
+    stack = AsyncExitStack()
+    clients: dict[str, AsyncAcquire] = {}
+
+    async def everybody(size: int, order: Slice) -> list[Turn]:
         last_holder = SimpleNamespace(value=-1)
-        histories = await asyncio.gather(
-            *(take_turns_async(number, acquire, order, last_holder) for number in range(size))
-        )
+        try:
+            if order.case not in clients:
+                clients[order.case] = await stack.enter_async_context(contenders[order.case]())
+            acquire = clients[order.case]
+            histories = await asyncio.gather(
+                *(_take_turns_async(number, acquire, order, last_holder) for number in range(size))
+            )
+        except Exception as error:
+            raise CrowdError(why_not(error)) from error
         return [turn for turns in histories for turn in turns]
 
     with asyncio.Runner() as runner:
-        client = make()
-        acquire = runner.run(client.__aenter__())
-        yield lambda size, order: runner.run(everybody(acquire, size, order))
-        runner.run(client.__aexit__(None, None, None))
+        yield lambda size, order: runner.run(everybody(size, order))
+        runner.run(stack.aclose())
 
 
-async def take_turns_async(number: int, acquire: AsyncAcquire, order: Slice, last_holder: Any) -> list[Turn]:
+async def _take_turns_async(number: int, acquire: AsyncAcquire, order: Slice, last_holder: Any) -> list[Turn]:
     turns: list[Turn] = []
     await asyncio.sleep(order.start - monotonic())
     while True:

@@ -25,9 +25,9 @@ def options(description: str | None) -> argparse.ArgumentParser:
 
 
 @contextmanager
-def served(flavour: PostgresFlavour) -> Iterator[str]:
-    """Start a server with its own defaults, fsync included, and give the URL of a database with the lease table."""
-    with PostgresServer(flavour) as server:
+def served(flavour: PostgresFlavour, **settings: str) -> Iterator[str]:
+    """Start a server with its own defaults, fsync included, but for `settings`; give its URL, lease table made."""
+    with PostgresServer(flavour, **settings) as server:
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute(script("leasehold").encode())
         yield server.url

@@ -1,4 +1,4 @@
-"""How long does a lock between processes lie idle when it changes hands, and does everybody get a turn?
+"""How long does a lock of one machine lie idle when it changes hands, and does everybody get a turn?
 
 The gap runs from just before one process releases to the moment the next one holds. It is measured while the
 releaser stands back until somebody else holds and a little longer, at random: otherwise a lock that favours the
@@ -11,59 +11,61 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from functools import partial
-from statistics import median
 
-from filelock import FileLock
+from bench import _peers
+from bench._crowd import (
+    Acquire,
+    AsyncAcquire,
+    add_ratios,
+    cells_of,
+    measure,
+    most_of,
+    of_peer,
+    processes,
+    tasks,
+    threads,
+    worst,
+)
+from bench._measure import Reach, options, report
+from leasehold import AsyncDistributedLock, DistributedLock
 
-from bench._crowd import Acquire, case, gaps_of, jain, processes
-from bench._measure import interleave, options, report, spread
-from leasehold import DistributedLock
-
-CROWDS = (2, 10)
-WORK = 0.005
+FLOOR = "floor: flock(2)"
 PEER = "filelock"
+FASTENERS = "fasteners"
+OURS = "leasehold sqlite://"
+MEMORY = "leasehold memory://"
 
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.5, help="how long each case runs per round")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument(
+        "--seconds", type=float, default=0.35, help="how long a small crowd without work runs per round"
+    )
     arguments = parser.parse_args()
+    cells, seconds = (QUICK, arguments.seconds / 2) if arguments.quick else (FULL, arguments.seconds)
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
+        contenders = {name: partial(make, directory) for name, make in CONTENDERS.items()}
+        async_contenders = {name: partial(make, directory) for name, make in ASYNC_CONTENDERS.items()}
         crowds = {
-            name: stack.enter_context(processes(partial(contender, f"{directory}/{number}"), max(CROWDS)))
-            for number, (name, contender) in enumerate(CONTENDERS.items())
+            "processes": stack.enter_context(processes(contenders, most_of(cells, "processes"))),
+            "threads": stack.enter_context(threads(contenders, most_of(cells, "threads"))),
+            "tasks": stack.enter_context(tasks(async_contenders)),
         }
-        cases = {
-            (size, name, courteous): case(crowds[name], size, arguments.seconds, WORK, courteous=courteous)
-            for size in CROWDS
-            for name in CONTENDERS
-            for courteous in (True, False)
-        }
-        histories = interleave(cases, arguments.rounds)
-    gaps = {(size, name): spread(gaps_of(histories[size, name, True])) for size in CROWDS for name in CONTENDERS}
-    rows = [
-        {
-            "processes": str(size),
-            "case": name,
-            "gap ms (p10-p90)": gap.scaled(1e3),
-            "p99": 1e3 * gap.p99,
-            f"x {PEER}": gap.median / gaps[size, PEER].median,
-            "hand-overs": sum(len(turns) for turns in histories[size, name, True]),
-            "Jain": median(jain(turns, size) for turns in histories[size, name, False]),
-        }
-        for (size, name), gap in gaps.items()
-    ]
-    report(f"Hand-over between processes, {1e3 * WORK:g} ms of work each", rows, as_json=arguments.json)
+        rows, broken = measure(crowds, cells, seconds, arguments.rounds, slow={PEER, FASTENERS})
+    rows = add_ratios(rows, (PEER, FLOOR))
+    crowd, gap = worst([row | {"gap": row["gap_ms"].median} for row in rows if row["kind"] == "processes"], "gap", OURS)
+    reach = Reach(f"gap between processes in ms, a tenth of {PEER}'s 50 ms poll, at worst ({crowd})", gap, 5.0)
+    report("Hand-over on one machine", rows, as_json=arguments.json, reaches=[reach], broken=broken)
 
 
-def flock(path: str) -> Acquire:
+def flock(directory: str) -> Acquire:
     """Block in the kernel, which wakes the next one itself: as quick as it gets on one machine, without a lease."""
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR)
+    descriptor = os.open(f"{directory}/flock", os.O_CREAT | os.O_RDWR)
 
     @contextmanager
     def acquire() -> Iterator[None]:
@@ -74,19 +76,43 @@ def flock(path: str) -> Acquire:
     return acquire
 
 
-def file_lock(path: str) -> Acquire:
-    return FileLock(path).acquire
+def client(directory: str) -> Acquire:
+    return partial(DistributedLock(f"sqlite:///{directory}/db").acquire, "bench")
 
 
-def client(path: str) -> Acquire:
-    return partial(DistributedLock(f"sqlite:///{path}").acquire, "bench")
+def memory(directory: str) -> Acquire:
+    return partial(DistributedLock("memory://bench").acquire, "bench")
+
+
+@asynccontextmanager
+async def async_client(directory: str) -> AsyncIterator[AsyncAcquire]:
+    async with AsyncDistributedLock(f"sqlite:///{directory}/db") as locks:
+        yield partial(locks.lock, "bench")
+
+
+@asynccontextmanager
+async def async_memory(directory: str) -> AsyncIterator[AsyncAcquire]:
+    async with AsyncDistributedLock("memory://bench-async") as locks:
+        yield partial(locks.lock, "bench")
 
 
 CONTENDERS: Mapping[str, Callable[[str], Acquire]] = {
-    "floor: flock(2)": flock,
-    PEER: file_lock,
-    "leasehold sqlite://": client,
+    FLOOR: flock,
+    PEER: partial(of_peer, _peers.filelock),
+    FASTENERS: partial(of_peer, _peers.fasteners),
+    OURS: client,
+    MEMORY: memory,
 }
+ASYNC_CONTENDERS: Mapping[str, Callable[[str], AbstractAsyncContextManager[AsyncAcquire]]] = {
+    OURS: async_client,
+    MEMORY: async_memory,
+}
+QUICK = cells_of(("processes",), (10,), (5.0,), FLOOR, PEER, FASTENERS, OURS)
+FULL = [
+    *cells_of(("processes",), (2, 10, 50), (5.0,), FLOOR, PEER, FASTENERS, OURS),
+    *cells_of(("processes",), (10,), (0.0,), FLOOR, PEER, FASTENERS, OURS),
+    *cells_of(("threads", "tasks"), (2, 10, 50), (5.0,), OURS, MEMORY),
+]
 
 if __name__ == "__main__":
     main()

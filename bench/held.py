@@ -1,4 +1,4 @@
-"""What does it cost one process to keep 10,000 locks, and is any of them lost?
+"""What does it cost one process to keep thousands of locks in memory, and is any of them lost?
 
 The floor is the store's own step: the same renewals in the same batches, without a client that decides on them.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from bench._measure import interleave, options, report
+from bench._measure import Reach, interleave, options, report
 from leasehold import AsyncDistributedLock, AsyncLockHandle, DistributedLock, LockHandle, LockInfo
 from leasehold._keeper import BATCH
 from leasehold._model import Ask, Renewal, Standing
@@ -25,7 +25,11 @@ from leasehold.stores import open_store
 from leasehold.stores.memory import MemoryServer
 
 TTL = 6.0
+SIZES = (1000, 10_000)
+SHORTEST = 2.5
+"""Seconds, in which everything is renewed once."""
 FLOOR = "floor: the store's step"
+THREADS, TASKS = "leasehold threads", "leasehold asyncio"
 
 
 class Kept(NamedTuple):
@@ -67,31 +71,53 @@ class Meter:
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--locks", type=int, default=10_000)
-    parser.add_argument("--seconds", type=float, default=7.0, help="how long they are kept per round")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=4.5, help="how long they are kept: two periods")
     arguments = parser.parse_args()
-    names = [f"bench:{number}" for number in range(arguments.locks)]
-    cases: dict[str, Callable[[], list[Kept]]] = {
-        FLOOR: partial(renew_by_hand, names),
-        "threads": partial(keep, "memory://held", names, arguments.seconds),
-        "asyncio": partial(keep_async, "memory://held-async", names, arguments.seconds),
-    }
-    kept = interleave(cases, arguments.rounds, warm_up=0)
+    sizes, seconds = ((1000,), SHORTEST) if arguments.quick else (SIZES, arguments.seconds)
+    cases: dict[tuple[int, str], Callable[[], list[Kept]]] = {}
+    for size in sizes:
+        names = [f"bench:{number}" for number in range(size)]
+        cases |= {
+            (size, FLOOR): partial(renew_by_hand, names),
+            (size, THREADS): partial(keep, "memory://held", names, seconds),
+            (size, TASKS): partial(keep_async, "memory://held-async", names, seconds),
+        }
+    kept = interleave(cases, rounds=1, warm_up=0)
+    rows = rows_of(kept)
+    question = f"Held in memory, ttl {TTL:g} s, one process"
+    report(question, rows, as_json=arguments.json, reaches=reaches(rows, (THREADS, TASKS)))
+
+
+def rows_of(kept: Mapping[tuple[int, str], Sequence[Kept]]) -> list[dict[str, Any]]:
     cpu = {case: median(map(Kept.cpu_per_renewal, rounds)) for case, rounds in kept.items()}
-    rows = [
+    return [
         {
             "case": case,
-            "CPU ms / 1,000 renewals": 1e6 * cpu[case],
-            "x floor": cpu[case] / cpu[FLOOR],
+            "locks": size,
+            "CPU ms / 1,000 renewals": 1e6 * cpu[size, case],
+            "x floor": cpu[size, case] / cpu[size, FLOOR] if (size, FLOOR) in cpu else None,
             "renewals": sum(result.renewals for result in rounds),
             "requests": sum(result.requests for result in rounds),
             "threads or tasks": max(result.helpers for result in rounds),
+            "connections": max(result.connections for result in rounds),
             "lost": sum(result.lost for result in rounds),
         }
-        for case, rounds in kept.items()
+        for (size, case), rounds in kept.items()
     ]
-    report(f"{arguments.locks:,} held memory locks, ttl {TTL:g} s, one keeper", rows, as_json=arguments.json)
+
+
+def reaches(rows: Sequence[Mapping[str, Any]], ours: Collection[str]) -> list[Reach]:
+    """Say what is to be reached with the most locks there are, by the worse of these cases."""
+    most = max(row["locks"] for row in rows)
+    bounds = {"CPU ms / 1,000 renewals": 5, "threads or tasks": 1, "connections": 2, "lost": 0}
+    return [
+        Reach(
+            f"{column}, {most:,} held",
+            float(max(row[column] for row in rows if row["locks"] == most and row["case"] in ours)),
+            float(bound),
+        )
+        for column, bound in bounds.items()
+    ]
 
 
 def renew_by_hand(names: Sequence[str]) -> list[Kept]:

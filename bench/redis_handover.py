@@ -16,16 +16,28 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from functools import partial
-from statistics import median
-from time import monotonic
-from typing import NamedTuple
+from math import nan
+from typing import Any
 
 import redis
-import redis.asyncio
-import redis_lock
 
-from bench._crowd import Acquire, AsyncAcquire, Crowd, Slice, Turn, case, gaps_of, jain, processes, tasks, threads
-from bench._measure import interleave, report, spread
+from bench import _peers
+from bench._crowd import (
+    Acquire,
+    AsyncAcquire,
+    add_ratios,
+    cells_of,
+    measure,
+    most_of,
+    of_async_peer,
+    of_peer,
+    processes,
+    tasks,
+    threads,
+    worst,
+)
+from bench._measure import Reach, report
+from bench._peers import for_many
 from bench._redis import TTL, Wire, options
 from leasehold import AsyncDistributedLock, DistributedLock
 from leasehold.stores.redis._resp import pack
@@ -33,25 +45,22 @@ from tests.servers.redis import RedisServer
 from tests.servers.stats import commands_of
 
 POLLER = "redis-py Lock"
+BUSY_POLLER = "redis-py Lock, 1 ms polling"
 PEER = "python-redis-lock"
+SEMAPHORE, SHERLOCK, TOOZ, GRELMICRO, POTTERY = "py-redis-semaphore", "sherlock", "tooz", "grelmicro", "pottery"
 OURS = "leasehold redis://"
-POOL = 50
-MANY = 1000
-"""Connections, more than there are threads."""
-MOST_PROCESSES = 10
-LONGER = 2
-"""How many times as long as the others whoever polls is measured: it hands over so rarely."""
 PROTOTYPE = "BLPOP prototype (thin client)"
-SMALL = 25
-"""Up to so many get enough turns each, in so short a time, to tell whether they are shared fairly."""
+SECTIONS = (0.0, 5.0)
+"""Milliseconds for which each holds."""
 SENT = {
     POLLER: ("set", "evalsha"),
+    BUSY_POLLER: ("set", "evalsha"),
     # Besides those it sends, there is one GET in every script of its: they stand for its EVALSHAs.
     PEER: ("get", "set", "blpop"),
     PROTOTYPE: ("evalsha", "blpop"),
     OURS: ("evalsha", "eval", "subscribe", "ping"),
 }
-"""The server counts commands whether a client sends them or a script calls them: these are the former."""
+"""The server counts commands whether a client sends them or a script calls them: these are the former, where known."""
 JOIN = """
 if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 1 end
 redis.call('RPUSH', KEYS[2], ARGV[1])
@@ -70,84 +79,64 @@ return 1
 """
 
 
-class Outcome(NamedTuple):
-    turns: list[Turn]
-    commands: float
-    """Per acquisition."""
-
-
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=0.7, help="how long a small crowd runs per round")
-    parser.add_argument("--crowds", default="2,10,50", help=f"sizes; of processes only those up to {MOST_PROCESSES}")
-    parser.add_argument("--work", type=float, default=5.0, help="milliseconds for which each holds")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument(
+        "--seconds", type=float, default=0.35, help="how long a small crowd without work runs per round"
+    )
     arguments = parser.parse_args()
-    work = arguments.work / 1e3
-    sizes = [int(size) for size in arguments.crowds.split(",")]
-    few = [size for size in sizes if size <= MOST_PROCESSES]
+    cells, seconds = (QUICK, arguments.seconds / 2) if arguments.quick else (FULL, arguments.seconds)
     with ExitStack() as stack:
         server = stack.enter_context(RedisServer(arguments.flavour))
-        cases = {}
-        for kind, name, fitting, crowd in crowds(server.url, few, sizes, stack):
-            crowd(max(fitting), Slice(0.0, monotonic() + 0.2, 0.0, 0.0))  # to have all connections
-            for size in fitting:
-                seconds = arguments.seconds * max(size / SMALL, 1) * (LONGER if name == POLLER else 1)
-                for courteous in {work > 0, False}:
-                    history = case(crowd, size, seconds, work, courteous=courteous)
-                    cases[kind, size, name, courteous] = partial(count, server, SENT[name], size, history)
-        outcomes = interleave(cases, arguments.rounds, warm_up=0)
-    gaps = {
-        (kind, size, name): spread(gaps_of([outcome.turns for outcome in taken]))
-        for (kind, size, name, courteous), taken in outcomes.items()
-        if courteous == (work > 0)
-    }
-    rows = [
-        {
-            "crowd": f"{size} {kind}",
-            "case": name,
-            "gap ms (p10-p90)": gap.scaled(1e3),
-            "p99": 1e3 * gap.p99,
-            **{
-                f"x {peer}": gap.median / gaps[kind, size, peer].median if (kind, size, peer) in gaps else None
-                for peer in (POLLER, PEER)
-            },
-            "commands": median(outcome.commands for outcome in outcomes[kind, size, name, False]),
-            "Jain": median(jain(outcome.turns, size) for outcome in outcomes[kind, size, name, False]),
-            "turns": sum(len(outcome.turns) for outcome in outcomes[kind, size, name, work > 0]),
+        contenders = {name: partial(make, server.url) for name, make in CONTENDERS.items()}
+        async_contenders = {name: partial(make, server.url) for name, make in ASYNC_CONTENDERS.items()}
+        crowds = {
+            "threads": stack.enter_context(threads(contenders, most_of(cells, "threads"))),
+            "tasks": stack.enter_context(tasks(async_contenders)),
+            "processes": stack.enter_context(processes(contenders, most_of(cells, "processes"))),
         }
-        for (kind, size, name), gap in sorted(gaps.items(), key=lambda item: (KINDS.index(item[0][0]), item[0][1]))
-    ]
-    question = f"Hand-over on {arguments.flavour}, {arguments.work:g} ms of work each"
-    report(question, rows, as_json=arguments.json)
+        rows, broken = measure(
+            crowds,
+            cells,
+            seconds,
+            arguments.rounds,
+            slow={POLLER, SHERLOCK, TOOZ, GRELMICRO, POTTERY},
+            count=partial(count, server),
+        )
+    rows = add_ratios(rows, (PEER, POLLER))
+    report(
+        f"Hand-over on {arguments.flavour}", rows, as_json=arguments.json, reaches=list(reaches(rows)), broken=broken
+    )
 
 
-def crowds(
-    url: str, few: Sequence[int], sizes: Sequence[int], stack: ExitStack
-) -> Iterator[tuple[str, str, Sequence[int], Crowd]]:
-    """Start the crowds, each with the sizes it is to be measured in."""
-    for name, contender in CONTENDERS.items():
-        if few:
-            yield "processes", name, few, stack.enter_context(processes(partial(contender, url), max(few)))
-        yield "threads", name, sizes, stack.enter_context(threads(partial(contender, url), max(sizes)))
-    for name, async_contender in ASYNC_CONTENDERS.items():
-        yield "tasks", name, sizes, stack.enter_context(tasks(partial(async_contender, url)))
+def reaches(rows: Sequence[dict[str, Any]]) -> Iterator[Reach]:
+    for peer, bound in ((PEER, 1 / 3), (POLLER, 1 / 20)):
+        crowd, ratio = worst(rows, f"x {peer}", OURS)
+        yield Reach(f"gap, ratio to {peer}'s, at worst ({crowd})", ratio, bound)
+    crowd, commands = worst(rows, "commands", OURS)
+    yield Reach(f"commands per acquisition, at worst ({crowd})", commands, 3.5)
+    crowd, fairness = worst(rows, "Jain", OURS, least=True)
+    yield Reach(f"Jain, at worst ({crowd})", fairness, 0.95, at_least=True)
 
 
-def count(server: RedisServer, sent: Sequence[str], size: int, run: Callable[[], list[list[Turn]]]) -> list[Outcome]:
+@contextmanager
+def count(server: RedisServer, case: str) -> Iterator[Callable[[], float]]:
     with commands_of(server) as calls:
-        (turns,) = run()
-    return [Outcome(turns, sum(calls[command] for command in sent) / (len(turns) + size))]
+        yield lambda: sum(calls[command] for command in SENT[case]) if case in SENT else nan
 
 
 def redis_py(url: str) -> Acquire:
-    server = redis.Redis.from_url(url, max_connections=MANY)
-    return lambda: server.lock("bench:redis-py", timeout=TTL)
+    return of_peer(_peers.redis_py, for_many(url))
 
 
 def python_redis_lock(url: str) -> Acquire:
-    server = redis.Redis.from_url(url, max_connections=MANY)
-    return lambda: redis_lock.Lock(server, "bench", expire=TTL)
+    return of_peer(_peers.python_redis_lock, for_many(url))
+
+
+def polling(url: str) -> Acquire:
+    server = redis.Redis.from_url(for_many(url))
+    return lambda: server.lock("bench:polling", timeout=TTL, sleep=0.001)
 
 
 def prototype(url: str) -> Acquire:
@@ -174,11 +163,8 @@ def leasehold(url: str) -> Acquire:
     return partial(DistributedLock(url).acquire, "bench")
 
 
-@asynccontextmanager
-async def async_redis_py(url: str) -> AsyncIterator[AsyncAcquire]:
-    pool = redis.asyncio.BlockingConnectionPool.from_url(url, max_connections=POOL, timeout=None)
-    async with redis.asyncio.Redis.from_pool(pool) as server:
-        yield lambda: server.lock("bench:redis-py", timeout=TTL)
+def async_redis_py(url: str) -> AbstractAsyncContextManager[AsyncAcquire]:
+    return of_async_peer(_peers.async_redis_py, for_many(url))
 
 
 @asynccontextmanager
@@ -187,17 +173,38 @@ async def async_leasehold(url: str) -> AsyncIterator[AsyncAcquire]:
         yield partial(locks.lock, "bench")
 
 
-KINDS = ("processes", "threads", "tasks")
 CONTENDERS: Mapping[str, Callable[[str], Acquire]] = {
     POLLER: redis_py,
+    BUSY_POLLER: polling,
     PEER: python_redis_lock,
+    SEMAPHORE: partial(of_peer, _peers.py_redis_semaphore),
+    SHERLOCK: partial(of_peer, _peers.sherlock),
+    TOOZ: partial(of_peer, _peers.tooz_redis),
     PROTOTYPE: prototype,
     OURS: leasehold,
 }
 ASYNC_CONTENDERS: Mapping[str, Callable[[str], AbstractAsyncContextManager[AsyncAcquire]]] = {
     POLLER: async_redis_py,
+    GRELMICRO: partial(of_async_peer, _peers.grelmicro),
+    POTTERY: partial(of_async_peer, _peers.async_pottery),
     OURS: async_leasehold,
 }
+CROWDS = (2, 10, 50, 200)
+QUICK = [
+    *cells_of(("threads", "processes"), (10,), SECTIONS, PEER, PROTOTYPE, OURS),
+    *cells_of(("threads", "processes"), (10,), (5.0,), POLLER, BUSY_POLLER),
+]
+FULL = [
+    *cells_of(("threads", "processes"), CROWDS, SECTIONS, PEER, PROTOTYPE, OURS),
+    *cells_of(("tasks",), CROWDS, SECTIONS, OURS),
+    *cells_of(("threads",), CROWDS, (5.0,), POLLER, BUSY_POLLER),
+    *cells_of(("processes",), (2, 10, 50), (5.0,), POLLER),
+    *cells_of(("processes",), (10, 50), (5.0,), BUSY_POLLER),
+    *cells_of(("tasks",), (10, 200), (5.0,), POLLER),
+    *cells_of(("processes",), (10,), (5.0,), SEMAPHORE, SHERLOCK, TOOZ),
+    *cells_of(("tasks",), (10,), (5.0,), GRELMICRO, POTTERY),
+]
+"""Those that poll, where it shows how they do: each of their slices is long."""
 
 if __name__ == "__main__":
     main()

@@ -9,21 +9,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from statistics import median
 
 import redis
 import redis_lock
 
 from bench._measure import interleave, report
 from bench._redis import Wire, options
-from bench.held import TTL, Kept, keep, keep_async
+from bench.held import FLOOR, SHORTEST, SIZES, TASKS, THREADS, TTL, Kept, keep, keep_async, reaches, rows_of
 from leasehold._keeper import BATCH
 from leasehold._model import Ask, Renewal
 from leasehold.stores.redis._scripts import JOIN, RENEW, pack_join, pack_renewal
 from tests.servers.redis import RedisServer
 from tests.servers.stats import commands_of, connections_to
 
-FLOOR = "floor: a script per batch"
 PEER = "python-redis-lock"
 PEERS_LOCKS = 1000
 """As many as it is fit for: at 5,000 it loses some."""
@@ -31,38 +29,24 @@ PEERS_LOCKS = 1000
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--locks", default="1000,10000", help=f"how many; {PEER} keeps {PEERS_LOCKS:,}")
-    parser.add_argument("--seconds", type=float, default=8.5, help=f"how long: two periods of {PEER} at a ttl of 6 s")
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=4.5, help=f"how long they are kept; {PEER}'s twice as long")
     arguments = parser.parse_args()
+    sizes, seconds = ((1000,), SHORTEST) if arguments.quick else (SIZES, arguments.seconds)
     with RedisServer(arguments.flavour) as server:
         count = partial(count_connections, server)
         cases: dict[tuple[int, str], Callable[[], list[Kept]]] = {}
-        for size in map(int, arguments.locks.split(",")):
+        for size in sizes:
             names = [f"bench:{number}" for number in range(size)]
             cases |= {
                 (size, FLOOR): partial(renew_by_hand, server, names),
-                (size, "leasehold threads"): partial(keep, server.url, names, arguments.seconds, count),
-                (size, "leasehold asyncio"): partial(keep_async, server.url, names, arguments.seconds, count),
+                (size, THREADS): partial(keep, server.url, names, seconds, count),
+                (size, TASKS): partial(keep_async, server.url, names, seconds, count),
             }
-        cases[PEERS_LOCKS, PEER] = partial(keep_by_threads, server, arguments.seconds)
-        kept = interleave(cases, arguments.rounds, warm_up=0)
-    cpu = {case: median(map(Kept.cpu_per_renewal, rounds)) for case, rounds in kept.items()}
-    rows = [
-        {
-            "case": case,
-            "locks": size,
-            "CPU ms / 1,000 renewals": 1e6 * cpu[size, case],
-            "x floor": cpu[size, case] / cpu[size, FLOOR] if (size, FLOOR) in cpu else None,
-            "renewals": sum(result.renewals for result in rounds),
-            "requests": sum(result.requests for result in rounds),
-            "threads or tasks": max(result.helpers for result in rounds),
-            "connections": max(result.connections for result in rounds),
-            "lost": sum(result.lost for result in rounds),
-        }
-        for (size, case), rounds in kept.items()
-    ]
-    report(f"Held on {arguments.flavour}, ttl {TTL:g} s, one process", rows, as_json=arguments.json)
+        if not arguments.quick:  # it renews so rarely
+            cases[PEERS_LOCKS, PEER] = partial(keep_by_threads, server, 2 * seconds)
+        rows = rows_of(interleave(cases, rounds=1, warm_up=0))
+    question = f"Held on {arguments.flavour}, ttl {TTL:g} s, one process"
+    report(question, rows, as_json=arguments.json, reaches=reaches(rows, (THREADS, TASKS)))
 
 
 def count_connections(server: RedisServer) -> int:
