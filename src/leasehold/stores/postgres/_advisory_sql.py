@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 from urllib.parse import quote, unquote
@@ -40,6 +41,7 @@ TAKEN = "-- pg_try_advisory_lock"
 PING = Prepared(f"SELECT {_NOW}")
 
 
+@lru_cache(1024)
 def try_lock(key: Key, *, shared: bool) -> Prepared:
     """Take a lock if it is free, and then draw the fence: NULL if it is not.
 
@@ -57,6 +59,7 @@ def await_lock(key: Key, *, shared: bool) -> str:
     return f"SELECT CASE WHEN pg_advisory_lock{_suffix(shared)}({key.sql})::text IS NOT NULL THEN {_FENCE} END, {_NOW}"
 
 
+@lru_cache(1024)
 def unlock(key: Key, *, shared: bool) -> Prepared:
     return Prepared(f"SELECT pg_advisory_unlock{_suffix(shared)}({_marks(key)})", _params(key))
 

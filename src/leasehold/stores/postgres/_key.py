@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
-from typing import Self
+from typing import NamedTuple, Self
 
 from leasehold._input import check_name
 from leasehold.errors import InvalidInputError
@@ -17,8 +17,7 @@ _INT4 = 32
 _BIGINT = 64
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class Key:
+class Key(NamedTuple):
     """One bigint or a pair of int4: two spaces that never meet, in one order, the pairs after the others."""
 
     is_pair: bool
@@ -65,9 +64,12 @@ def advisory_key(name: Name) -> Key:
     each other: among a million names that happens once in some 37 million cases.
     Raises InvalidInputError for what is no name and for numbers that do not fit.
     """
-    if isinstance(name, int | tuple):
-        return _from_numbers(name)
-    if numeric := _NUMERIC.fullmatch(check_name(name)):
+    return _from_numbers(name) if isinstance(name, int | tuple) else _from_text(check_name(name))
+
+
+@lru_cache(1024)
+def _from_text(name: str) -> Key:
+    if numeric := _NUMERIC.fullmatch(name):
         first, second = numeric.groups()
         return _from_numbers(int(first) if second is None else (int(first), int(second)))
     return Key(False, int.from_bytes(sha256(name.encode()).digest()[:8], "big", signed=True))

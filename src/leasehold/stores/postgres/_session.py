@@ -107,7 +107,7 @@ class Session:
         return self._send(lambda connection, _: connection.send_query_params(text, ()))
 
     def execute(self, text: str, params: Sequence[bytes], comment: str) -> Reply:
-        """Send a statement that is planned only once, and an empty one behind it, for its comment to be seen."""
+        """Send a statement that is planned only once, and an empty one behind it, for its comment to be seen if any."""
 
         def put(connection: PGconn, reply: Reply) -> None:
             name = self._prepared.get(text)
@@ -117,7 +117,8 @@ class Session:
                 reply.preparing = text
                 connection.send_prepare(name, text.encode())
             connection.send_query_prepared(name, params)
-            connection.send_prepare(b"", comment.encode())
+            if comment:
+                connection.send_prepare(b"", comment.encode())
 
         return self._send(put)
 
