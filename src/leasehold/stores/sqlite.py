@@ -42,11 +42,8 @@ SWEEP_ROWS = 200
 _PLACE = "ticket, owner, capacity, weight, expires_at, acquired_at, metadata, address"
 _WALK = f"SELECT {_PLACE} FROM place WHERE name = ? ORDER BY ticket"
 _FIND = f"SELECT {_PLACE} FROM place WHERE owner = ? AND name = ?"
-_APPEND = """
-    INSERT INTO place SELECT ?, max(ticket + 1, ?), ?3, ?, ?, ?, ?, ?, ? FROM state
-    WHERE NOT EXISTS (SELECT 1 FROM refused WHERE owner = ?3 AND until > ?)
-    RETURNING ticket
-"""
+_DRAW = "SELECT ticket + 1, EXISTS (SELECT 1 FROM refused WHERE owner = ? AND until > ?) FROM state"
+_APPEND = "INSERT INTO place VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _TRANSIENT = {*_BUSY, sqlite3.SQLITE_IOERR}
 _ADVICE = {
@@ -97,11 +94,15 @@ class _SqliteLine:
         return _Row(*row) if row else None
 
     def append(self, place: Place) -> bool:
-        row = self._execute(
+        next_ticket, is_refused = self._execute(_DRAW, (place.owner, self._now)).fetchone()
+        if is_refused:
+            return False
+        place.ticket = max(next_ticket, self._floor())
+        self._execute(
             _APPEND,
             (
                 self._name,
-                self._floor(),
+                place.ticket,
                 place.owner,
                 place.capacity,
                 place.weight,
@@ -109,12 +110,8 @@ class _SqliteLine:
                 place.acquired_at,
                 place.metadata,
                 self._address,
-                self._now,
             ),
-        ).fetchone()
-        if row is None:
-            return False
-        (place.ticket,) = row
+        )
         return True
 
     def update(self, place: Place) -> None:
