@@ -145,15 +145,19 @@ DECLARE
     place record;
     spent bigint := 0;
 BEGIN
-    -- The clock was set back: without this, the dead would outlive it. Asked of the clock itself: _now is older, and
-    -- who has renewed meanwhile must lose nothing of what was promised.
-    UPDATE {schema}.distributed_locks l
-    SET expires_at = l.expires_at - (l.renewed_at - clock_timestamp()), renewed_at = clock_timestamp()
-    WHERE l.name = _name AND l.fence >= _first AND l.renewed_at > clock_timestamp();
     FOR place IN
-        SELECT l.fence, l.holder, l.capacity, l.weight, l.acquired_at, l.expires_at, l.channel
+        SELECT l.fence, l.holder, l.capacity, l.weight, l.acquired_at, l.renewed_at, l.expires_at, l.channel
         FROM {schema}.distributed_locks l WHERE l.name = _name AND l.fence >= _first ORDER BY l.fence
     LOOP
+        -- The clock was set back: without this, the dead would outlive it. Asked of the clock itself: _now is older, and
+        -- who has renewed meanwhile must lose nothing of what was promised.
+        IF place.renewed_at > clock_timestamp() THEN
+            UPDATE {schema}.distributed_locks l
+            SET expires_at = l.expires_at - (l.renewed_at - clock_timestamp()), renewed_at = clock_timestamp()
+            WHERE l.name = _name AND l.fence >= _first AND l.renewed_at > clock_timestamp();
+            PERFORM {schema}.line_settle(_name, _first, _now);
+            RETURN;
+        END IF;
         IF place.expires_at <= _now THEN
             DELETE FROM {schema}.distributed_locks l
             WHERE l.name = _name AND l.fence = place.fence AND l.expires_at <= _now;
@@ -362,7 +366,6 @@ DECLARE
     moment timestamptz;
     bound bigint;
     left_behind record;
-    head record;
 BEGIN
     IF _lock_timeout <> '' THEN
         PERFORM set_config('lock_timeout', _lock_timeout, true);
@@ -381,10 +384,7 @@ BEGIN
         VALUES (_owner, moment + make_interval(secs => _unsure))
         ON CONFLICT (holder) DO UPDATE SET until = greatest(r.until, excluded.until);
     END IF;
-    head := {schema}.line_head(_name, bound, moment);
-    IF head.unsettled THEN
-        PERFORM {schema}.line_settle(_name, bound, moment);
-    END IF;
+    PERFORM {schema}.line_settle(_name, bound, moment);
     IF random() < 0.02 THEN  -- looked at anew, for who seemed to have expired may have been renewed meanwhile
         UPDATE {schema}.lock_names n SET first = greatest(n.first, coalesce(
             (SELECT min(l.fence) FROM {schema}.distributed_locks l WHERE l.name = _name AND l.fence >= bound),

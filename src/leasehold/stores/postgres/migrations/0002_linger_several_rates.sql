@@ -38,7 +38,6 @@ CREATE OR REPLACE FUNCTION {schema}.line_linger(
 DECLARE
     moment timestamptz;
     bound bigint;
-    head record;
     held boolean;
 BEGIN
     IF _lock_timeout <> '' THEN
@@ -53,10 +52,7 @@ BEGIN
     -- Before the clock is read, for a renewal that is not committed yet has to be waited for.
     PERFORM FROM {schema}.distributed_locks l WHERE l.name = _name AND l.holder = _owner FOR UPDATE;
     moment := clock_timestamp();
-    head := {schema}.line_head(_name, bound, moment);
-    IF head.unsettled THEN
-        PERFORM {schema}.line_settle(_name, bound, moment);
-    END IF;
+    PERFORM {schema}.line_settle(_name, bound, moment);
     UPDATE {schema}.distributed_locks l
     SET holder = l.holder || '+', renewed_at = moment, expires_at = moment + make_interval(secs => _seconds),
         metadata = coalesce(_metadata, l.metadata)
