@@ -436,6 +436,24 @@ def test_a_bound_is_not_raised_above_who_renewed_at_the_last_moment(
         assert table.sql(ACQUIRE, "x", "intruder", 60) is None
 
 
+def test_who_leaves_or_asks_reads_only_the_front_of_the_line(table: Table) -> None:
+    table.sql("INSERT INTO {s}.lock_names VALUES ('x')")
+    table.sql(
+        "INSERT INTO {s}.distributed_locks (name, fence, holder, capacity, weight, renewed_at, expires_at)"
+        " SELECT 'x', n, 'waiter ' || n, 1, 1, now(), now() + interval '1 hour' FROM generate_series(1, 1000) AS n"
+    )
+    table.sql("ANALYZE {s}.distributed_locks")  # by which it may seem cheap to sort them all
+    user = table.connect(autocommit=False)
+    for number in range(1, 11):  # the plans of the first five are for once
+        table.sql(RELEASE, "x", f"waiter {number}", on=user)
+        assert table.sql(ACQUIRE, "x", "me", 60, on=user) is None
+    read = (
+        "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables"
+        " WHERE schemaname = %s AND relname = 'distributed_locks'"
+    )
+    assert table.sql(read, table.schema, on=user) < 500
+
+
 def test_a_sweep_wakes_who_holds_by_it(table: Table) -> None:
     table.sql(ACQUIRE, "x", "gone", 0.01)
     store = table.store()
