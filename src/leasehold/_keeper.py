@@ -56,7 +56,7 @@ class Keeper:
         self.leases: dict[str, Lease] = {}
         self._running = False
         self._wakes_at = inf  # which also says: awake, or not there
-        self._announced = inf
+        self._announced = inf  # until then no lease needs anything
         self._nap = LONGEST_NAP
         self._pace = self.runtime.random()
         self._idle_since = -inf
@@ -259,6 +259,8 @@ class Keeper:
                     return
             except Exception:
                 log.exception("the keeper stumbled; it goes on")
+                with self.mutex:
+                    self._announced = -inf  # for it may not have looked at all of them
                 await self.runtime.sleep(REVIVAL)
 
     def _was_cancelled(self) -> None:
@@ -274,21 +276,17 @@ class Keeper:
     async def _turn(self) -> bool:
         """Do what is due, or sleep until something is; False ends the loop."""
         with self.mutex:
-            self._wakes_at = self._announced = inf
+            self._wakes_at = inf
         now = self.runtime.now()
-        due, next_at = self._survey(now)
-        if due:
-            with self.mutex:  # a lease that is just being released is neither renewed nor left
-                renewing = [lease for lease in due if lease.due < inf and not lease.leaving]
-                leaving = [lease for lease in due if lease.due < inf and lease.leaving]
-                for lease in due:
-                    lease.due = inf
-            work = partial(self._serve, renewing, leaving)
-            try:
-                self.runtime.spawn(work, "leasehold-renewal", lambda: self._repeat(renewing, leaving))
-            except RuntimeError:  # no more threads to be had
-                await work()
-            return True
+        if now >= self._announced:
+            with self.mutex:
+                self._announced = inf
+            due, next_at = self._survey(now)
+            with self.mutex:
+                self._announced = min(self._announced, next_at)
+            if due:
+                await self._send_off(due)
+                return True
         if self.leases:
             self._idle_since = now
         elif self.closing or now > self._idle_since + IDLE:
@@ -296,32 +294,51 @@ class Keeper:
                 self._running = bool(self.leases)
                 return self._running
         with self.mutex:
-            next_at = min(next_at, self._announced)
-            self._wakes_at = next_at if next_at < inf else now + self._nap
+            if self._announced == inf:
+                self._announced = now + self._nap
+            self._wakes_at = self._announced
         await self._bell.wait(self._wakes_at - now)
         return True
 
     def _survey(self, now: float) -> tuple[list[Lease], float]:
-        """Look once at every lease: signal what is lost, find what is due, and when something will be.
+        """Look once at every lease: signal what is lost, find what is due, and when something else will be.
 
         With whatever is due goes what soon will be; but nothing goes before its time alone, or it would be ever less.
         """
         soon: list[Lease] = []
-        is_due = False
-        next_at = inf
+        ahead: list[float] = []
         for lease in list(self.leases.values()):
             if lease.state is State.HELD and not lease.leaving:
                 if now >= lease.trusted_until:
                     self.check_window(lease)
-                elif lease.claim() is None and not lease.is_exhausted():
-                    log.warning("%r was dropped without a release: it ends after its ttl", lease.ask.name)
-                    lease.let_end()
-                next_at = min(next_at, lease.trusted_until)
-            if lease.due <= now + lease.slack:
+                else:
+                    ahead.append(lease.trusted_until)
+            if lease.due > now + lease.slack:
+                ahead.append(lease.due)
+            elif self._is_dropped(lease):
+                log.warning("%r was dropped without a release: it ends after its ttl", lease.ask.name)
+                lease.let_end()
+            else:
                 soon.append(lease)
-                is_due = is_due or lease.due <= now
-            next_at = min(next_at, lease.due)
-        return soon if is_due else [], next_at
+        if any(lease.due <= now for lease in soon):
+            return soon, min(ahead, default=inf)
+        return [], min((*ahead, *(lease.due for lease in soon)), default=inf)
+
+    def _is_dropped(self, lease: Lease) -> bool:
+        return lease.claim() is None and lease.state is State.HELD and not lease.leaving and not lease.is_exhausted()
+
+    async def _send_off(self, due: Sequence[Lease]) -> None:
+        """Have what is due served, apart from this loop."""
+        with self.mutex:  # a lease that is just being released is neither renewed nor left
+            renewing = [lease for lease in due if lease.due < inf and not lease.leaving]
+            leaving = [lease for lease in due if lease.due < inf and lease.leaving]
+            for lease in due:
+                lease.due = inf
+        work = partial(self._serve, renewing, leaving)
+        try:
+            self.runtime.spawn(work, "leasehold-renewal", lambda: self._repeat(renewing, leaving))
+        except RuntimeError:  # no more threads to be had
+            await work()
 
     async def _serve(self, renewing: Sequence[Lease], leaving: Sequence[Lease]) -> None:
         """Ask the store for what is due, apart from the loop: no slow answer may hold up the clock."""
