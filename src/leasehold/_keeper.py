@@ -16,7 +16,7 @@ from math import inf
 from weakref import WeakMethod
 
 from leasehold import _lifecycle
-from leasehold._lease import PATIENCE, Lease, State
+from leasehold._lease import HELD, LEFT, LOST, PATIENCE, WAITING, Lease
 from leasehold._model import Standing, Stay
 from leasehold._runtime import Bell, drive
 from leasehold._store import GHOST, Lingering, Store, Watchful
@@ -34,6 +34,7 @@ SHORTEST_NAP = 0.1
 one after another, need not wake it each."""
 REVIVAL = 0.1
 """How long the keeper lies low after it stumbled or was cancelled."""
+GONE = "the store no longer knows it"
 CLOCK_STEP = 0.25
 """How far the store's clock may get ahead of ours, or behind, between two renewals."""
 
@@ -73,37 +74,41 @@ class Keeper:
         with self.mutex:
             self.leases.pop(lease.ask.owner, None)
             lease.leaving = True
-            if lease.state is not State.LOST:
-                lease.state = State.LEFT
+            if lease.state is not LOST:
+                lease.state = LEFT
             if not self.leases:
                 _lifecycle.at_exit.discard(self)
 
     def note(self, lease: Lease, sent: float, life: float, standing: Standing | None) -> None:
-        """Take in the answer to a request for so long a life, sent then; too late for a lease being given up."""
-        lost = False
+        """Take in the answer to a request for so long a life, sent then."""
         with self.mutex:
-            if lease.leaving or lease.state not in (State.WAITING, State.HELD):
-                return
-            if standing is None:
-                lost = lease.state is State.HELD
-                if not lost:
-                    lease.state, lease.due = State.LEFT, inf
-            elif standing.held:
-                if lease.state is State.WAITING:
-                    lease.grant(sent, standing.ticket)
-                lease.trust(sent, life, self._pace)
-                if lease.doubted_at >= sent:  # the answer may be older than the doubt
-                    lease.due, lease.slack = self.runtime.now(), 0.0
-            elif lease.state is State.HELD or not standing.ticket:  # nobody could tell
-                if not lease.is_exhausted():
-                    lease.ask_again(self.runtime.now())
-            else:
-                recheck_at = self.runtime.now() + standing.recheck
-                lease.wait(sent, standing, recheck_at, self._pace)
-        if lost:
-            self.lose(lease, "the store no longer knows it")
-        else:
+            is_known = self._take_in(lease, sent, life, standing)
+        if is_known:
             self._see_to_it_by(lease.wakes_keeper_at())
+        else:
+            self.lose(lease, GONE)
+
+    def _take_in(self, lease: Lease, sent: float, life: float, standing: Standing | None) -> bool:
+        """Take in an answer, too late for a lease being given up; False if the store does not know what was held."""
+        if lease.leaving or (lease.state is not WAITING and lease.state is not HELD):
+            return True
+        if standing is None:
+            if lease.state is HELD:
+                return False
+            lease.state, lease.due = LEFT, inf
+        elif standing.held:
+            if lease.state is WAITING:
+                lease.grant(sent, standing.ticket)
+            lease.trust(sent, life, self._pace)
+            if lease.doubted_at >= sent:  # the answer may be older than the doubt
+                lease.due, lease.slack = self.runtime.now(), 0.0
+        elif lease.state is HELD or not standing.ticket:  # nobody could tell
+            if not lease.is_exhausted():
+                lease.ask_again(self.runtime.now())
+        else:
+            recheck_at = self.runtime.now() + standing.recheck
+            lease.wait(sent, standing, recheck_at, self._pace)
+        return True
 
     def take_grant(self, lease: Lease) -> bool:
         """Take the store's word that a place holds, without asking; False if it may have ended since.
@@ -114,7 +119,7 @@ class Keeper:
         """
         now = self.runtime.now()
         with self.mutex:
-            if lease.state is not State.WAITING or lease.leaving or lease.renew_for < lease.ask.ttl:
+            if lease.state is not WAITING or lease.leaving or lease.renew_for < lease.ask.ttl:
                 return False
             if now >= lease.alive_until - lease.grace - lease.ask.heartbeat / 3:
                 return False
@@ -125,7 +130,7 @@ class Keeper:
 
     def check_window(self, lease: Lease) -> None:
         """Notice a closed window before anybody acts on it."""
-        if lease.state is State.HELD and not lease.leaving:
+        if lease.state is HELD and not lease.leaving:
             now = self.runtime.now()
             if now >= lease.trusted_until:
                 self.lose(lease, "its time was up" if lease.is_exhausted() else "it could not be renewed in time")
@@ -135,16 +140,16 @@ class Keeper:
         now = self.runtime.now()
         with self.mutex:
             lease = self.leases.get(owner)
-            if lease is None or lease.leaving or lease.state is not State.HELD:
+            if lease is None or lease.leaving or lease.state is not HELD:
                 return
             lease.due, lease.slack, lease.doubted_at = now, 0.0, now
         self.runtime.at_home(lambda: self._see_to_it_by(now))
 
     def lose(self, lease: Lease, reason: str) -> None:
         with self.mutex:
-            if lease.state is not State.HELD or lease.leaving:
+            if lease.state is not HELD or lease.leaving:
                 return
-            lease.state, lease.reason = State.LOST, reason
+            lease.state, lease.reason = LOST, reason
         self.runtime.at_home(lambda: self._mourn(lease))
 
     def _mourn(self, lease: Lease) -> None:
@@ -165,7 +170,7 @@ class Keeper:
     def watch(self, lease: Lease, on_lost: Callable[[], None]) -> None:
         """Call `on_lost`, which must not block, once the lease is lost; at once if it is."""
         with self.mutex:
-            if lease.state is not State.LOST:
+            if lease.state is not LOST:
                 lease.watchers.append(on_lost)
                 return
         on_lost()
@@ -308,7 +313,7 @@ class Keeper:
         soon: list[Lease] = []
         ahead: list[float] = []
         for lease in list(self.leases.values()):
-            if lease.state is State.HELD and not lease.leaving:
+            if lease.state is HELD and not lease.leaving:
                 if now >= lease.trusted_until:
                     self.check_window(lease)
                 else:
@@ -325,7 +330,7 @@ class Keeper:
         return [], min((*ahead, *(lease.due for lease in soon)), default=inf)
 
     def _is_dropped(self, lease: Lease) -> bool:
-        return lease.claim() is None and lease.state is State.HELD and not lease.leaving and not lease.is_exhausted()
+        return lease.claim() is None and lease.state is HELD and not lease.leaving and not lease.is_exhausted()
 
     async def _send_off(self, due: Sequence[Lease]) -> None:
         """Have what is due served, apart from this loop."""
@@ -383,12 +388,18 @@ class Keeper:
 
     async def _renew(self, leases: Sequence[Lease]) -> None:
         sent = self.runtime.now()
-        lives = [min(lease.ask.ttl, lease.renew_until - sent) for lease in leases]
-        renewals = [lease.renewal(life) for lease, life in zip(leases, lives, strict=True)]
-        patience = min(PATIENCE, min(lease.life() for lease in leases) / 6)
+        renewals = [lease.renewal(min(lease.ask.ttl, lease.renew_until - sent)) for lease in leases]
+        patience = min(PATIENCE, min(map(Lease.life, leases)) / 6)
         standings = await self.store.renew(renewals, patience)
-        for lease, life, standing in zip(leases, lives, standings, strict=True):
-            self.note(lease, sent, life, standing)
+        with self.mutex:
+            lost = [
+                lease
+                for lease, renewal, standing in zip(leases, renewals, standings, strict=True)
+                if not self._take_in(lease, sent, renewal.ttl, standing)
+            ]
+        for lease in lost:
+            self.lose(lease, GONE)
+        self._see_to_it_by(min(map(Lease.wakes_keeper_at, leases)))
         if answered := next((standing for standing in standings if standing and standing.now), None):
             self._compare_clocks(sent, answered.now)
 
