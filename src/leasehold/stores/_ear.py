@@ -6,7 +6,6 @@ import threading
 import time
 from _thread import allocate_lock
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
 from leasehold import _lifecycle
@@ -100,8 +99,10 @@ class _Waiter:
         self.open()
 
     def open(self) -> None:
-        with suppress(RuntimeError):  # it is open already
+        try:  # noqa: SIM105 (slow when somebody is to be woken)
             self.latch.release()
+        except RuntimeError:  # it is open already
+            pass
 
 
 class BlockingEar:
@@ -172,8 +173,11 @@ class BlockingEar:
             connection = self._connection or await self._connect(deadline)
             while not waiter.wake and (left := deadline - self._runtime.now()) > 0:
                 self._check_silence(connection)
-                with suppress(TimeoutError):
-                    self._take_in(connection.hear(min(left, SILENCE)))
+                try:
+                    owners = connection.hear(min(left, SILENCE))
+                except TimeoutError:
+                    continue
+                self._take_in(owners)
         except BaseException as error:
             self._hang_up()
             if not is_passing(error):
