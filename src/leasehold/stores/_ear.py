@@ -158,12 +158,14 @@ class BlockingEar:
         return wake
 
     def _hand_on(self, owner: str, waiter: _Waiter) -> None:
-        """See to it that somebody listens, if anybody else waits."""
+        """Let whoever waits for longest listen next, if anybody does: he is likely to be the next to be woken."""
+        successor = None
         with self._mutex:
             self._followers.pop(owner, None)
             if self._listener is waiter:
-                self._listener = None
-            successor = self._followers.popitem()[1] if self._followers and self._listener is None else None
+                if self._followers:
+                    successor = self._followers.pop(next(iter(self._followers)))
+                self._listener = successor
         if successor is not None:
             successor.open()
 
