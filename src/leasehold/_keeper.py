@@ -16,7 +16,7 @@ from math import inf
 from weakref import WeakMethod
 
 from leasehold import _lifecycle
-from leasehold._lease import PATIENCE, Lease, State
+from leasehold._lease import HELD, LEFT, LOST, PATIENCE, WAITING, Lease
 from leasehold._model import Standing, Stay
 from leasehold._runtime import Bell, drive
 from leasehold._store import GHOST, Lingering, Store, Watchful
@@ -34,6 +34,7 @@ SHORTEST_NAP = 0.1
 one after another, need not wake it each."""
 REVIVAL = 0.1
 """How long the keeper lies low after it stumbled or was cancelled."""
+GONE = "the store no longer knows it"
 CLOCK_STEP = 0.25
 """How far the store's clock may get ahead of ours, or behind, between two renewals."""
 
@@ -56,7 +57,7 @@ class Keeper:
         self.leases: dict[str, Lease] = {}
         self._running = False
         self._wakes_at = inf  # which also says: awake, or not there
-        self._announced = inf
+        self._announced = inf  # until then no lease needs anything
         self._nap = LONGEST_NAP
         self._pace = self.runtime.random()
         self._idle_since = -inf
@@ -73,37 +74,41 @@ class Keeper:
         with self.mutex:
             self.leases.pop(lease.ask.owner, None)
             lease.leaving = True
-            if lease.state is not State.LOST:
-                lease.state = State.LEFT
+            if lease.state is not LOST:
+                lease.state = LEFT
             if not self.leases:
                 _lifecycle.at_exit.discard(self)
 
     def note(self, lease: Lease, sent: float, life: float, standing: Standing | None) -> None:
-        """Take in the answer to a request for so long a life, sent then; too late for a lease being given up."""
-        lost = False
+        """Take in the answer to a request for so long a life, sent then."""
         with self.mutex:
-            if lease.leaving or lease.state not in (State.WAITING, State.HELD):
-                return
-            if standing is None:
-                lost = lease.state is State.HELD
-                if not lost:
-                    lease.state, lease.due = State.LEFT, inf
-            elif standing.held:
-                if lease.state is State.WAITING:
-                    lease.grant(sent, standing.ticket)
-                lease.trust(sent, life, self._pace)
-                if lease.doubted_at >= sent:  # the answer may be older than the doubt
-                    lease.due, lease.slack = self.runtime.now(), 0.0
-            elif lease.state is State.HELD or not standing.ticket:  # nobody could tell
-                if not lease.is_exhausted():
-                    lease.ask_again(self.runtime.now())
-            else:
-                recheck_at = self.runtime.now() + standing.recheck
-                lease.wait(sent, standing, recheck_at, self._pace)
-        if lost:
-            self.lose(lease, "the store no longer knows it")
-        else:
+            is_known = self._take_in(lease, sent, life, standing)
+        if is_known:
             self._see_to_it_by(lease.wakes_keeper_at())
+        else:
+            self.lose(lease, GONE)
+
+    def _take_in(self, lease: Lease, sent: float, life: float, standing: Standing | None) -> bool:
+        """Take in an answer, too late for a lease being given up; False if the store does not know what was held."""
+        if lease.leaving or (lease.state is not WAITING and lease.state is not HELD):
+            return True
+        if standing is None:
+            if lease.state is HELD:
+                return False
+            lease.state, lease.due = LEFT, inf
+        elif standing.held:
+            if lease.state is WAITING:
+                lease.grant(sent, standing.ticket)
+            lease.trust(sent, life, self._pace)
+            if lease.doubted_at >= sent:  # the answer may be older than the doubt
+                lease.due, lease.slack = self.runtime.now(), 0.0
+        elif lease.state is HELD or not standing.ticket:  # nobody could tell
+            if not lease.is_exhausted():
+                lease.ask_again(self.runtime.now())
+        else:
+            recheck_at = self.runtime.now() + standing.recheck
+            lease.wait(sent, standing, recheck_at, self._pace)
+        return True
 
     def take_grant(self, lease: Lease) -> bool:
         """Take the store's word that a place holds, without asking; False if it may have ended since.
@@ -114,7 +119,7 @@ class Keeper:
         """
         now = self.runtime.now()
         with self.mutex:
-            if lease.state is not State.WAITING or lease.leaving or lease.renew_for < lease.ask.ttl:
+            if lease.state is not WAITING or lease.leaving or lease.renew_for < lease.ask.ttl:
                 return False
             if now >= lease.alive_until - lease.grace - lease.ask.heartbeat / 3:
                 return False
@@ -125,7 +130,7 @@ class Keeper:
 
     def check_window(self, lease: Lease) -> None:
         """Notice a closed window before anybody acts on it."""
-        if lease.state is State.HELD and not lease.leaving:
+        if lease.state is HELD and not lease.leaving:
             now = self.runtime.now()
             if now >= lease.trusted_until:
                 self.lose(lease, "its time was up" if lease.is_exhausted() else "it could not be renewed in time")
@@ -135,16 +140,16 @@ class Keeper:
         now = self.runtime.now()
         with self.mutex:
             lease = self.leases.get(owner)
-            if lease is None or lease.leaving or lease.state is not State.HELD:
+            if lease is None or lease.leaving or lease.state is not HELD:
                 return
             lease.due, lease.slack, lease.doubted_at = now, 0.0, now
         self.runtime.at_home(lambda: self._see_to_it_by(now))
 
     def lose(self, lease: Lease, reason: str) -> None:
         with self.mutex:
-            if lease.state is not State.HELD or lease.leaving:
+            if lease.state is not HELD or lease.leaving:
                 return
-            lease.state, lease.reason = State.LOST, reason
+            lease.state, lease.reason = LOST, reason
         self.runtime.at_home(lambda: self._mourn(lease))
 
     def _mourn(self, lease: Lease) -> None:
@@ -165,7 +170,7 @@ class Keeper:
     def watch(self, lease: Lease, on_lost: Callable[[], None]) -> None:
         """Call `on_lost`, which must not block, once the lease is lost; at once if it is."""
         with self.mutex:
-            if lease.state is not State.LOST:
+            if lease.state is not LOST:
                 lease.watchers.append(on_lost)
                 return
         on_lost()
@@ -259,6 +264,8 @@ class Keeper:
                     return
             except Exception:
                 log.exception("the keeper stumbled; it goes on")
+                with self.mutex:
+                    self._announced = -inf  # for it may not have looked at all of them
                 await self.runtime.sleep(REVIVAL)
 
     def _was_cancelled(self) -> None:
@@ -274,21 +281,17 @@ class Keeper:
     async def _turn(self) -> bool:
         """Do what is due, or sleep until something is; False ends the loop."""
         with self.mutex:
-            self._wakes_at = self._announced = inf
+            self._wakes_at = inf
         now = self.runtime.now()
-        due, next_at = self._survey(now)
-        if due:
-            with self.mutex:  # a lease that is just being released is neither renewed nor left
-                renewing = [lease for lease in due if lease.due < inf and not lease.leaving]
-                leaving = [lease for lease in due if lease.due < inf and lease.leaving]
-                for lease in due:
-                    lease.due = inf
-            work = partial(self._serve, renewing, leaving)
-            try:
-                self.runtime.spawn(work, "leasehold-renewal", lambda: self._repeat(renewing, leaving))
-            except RuntimeError:  # no more threads to be had
-                await work()
-            return True
+        if now >= self._announced:
+            with self.mutex:
+                self._announced = inf
+            due, next_at = self._survey(now)
+            with self.mutex:
+                self._announced = min(self._announced, next_at)
+            if due:
+                await self._send_off(due)
+                return True
         if self.leases:
             self._idle_since = now
         elif self.closing or now > self._idle_since + IDLE:
@@ -296,32 +299,51 @@ class Keeper:
                 self._running = bool(self.leases)
                 return self._running
         with self.mutex:
-            next_at = min(next_at, self._announced)
-            self._wakes_at = next_at if next_at < inf else now + self._nap
+            if self._announced == inf:
+                self._announced = now + self._nap
+            self._wakes_at = self._announced
         await self._bell.wait(self._wakes_at - now)
         return True
 
     def _survey(self, now: float) -> tuple[list[Lease], float]:
-        """Look once at every lease: signal what is lost, find what is due, and when something will be.
+        """Look once at every lease: signal what is lost, find what is due, and when something else will be.
 
         With whatever is due goes what soon will be; but nothing goes before its time alone, or it would be ever less.
         """
         soon: list[Lease] = []
-        is_due = False
-        next_at = inf
+        ahead: list[float] = []
         for lease in list(self.leases.values()):
-            if lease.state is State.HELD and not lease.leaving:
+            if lease.state is HELD and not lease.leaving:
                 if now >= lease.trusted_until:
                     self.check_window(lease)
-                elif lease.claim() is None and not lease.is_exhausted():
-                    log.warning("%r was dropped without a release: it ends after its ttl", lease.ask.name)
-                    lease.let_end()
-                next_at = min(next_at, lease.trusted_until)
-            if lease.due <= now + lease.slack:
+                else:
+                    ahead.append(lease.trusted_until)
+            if lease.due > now + lease.slack:
+                ahead.append(lease.due)
+            elif self._is_dropped(lease):
+                log.warning("%r was dropped without a release: it ends after its ttl", lease.ask.name)
+                lease.let_end()
+            else:
                 soon.append(lease)
-                is_due = is_due or lease.due <= now
-            next_at = min(next_at, lease.due)
-        return soon if is_due else [], next_at
+        if any(lease.due <= now for lease in soon):
+            return soon, min(ahead, default=inf)
+        return [], min((*ahead, *(lease.due for lease in soon)), default=inf)
+
+    def _is_dropped(self, lease: Lease) -> bool:
+        return lease.claim() is None and lease.state is HELD and not lease.leaving and not lease.is_exhausted()
+
+    async def _send_off(self, due: Sequence[Lease]) -> None:
+        """Have what is due served, apart from this loop."""
+        with self.mutex:  # a lease that is just being released is neither renewed nor left
+            renewing = [lease for lease in due if lease.due < inf and not lease.leaving]
+            leaving = [lease for lease in due if lease.due < inf and lease.leaving]
+            for lease in due:
+                lease.due = inf
+        work = partial(self._serve, renewing, leaving)
+        try:
+            self.runtime.spawn(work, "leasehold-renewal", lambda: self._repeat(renewing, leaving))
+        except RuntimeError:  # no more threads to be had
+            await work()
 
     async def _serve(self, renewing: Sequence[Lease], leaving: Sequence[Lease]) -> None:
         """Ask the store for what is due, apart from the loop: no slow answer may hold up the clock."""
@@ -366,12 +388,18 @@ class Keeper:
 
     async def _renew(self, leases: Sequence[Lease]) -> None:
         sent = self.runtime.now()
-        lives = [min(lease.ask.ttl, lease.renew_until - sent) for lease in leases]
-        renewals = [lease.renewal(life) for lease, life in zip(leases, lives, strict=True)]
-        patience = min(PATIENCE, min(lease.life() for lease in leases) / 6)
+        renewals = [lease.renewal(min(lease.ask.ttl, lease.renew_until - sent)) for lease in leases]
+        patience = min(PATIENCE, min(map(Lease.life, leases)) / 6)
         standings = await self.store.renew(renewals, patience)
-        for lease, life, standing in zip(leases, lives, standings, strict=True):
-            self.note(lease, sent, life, standing)
+        with self.mutex:
+            lost = [
+                lease
+                for lease, renewal, standing in zip(leases, renewals, standings, strict=True)
+                if not self._take_in(lease, sent, renewal.ttl, standing)
+            ]
+        for lease in lost:
+            self.lose(lease, GONE)
+        self._see_to_it_by(min(map(Lease.wakes_keeper_at, leases)))
         if answered := next((standing for standing in standings if standing and standing.now), None):
             self._compare_clocks(sent, answered.now)
 

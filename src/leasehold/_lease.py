@@ -32,6 +32,10 @@ class State(Enum):
     """A copy, in a forked child, of what its parent holds."""
 
 
+WAITING, HELD, LOST, LEFT, INHERITED = State
+"""By names of their own: Python 3.11 is slow to look up the members of an enum."""
+
+
 class Claim:
     """What the user's handles keep alive: a lease whose claim was collected is not renewed any more."""
 
@@ -46,6 +50,7 @@ class Lease:
     """Mutable state shared by the acquiring thread or task and the keeper; see `Engine` for who changes what."""
 
     __slots__ = (
+        "_renewal",
         "alive_until",
         "ask",
         "claim",
@@ -76,12 +81,13 @@ class Lease:
 
     def __init__(self, ask: Ask, claim: Claim, renew_for: float, grace: float = 0.0) -> None:
         self.ask = ask
+        self._renewal: Renewal | None = None
         self.claim = ref(claim)
         self.renew_for = renew_for
         self.grace = grace
         self.lingers_until = -inf
         self.last_words: str | None = None
-        self.state = State.WAITING
+        self.state = WAITING
         self.depth = 1
         self.entered_as: tuple[Hashable, str] | None = None
         self.longest = -inf
@@ -103,11 +109,11 @@ class Lease:
         self.watchers: list[Callable[[], None]] = []
 
     def is_held(self, now: float) -> bool:
-        return self.state is State.HELD and not self.leaving and now < self.trusted_until
+        return self.state is HELD and not self.leaving and now < self.trusted_until
 
     def grant(self, sent: float, fence: int) -> None:
         """Begin to hold by the answer to a request sent then."""
-        self.state = State.HELD
+        self.state = HELD
         self.fence = fence
         self.renew_until = sent + self.renew_for
 
@@ -116,9 +122,10 @@ class Lease:
 
         `pace`, from 0 to 1, is each client's own, so that clients do not renew in step.
         """
+        ttl = self.ask.ttl
         self.trusted_until = max(self.trusted_until, sent + life - margin(life) - self.grace)
-        self.slack = self.ask.ttl / 12
-        early = self.ask.ttl * (0.6 + 0.1 * pace) - self.grace
+        self.slack = ttl / 12
+        early = ttl * (0.6 + 0.1 * pace) - self.grace
         self.due = inf if self.is_exhausted() else self.trusted_until - early
 
     def lengthen(self, ttl: float, sent: float, renew_for: float) -> None:
@@ -170,22 +177,26 @@ class Lease:
 
     def life(self) -> float:
         """Tell how long its place lives from one renewal."""
-        return self.ask.ttl if self.state is State.HELD else self.ask.heartbeat
+        return self.ask.ttl if self.state is HELD else self.ask.heartbeat
 
     def wakes_keeper_at(self) -> float:
-        return min(self.due, self.trusted_until) if self.state is State.HELD and not self.leaving else self.due
+        return min(self.due, self.trusted_until) if self.state is HELD and not self.leaving else self.due
 
     def renewal(self, life: float) -> Renewal:
-        return Renewal(self.ask.name, self.ask.owner, life, self.ask.heartbeat)
+        """Ask to live on: mostly for as long as the last time, and then in the same words."""
+        renewal = self._renewal
+        if renewal is None or renewal.ttl != life:
+            self._renewal = renewal = Renewal(self.ask.name, self.ask.owner, life, self.ask.heartbeat)
+        return renewal
 
     def error(self) -> InvalidLockError:
         """Say why this lease is not held, to whoever acts as if it were."""
         name = self.ask.name
-        if self.state is State.INHERITED:
+        if self.state is INHERITED:
             return InvalidLockError(
                 f"{name!r} is held by the parent process, not by this fork of it: acquire it here", name=name
             )
-        if self.state is State.LOST:
+        if self.state is LOST:
             return LockLostError(
                 f"{name!r} (fence {self.fence}) was lost: {self.reason}; what it protected may have another holder",
                 name=name,

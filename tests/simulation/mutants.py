@@ -160,11 +160,11 @@ def tickets_start_over(patch: Patch) -> None:
 
 @mutant
 def the_window_starts_at_the_reply(patch: Patch) -> None:
-    def note(self, lease, sent, life, standing):
-        original(self, lease, self.runtime.now(), life, standing)
+    def take_in(self, lease, sent, life, standing):
+        return original(self, lease, self.runtime.now(), life, standing)
 
-    original = Keeper.note
-    patch.setattr(Keeper, "note", note)
+    original = Keeper._take_in
+    patch.setattr(Keeper, "_take_in", take_in)
 
 
 @mutant

@@ -214,6 +214,49 @@ def test_a_holder_is_renewed_for_as_long_as_it_wants(stage: Stage) -> None:
     stage.run(story())
 
 
+def looks_of(client: Client, *, stumbles: int = 0) -> list[float]:
+    """Note when the client's keeper looks at its leases, and have it fail the first few times."""
+    looks: list[float] = []
+    survey = client.engine.keeper._survey
+
+    def look(now: float) -> Any:
+        looks.append(now)
+        if len(looks) <= stumbles:
+            msg = "a mistake of ours"
+            raise RuntimeError(msg)
+        return survey(now)
+
+    client.engine.keeper._survey = look  # type: ignore[method-assign]
+    return looks
+
+
+def test_a_keeper_that_stumbled_soon_looks_again(stage: Stage) -> None:
+    alice = stage.client("alice")
+    looks = looks_of(alice, stumbles=1)
+
+    async def story() -> None:
+        lease = await alice.acquire(ttl=9.0)
+        await alice.engine.runtime.sleep(20.0)
+        alice.engine.check(lease)
+        assert looks[1] - looks[0] < 0.2
+
+    stage.run(story())
+
+
+def test_the_keeper_looks_at_its_leases_only_when_one_of_them_needs_something(stage: Stage) -> None:
+    alice = stage.client("alice")
+    looks = looks_of(alice)
+
+    async def story() -> None:
+        leases = [await alice.acquire(name=f"x{number}", ttl=9.0) for number in range(20)]
+        await alice.engine.runtime.sleep(90.0)
+        for lease in leases:
+            alice.engine.check(lease)
+        assert 20 <= len(looks) <= 40  # all are renewed together, about every third of their ttl
+
+    stage.run(story())
+
+
 def test_max_hold_ends_renewal_and_is_signalled_as_a_loss(stage: Stage) -> None:
     alice = stage.client("alice")
     lost_at: list[float] = []

@@ -6,7 +6,6 @@ import threading
 import time
 from _thread import allocate_lock
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
 from leasehold import _lifecycle
@@ -100,8 +99,10 @@ class _Waiter:
         self.open()
 
     def open(self) -> None:
-        with suppress(RuntimeError):  # it is open already
+        try:  # noqa: SIM105 (slow when somebody is to be woken)
             self.latch.release()
+        except RuntimeError:  # it is open already
+            pass
 
 
 class BlockingEar:
@@ -157,12 +158,14 @@ class BlockingEar:
         return wake
 
     def _hand_on(self, owner: str, waiter: _Waiter) -> None:
-        """See to it that somebody listens, if anybody else waits."""
+        """Let whoever waits for longest listen next, if anybody does: he is likely to be the next to be woken."""
+        successor = None
         with self._mutex:
             self._followers.pop(owner, None)
             if self._listener is waiter:
-                self._listener = None
-            successor = self._followers.popitem()[1] if self._followers and self._listener is None else None
+                if self._followers:
+                    successor = self._followers.pop(next(iter(self._followers)))
+                self._listener = successor
         if successor is not None:
             successor.open()
 
@@ -172,8 +175,11 @@ class BlockingEar:
             connection = self._connection or await self._connect(deadline)
             while not waiter.wake and (left := deadline - self._runtime.now()) > 0:
                 self._check_silence(connection)
-                with suppress(TimeoutError):
-                    self._take_in(connection.hear(min(left, SILENCE)))
+                try:
+                    owners = connection.hear(min(left, SILENCE))
+                except TimeoutError:
+                    continue
+                self._take_in(owners)
         except BaseException as error:
             self._hang_up()
             if not is_passing(error):

@@ -132,26 +132,20 @@ class RedisStore:
         return _standing(reply[1], reply[0] / 1e6)
 
     async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
-        groups: dict[bytes, list[int]] = {}
-        for index, renewal in enumerate(renewals):
-            groups.setdefault(self._key(renewal.name), []).append(index)
-        standings: list[Standing | None] = [None] * len(renewals)
+        groups = self._by_key(renewals)
         calls = []
         for key, indices in groups.items():
             args: list[Arg] = [int(self._is_member)]
             for index in indices:
-                args += renewals[index].name, pack_renewal(renewals[index])
+                renewal = renewals[index]
+                args += (renewal.name, pack_renewal(renewal))
             calls.append((key, tuple(args)))
-        replies = await self._call_all(RENEW, calls, timeout)
-        for indices, reply in zip(groups.values(), replies, strict=True):
-            if isinstance(reply, Exception):
-                for index in indices:
-                    standings[index] = UNKNOWN
-                continue
-            now, *answers = reply
-            for index, answer in zip(indices, answers, strict=True):
-                if answer:
-                    standings[index] = _standing(answer, now / 1e6)
+        standings: list[Standing | None] = [UNKNOWN] * len(renewals)
+        for indices, reply in zip(groups.values(), await self._call_all(RENEW, calls, timeout), strict=True):
+            if not isinstance(reply, Exception):
+                now = reply[0] / 1e6
+                for index, answer in zip(indices, reply[1:], strict=True):
+                    standings[index] = _standing(answer, now) if answer else None
         return standings
 
     async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
@@ -255,6 +249,15 @@ class RedisStore:
 
     def _key(self, name: str) -> bytes:
         return self._keys[0] if len(self._keys) == 1 else self._keys[crc32(name.encode()) % len(self._keys)]
+
+    def _by_key(self, renewals: Sequence[Renewal]) -> Mapping[bytes, Sequence[int]]:
+        """Tell by numbers which of them belong together."""
+        if len(self._keys) == 1:
+            return {self._keys[0]: range(len(renewals))}
+        groups: dict[bytes, list[int]] = {}
+        for index, renewal in enumerate(renewals):
+            groups.setdefault(self._key(renewal.name), []).append(index)
+        return groups
 
     def _make_node(self, address: Address) -> Node:
         if isinstance(self.runtime, AsyncRuntime):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
+from functools import lru_cache
 from importlib.resources import files
 from math import ceil
 
@@ -65,6 +66,7 @@ MEMBER = Script("member.lua")
 HSCAN = Command("HSCAN")
 
 
+@lru_cache(64)
 def microseconds(seconds: float) -> int:
     """Round up: a place must not end before its holder thinks it may."""
     return ceil(max(seconds, 0.0) * 1e6)

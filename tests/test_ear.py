@@ -1,0 +1,65 @@
+"""How threads that wait listen for each other."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from time import sleep
+
+import pytest
+
+from leasehold._model import Wake
+from leasehold._runtime import drive
+from leasehold.runtimes.threads import ThreadRuntime
+from leasehold.stores._ear import BlockingEar, _Waiter
+
+
+class Channel:
+    """Says whom it wakes when it is told to."""
+
+    def __init__(self) -> None:
+        self.messages: SimpleQueue[str] = SimpleQueue()
+
+    def hear(self, timeout: float) -> list[str]:
+        return [self.messages.get(timeout=30.0)]
+
+    def probe(self) -> None: ...
+
+    def shut_down(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
+def test_whoever_waits_for_longest_listens_next_and_nobody_comes_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    channel = Channel()
+    appointed: list[bool] = []
+
+    def wake_up(waiter: _Waiter) -> None:
+        appointed.append(ear._listener is waiter)
+        original(waiter)
+
+    original = _Waiter.open
+    monkeypatch.setattr(_Waiter, "open", wake_up)
+
+    async def subscribe(timeout: float) -> Channel:
+        return channel
+
+    ear = BlockingEar(ThreadRuntime(), subscribe)
+    ear._connection = channel  # else everybody would be told to ask again
+    ear._silence.begin(ThreadRuntime.now())
+    owners = [f"me/{number}" for number in range(4)]
+    with ThreadPoolExecutor(len(owners)) as threads:
+        waits = []
+        for number, owner in enumerate(owners):
+            ear.expect(owner)
+            waits.append(threads.submit(drive, ear.wait(owner, 60.0)))
+            while ear._listener is None or len(ear._followers) < number:
+                sleep(0.001)
+        for number, owner in enumerate(owners):
+            assert ear._listener is ear._waiters[owner]
+            channel.messages.put(owner)
+            assert waits[number].result(30.0) is Wake.GRANT
+    assert ear._listener is None
+    assert all(appointed)
