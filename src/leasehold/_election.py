@@ -25,7 +25,7 @@ from leasehold._engine import Engine
 from leasehold._handle import Single
 from leasehold._input import Seconds, check_seconds
 from leasehold._keeper import log
-from leasehold._lease import State
+from leasehold._lease import INHERITED, LOST
 from leasehold._primitives import Defaults, Plan, plan
 from leasehold._runtime import Bell, Runtime
 from leasehold.errors import ClosedError, InvalidInputError, LockError, LockLostError, StoreError
@@ -142,7 +142,7 @@ class Leading(Single):
         return self._leases[0].ask.owner
 
     async def _release(self) -> None:
-        if self._released or self._term is None or self._leases[0].state is State.INHERITED:
+        if self._released or self._term is None or self._leases[0].state is INHERITED:
             await super()._release()
             return
         self._resign()
@@ -164,7 +164,7 @@ class Leading(Single):
             return
         if not await term.whole.wait(min(patience, lease.ask.ttl)):
             log.warning("the callbacks of %s take long: it ends before they do", self._title)
-            if lease.state is State.LOST:
+            if lease.state is LOST:
                 raise lease.error()
         if term.failure is not None:
             raise term.failure
@@ -173,7 +173,7 @@ class Leading(Single):
         try:
             await super()._let_go()
         finally:
-            if self._leases[0].state is State.LOST:  # leave the rest of the grace to the next
+            if self._leases[0].state is LOST:  # leave the rest of the grace to the next
                 self._engine.keeper.take_over(self._leases[0])
 
     def _orphaned(self) -> None:

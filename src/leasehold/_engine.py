@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from leasehold import _lifecycle
 from leasehold._keeper import Keeper, log
-from leasehold._lease import PATIENCE, Claim, Lease, State
+from leasehold._lease import HELD, INHERITED, LOST, PATIENCE, WAITING, Claim, Lease
 from leasehold._model import LINGERING, WHOLE, Ask, Finding, Line, Refusal, Standing, Wake
 from leasehold._retry import RetryPolicy
 from leasehold._store import Examinable, Store
@@ -109,7 +109,7 @@ class Engine:
         """Have an acquisition that is under way end with LockAcquisitionError, its place given up at once."""
         claim.withdrawn = True
         for lease in list(self.keeper.leases.values()):
-            if lease.claim() is claim and lease.state is State.WAITING:
+            if lease.claim() is claim and lease.state is WAITING:
                 await self.abandon(lease)
 
     async def reenter(self, ask: Ask) -> tuple[Lease, Claim] | None:
@@ -175,9 +175,9 @@ class Engine:
         self.keeper.check_window(lease)
         with self.keeper.mutex:
             is_last = self._uncount(lease)
-            if lease.state is State.LOST:
+            if lease.state is LOST:
                 raise lease.error()
-            if lease.state is not State.HELD or lease.leaving or not is_last:
+            if lease.state is not HELD or lease.leaving or not is_last:
                 return
             lease.give_up(self.runtime.now(), due=inf)
         try:
@@ -189,7 +189,7 @@ class Engine:
             await self.abandon(lease, interruption)
             raise
         if not was_there and self.runtime.now() < lease.trusted_until:  # else it ended while being released
-            lease.state, lease.reason = State.LOST, "the store no longer knew it when it was released"
+            lease.state, lease.reason = LOST, "the store no longer knew it when it was released"
             self.keeper.signal_loss(lease)
             raise lease.error()
 
@@ -252,7 +252,7 @@ class Engine:
     def check(self, lease: Lease) -> None:
         """Raise unless the lease is held and trusted now."""
         self.keeper.check_window(lease)
-        if lease.state is not State.HELD or lease.leaving:
+        if lease.state is not HELD or lease.leaving:
             raise lease.error()
 
     def fit(self, ask: Ask) -> tuple[Ask, bool]:
@@ -283,7 +283,7 @@ class Engine:
             return outcome
         self.keeper.note(lease, sent, ask.ttl, outcome)
         polls = 0
-        while lease.state is State.WAITING:
+        while lease.state is WAITING:
             self._check_wanted(lease)
             now = self.runtime.now()
             if now >= deadline:
@@ -296,7 +296,7 @@ class Engine:
             if wake is Wake.GRANT and self.keeper.take_grant(lease):
                 return None
             has_reason = wake or polls or self.runtime.now() >= min(deadline, lease.recheck_at)
-            if has_reason and lease.state is State.WAITING:
+            if has_reason and lease.state is WAITING:
                 standing, sent = await self.insist(self._look, lease, deadline, retry)
                 self.keeper.note(lease, sent, ask.ttl, standing)
         return None
@@ -394,7 +394,7 @@ class Engine:
 
     def _forked(self) -> None:
         for lease in self.keeper.leases.values():
-            lease.state = State.INHERITED
+            lease.state = INHERITED
         self.keeper.start_afresh()
         self.holder_id = self._identify()
         self._entered.clear()
