@@ -139,7 +139,7 @@ def test_a_server_that_no_connection_leads_to_any_more_is_asked_side_by_side() -
 
     async def test(runtime: AsyncRuntime) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
-            (deployment,), _ = parse_url(f"rediss://127.0.0.1:{silent.getsockname()[1]}/0")
+            (deployment,), _ = parse_url(f"redis://:secret@127.0.0.1:{silent.getsockname()[1]}/0")
             node = PipelinedNode(runtime, deployment.addresses[0])
             node.close()
 
