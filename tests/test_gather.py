@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 
 from leasehold._runtime import drive
+from leasehold.errors import StoreError
 from leasehold.runtimes.aio import AsyncRuntime
 from leasehold.runtimes.simulated import Cancelled, Process, SimulatedRuntime, World
 from leasehold.runtimes.threads import ThreadRuntime
+from leasehold.stores.redis._address import parse_url
+from leasehold.stores.redis._pipelined import PipelinedNode
 
 
 def never(results: Any) -> bool:
@@ -105,6 +108,51 @@ def test_under_asyncio_a_cancelled_caller_leaves_its_works_running() -> None:
                 await runtime.gather([work(), work()], never, 0.0)
         await asyncio.sleep(0.1)
         assert ended == [1, 1]
+
+    run_asyncio(test)
+
+
+def test_under_asyncio_works_let_others_go_first_and_end_with_what_they_await() -> None:
+    async def test(runtime: AsyncRuntime) -> None:
+        order: list[str] = []
+        lost = asyncio.get_running_loop().create_future()
+
+        async def polite(name: str) -> str:
+            for _ in range(2):
+                order.append(name)
+                await runtime.sleep(0)
+            return name
+
+        async def waits() -> str:
+            await lost
+            return "found"
+
+        asyncio.get_running_loop().call_later(0.01, lost.cancel)
+        assert await runtime.gather([polite("a"), waits(), polite("b")], never, 0.0) == ["a", None, "b"]
+        assert order == ["a", "b", "a", "b"]
+
+    run_asyncio(test)
+
+
+def test_a_server_that_no_connection_leads_to_any_more_is_asked_side_by_side() -> None:
+    """A closed node connects anew for each request, which takes a task: a time-out must not hit the caller's."""
+
+    async def test(runtime: AsyncRuntime) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            (deployment,), _ = parse_url(f"redis://:secret@127.0.0.1:{silent.getsockname()[1]}/0")
+            node = PipelinedNode(runtime, deployment.addresses[0])
+            node.close()
+
+            async def work() -> str:
+                try:
+                    await node.ask(b"", 1, 0.05)
+                except StoreError as error:
+                    return str(error)
+                return "answered"
+
+            for error in await runtime.gather([work(), work()], never, 0.0):
+                assert error is not None
+                assert error.endswith("no answer in time")
 
     run_asyncio(test)
 

@@ -1,4 +1,4 @@
-"""Works side by side, where a runtime has tasks."""
+"""Works side by side, where a runtime has a loop."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ async def gather_tasks(
     decided: Callable[[Sequence[T | None]], bool],
     grace: float,
 ) -> list[T | None]:
-    """Start each work as a task of its own, which calls back with its result; see `Runtime.gather`."""
+    """Start each work on its own, to call back with its result; see `Runtime.gather`."""
     results: list[T | None] = [None] * len(works)
     running = len(works)
+    until = inf
     bell = runtime.bell()
 
     def ended(number: int, result: T | None) -> None:
         nonlocal running
         running -= 1
         results[number] = result
-        bell.ring()
+        if not running or (until == inf and decided(results)):
+            bell.ring()
 
     for number, work in enumerate(works):
         start(work, partial(ended, number))
-    until = inf
     while running:
         if until == inf and decided(results):
             until = runtime.now() + grace

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from math import inf
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from leasehold._runtime import Bell
 from leasehold.errors import LockError
@@ -58,6 +58,32 @@ class _LoopBell:
                     alarm.cancel()
         rung, self._rung = self._rung, False
         return rung
+
+
+class _Stepper(Generic[T]):
+    """Takes a work from one future it awaits to the next: a task in little, which nobody can cancel.
+
+    For `asyncio.timeout` and the like it is none: a work that needs one makes it.
+    """
+
+    __slots__ = ("_ended", "_work")
+
+    def __init__(self, work: Coroutine[Any, Any, T], ended: Callable[[T | None], None]) -> None:
+        self._work = work
+        self._ended = ended
+
+    def __call__(self, _: object = None) -> None:
+        try:
+            future = self._work.send(None)
+        except StopIteration as done:
+            self._ended(done.value)
+        except asyncio.CancelledError:  # what it awaited was
+            self._ended(None)
+        else:
+            if future is None:  # it only lets others go first
+                asyncio.get_running_loop().call_soon(self)
+            else:
+                future.add_done_callback(self)
 
 
 class AsyncRuntime:
@@ -115,8 +141,7 @@ class AsyncRuntime:
             return [await work for work in works]
 
         def start(work: Coroutine[Any, Any, T], ended: Callable[[T | None], None]) -> None:
-            task = self._task(work, "leasehold-gather")
-            task.add_done_callback(lambda task: ended(None if task.cancelled() else task.result()))
+            _Stepper(work, ended)()
 
         return await gather_tasks(self, start, works, decided, grace)
 

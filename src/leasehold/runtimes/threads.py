@@ -45,54 +45,55 @@ class _Gathering(Generic[T]):
     def __init__(self, works: Sequence[Coroutine[Any, Any, T]]) -> None:
         self.results: list[T | None] = [None] * len(works)
         self._works = dict(enumerate(works))
-        self._waiting: dict[int, tuple[socket.socket, float]] = {}
+        self._waiting: dict[int, tuple[int, float]] = {}
+        """By the descriptor that is to become readable: which work, and until when."""
+        self._poller = select.poll()
 
     def is_over(self) -> bool:
         return not self._works
 
     def begin(self) -> None:
-        for number in list(self._works):
-            self._step(number)
+        self._go_on(list(self._works))
 
     def poll(self, until: float) -> None:
         """Take every work that can go on one step further; wait for the first, but not beyond `until`."""
-        ready = [number for number, (sock, _) in self._waiting.items() if _has_decrypted(sock)]
+        until = min(until, *(deadline for _, deadline in self._waiting.values()))
+        left = until - _clock.now()
+        ready = [fd for fd, _ in self._poller.poll(None if left == inf else ceil(max(left, 0.0) * 1000))]
         if not ready:
             now = _clock.now()
-            until = min(until, *(deadline for _, deadline in self._waiting.values()))
-            poller = select.poll()
-            for sock, _ in self._waiting.values():
-                if sock.fileno() >= 0:
-                    poller.register(sock, select.POLLIN)
-            heard = {fd for fd, _ in poller.poll(None if until == inf else ceil(max(until - now, 0.0) * 1000))}
-            now = _clock.now()
-            ready = [
-                number
-                for number, (sock, deadline) in self._waiting.items()
-                if sock.fileno() in heard or sock.fileno() < 0 or deadline <= now
-            ]
-        for number in ready:
-            self._step(number)
+            ready = [fd for fd, (_, deadline) in self._waiting.items() if deadline <= now]
+        for fd in ready:
+            self._poller.unregister(fd)
+        self._go_on([self._waiting.pop(fd)[0] for fd in ready])
 
     async def finish(self) -> None:
         """Go on to the end of all, those that have not begun included."""
-        for number in [number for number in self._works if number not in self._waiting]:
-            self._step(number)
+        waiting = {number for number, _ in self._waiting.values()}
+        self._go_on([number for number in self._works if number not in waiting])
         while not self.is_over():
             self.poll(inf)
 
-    def _step(self, number: int) -> None:
-        self._waiting.pop(number, None)
-        work = self._works.pop(number)
+    def _go_on(self, numbers: Sequence[int]) -> None:
         outer, _here.gathering = _here.gathering, True
         try:
-            self._waiting[number] = work.send(None)
+            for number in numbers:
+                self._step(number)
+        finally:
+            _here.gathering = outer
+
+    def _step(self, number: int) -> None:
+        work = self._works.pop(number)
+        try:
+            sock, deadline = work.send(None)
+            while _is_ready(sock):
+                sock, deadline = work.send(None)
         except StopIteration as done:
             self.results[number] = done.value
         else:
             self._works[number] = work
-        finally:
-            _here.gathering = outer
+            self._waiting[sock.fileno()] = number, deadline
+            self._poller.register(sock, select.POLLIN)
 
 
 class _Here(threading.local):
@@ -103,15 +104,10 @@ class _Here(threading.local):
 _here = _Here()
 
 
-@types.coroutine
-def _until_readable(sock: socket.socket, deadline: float) -> Generator[tuple[socket.socket, float], None, None]:
-    yield sock, deadline
-
-
-def _has_decrypted(sock: socket.socket) -> bool:
-    """Tell whether a TLS socket has read ahead: its descriptor then looks as if there were nothing to read."""
+def _is_ready(sock: socket.socket) -> bool:
+    """Tell whether polling would wait in vain: it was closed, or TLS has read ahead and left nothing to be read."""
     pending = getattr(sock, "pending", None)
-    return pending is not None and sock.fileno() >= 0 and pending() > 0
+    return sock.fileno() < 0 or (pending is not None and pending() > 0)
 
 
 class ThreadRuntime:
@@ -181,13 +177,14 @@ class ThreadRuntime:
         """Tell whether this thread has other works to run while one waits by `readable`."""
         return _here.gathering
 
-    async def readable(self, sock: socket.socket, deadline: float) -> None:
+    @types.coroutine
+    def readable(self, sock: socket.socket, deadline: float) -> Generator[tuple[socket.socket, float], None, None]:
         """Let the other works of a `gather` run until there is something to read.
 
         Anywhere else it returns at once: the caller's own `recv` waits. Raises TimeoutError after the deadline.
         """
         if _here.gathering:
-            await _until_readable(sock, deadline)
+            yield sock, deadline
             if self.now() >= deadline:
                 raise TimeoutError
 

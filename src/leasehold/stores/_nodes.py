@@ -38,6 +38,10 @@ def all_answered(votes: Votes[T]) -> bool:
     return None not in votes
 
 
+def _say_nothing(number: int, answer: object) -> None:
+    pass
+
+
 class MemberHealth(NamedTuple):
     """What one member says when knocked at."""
 
@@ -94,11 +98,13 @@ class Nodes:
         suffices: Callable[[Votes[T]], bool],
         *,
         among: Iterable[int] | None = None,
-        before: Callable[[int], object] = int,
+        before: Callable[[Sequence[int]], object] = len,
+        heard: Callable[[int, T | Exception], object] = _say_nothing,
     ) -> list[T | Exception | None]:
         """Ask members side by side until it is decided; suspected ones only if the others do not suffice.
 
-        `before` is called for each that will be asked, before anything can interrupt.
+        `before` is called with those that will be asked, before anything can interrupt; `heard` with what each answers,
+        be that after the decision.
         """
         votes: list[T | Exception | None] = [None] * len(self._nodes)
         asked = list(range(len(self._nodes)) if among is None else among)
@@ -106,15 +112,14 @@ class Nodes:
         if len(self._nodes) - len(suspected) < self.majority:
             suspected = []
 
-        async def ask_all(numbers: Sequence[int]) -> None:
-            def merged(answers: Votes[T]) -> list[T | Exception | None]:
-                new = dict(zip(numbers, answers, strict=True))
-                return [new.get(number, vote) for number, vote in enumerate(votes)]
+        def hear(number: int, vote: T | Exception) -> None:
+            votes[number] = vote
+            heard(number, vote)
 
-            for number in numbers:
-                before(number)
-            works = [self._attempt(number, send) for number in numbers]
-            votes[:] = merged(await self.runtime.gather(works, lambda answers: is_decided(merged(answers)), GRACE))
+        async def ask_all(numbers: Sequence[int]) -> None:
+            before(numbers)
+            works = [self._attempt(number, send, hear) for number in numbers]
+            await self.runtime.gather(works, lambda _: is_decided(votes), GRACE)
 
         await ask_all([number for number in asked if number not in suspected])
         if suspected and not suffices(votes):
@@ -122,15 +127,24 @@ class Nodes:
         else:
             for number in suspected:
                 votes[number] = UnaskedError(self._nodes[number].error, transient=True)
-        return votes
+        return list(votes)  # to which nobody adds any more
 
-    async def _attempt(self, number: int, send: Callable[[int, Member], Awaitable[T]]) -> T | Exception:
+    async def _attempt(
+        self,
+        number: int,
+        send: Callable[[int, Member], Awaitable[T]],
+        heard: Callable[[int, T | Exception], object] = _say_nothing,
+    ) -> T | Exception:
+        node = self._nodes[number]
+        answer: T | Exception
         try:
-            return await send(number, self._nodes[number].member)
+            answer = await send(number, node.member)
         except Exception as error:
-            self._nodes[number].error = str(error)
+            node.error = str(error)
             self._look_after(number)
-            return error
+            answer = error
+        heard(number, answer)
+        return answer
 
     def owe(self, number: int, name: str, owner: str, unsure: float, until: float) -> None:
         """Give a place up as soon as its member answers, while that matters."""

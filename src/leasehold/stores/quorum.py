@@ -38,15 +38,15 @@ class _Trace:
     """Where one owner may have a place."""
 
     granted: set[int] = field(default_factory=set)
-    unanswered: set[tuple[int, object]] = field(default_factory=set)
-    """The joins that are under way: to which member, and by which attempt."""
+    unanswered: list[set[int]] = field(default_factory=list)
+    """The members that each attempt to join has not heard from."""
     stands: set[int] = field(default_factory=set)
     """Where the place stays on after its owner, as far as was answered."""
     until: float = -inf
     """When the last of the places will have expired."""
 
     def doubtful(self) -> set[int]:
-        return {number for number, _ in list(self.unanswered)}
+        return set().union(*self.unanswered)
 
     def members(self) -> list[int]:
         return sorted(self.granted | self.doubtful())
@@ -108,24 +108,25 @@ class Quorum:
         sent = self.runtime.now()
         trace = self._trace(ask, sent)
         wish = ask._replace(floor=self._clock() + LEAD)
-        attempt = object()
+        unanswered: set[int] = set()
+        trace.unanswered.append(unanswered)
 
-        async def send(number: int, member: Member) -> Standing | Refusal:
-            try:
-                answer = await member.join(wish, patience)
-            except StoreError as error:
-                if not error.transient:
-                    trace.unanswered.discard((number, attempt))
-                raise
-            trace.unanswered.discard((number, attempt))
-            if isinstance(answer, Standing):
+        def heard(number: int, vote: Standing | Refusal | Exception) -> None:
+            if isinstance(vote, Standing):
                 trace.granted.add(number)
-            elif answer.abstains:
-                self._nodes.heal()
-            return answer
+            elif isinstance(vote, Refusal):
+                if vote.abstains:
+                    self._nodes.heal()
+            elif not isinstance(vote, StoreError) or vote.transient:
+                return
+            unanswered.discard(number)
 
         votes = await self._nodes.ask(
-            send, self._is_plain, self._is_settled, before=lambda number: trace.unanswered.add((number, attempt))
+            lambda _, member: member.join(wish, patience),
+            self._is_plain,
+            self._is_settled,
+            before=unanswered.update,
+            heard=heard,
         )
         tickets = {number: vote.ticket for number, vote in enumerate(votes) if isinstance(vote, Standing)}
         if len(tickets) < self._majority:
@@ -174,11 +175,10 @@ class Quorum:
         A silent member is asked again in the background, if without it somebody else can hold.
         """
         votes = await self._leave(name, owner, min(timeout, self._node_timeout), unsure)
-        silent = sum(not isinstance(vote, bool) for vote in votes)
-        if len(votes) - silent < self._majority:
+        if _count(votes, bool) < self._majority:
             raise self._too_few(votes, name)
         self._traces.pop((name, owner), None)
-        return sum(vote is True for vote in votes) + silent >= self._majority
+        return len(votes) - votes.count(False) >= self._majority
 
     async def linger(self, stay: Stay, timeout: float) -> bool:
         """Let a place stand on wherever it may be; False if it was not on a majority any more.
@@ -196,23 +196,25 @@ class Quorum:
         def owe(number: int) -> None:
             self._nodes.owe(number, name, owner, doubts[number], until)
 
-        async def send(number: int, member: Member) -> bool:
-            try:
-                was_there = await member.linger(stay._replace(unsure=doubts[number]), patience)
-            except Exception:
-                if is_over:
-                    owe(number)
-                raise
-            if was_there:
-                stands.add(number)
-            trace.granted.discard(number)
-            return was_there
+        def heard(number: int, vote: object) -> None:
+            if not isinstance(vote, Exception):
+                trace.granted.discard(number)
+                if vote:
+                    stands.add(number)
+            elif is_over:
+                owe(number)
 
         def is_decided(votes: Votes[bool]) -> bool:
-            silent = sum(not isinstance(votes[number], bool) for number in members)
+            silent = len(members) - _count(votes, bool)
             return len(stands) >= self._majority or len(stands) + silent < self._majority
 
-        votes = await self._nodes.ask(send, is_decided, is_decided, among=members)
+        votes = await self._nodes.ask(
+            lambda number, member: member.linger(stay._replace(unsure=doubts[number]), patience),
+            is_decided,
+            is_decided,
+            among=members,
+            heard=heard,
+        )
         silent = [number for number in members if not isinstance(votes[number], bool)]
         if len(votes) - len(silent) < self._majority:
             raise self._too_few(votes, name)
@@ -294,7 +296,7 @@ class Quorum:
             if not error.transient:
                 self._traces.pop((ask.name, ask.owner), None)
             raise error
-        held = sum(isinstance(vote, Standing) for vote in votes)
+        held = _count(votes, Standing)
         await self._leave(ask.name, ask.owner, patience)
         self._traces.pop((ask.name, ask.owner), None)
         for refusal in busy:
@@ -311,21 +313,23 @@ class Quorum:
         trace = self._traces.get((name, owner))
         members, until, doubts = self._whereabouts(name, owner, unsure)
 
-        async def send(number: int, member: Member) -> bool:
-            try:
-                was_there = await member.leave(name, owner, patience, doubts[number])
-            except Exception:
+        def heard(number: int, vote: object) -> None:
+            if isinstance(vote, Exception):
                 self._nodes.owe(number, name, owner, doubts[number], until)
-                raise
-            if trace is not None:
+            elif trace is not None:
                 trace.granted.discard(number)
-            return was_there
 
         def are_free(votes: Votes[bool]) -> bool:
-            silent = sum(not isinstance(votes[number], bool) for number in members)
+            silent = len(members) - _count(votes, bool)
             return len(votes) - silent >= self._majority
 
-        votes = await self._nodes.ask(send, are_free, are_free, among=members)
+        votes = await self._nodes.ask(
+            lambda number, member: member.leave(name, owner, patience, doubts[number]),
+            are_free,
+            are_free,
+            among=members,
+            heard=heard,
+        )
         for number, vote in enumerate(votes):
             if isinstance(vote, UnaskedError):
                 self._nodes.owe(number, name, owner, doubts[number], until)
@@ -361,13 +365,11 @@ class Quorum:
 
     def _is_plain(self, votes: Votes[Standing | Refusal]) -> bool:
         """Tell whether no further vote can change the outcome of a join."""
-        held = sum(isinstance(vote, Standing) for vote in votes)
-        refused = sum(isinstance(vote, Refusal) for vote in votes)
-        return held >= self._majority or refused > len(votes) - self._majority
+        return _count(votes, Standing) >= self._majority or _count(votes, Refusal) > len(votes) - self._majority
 
     def _is_settled(self, votes: Votes[Standing | Refusal]) -> bool:
         """Tell whether a join may do without asking suspected members."""
-        held = sum(isinstance(vote, Standing) for vote in votes)
+        held = _count(votes, Standing)
         is_busy = any(isinstance(vote, Refusal) and not vote.abstains for vote in votes)
         return held >= self._majority or (is_busy and self._is_answered(votes))
 
@@ -396,6 +398,10 @@ class Quorum:
 
 def _answers(votes: Votes[T]) -> list[T]:
     return [vote for vote in votes if vote is not None and not isinstance(vote, Exception)]
+
+
+def _count(votes: Votes[T], kind: type) -> int:
+    return list(map(type, votes)).count(kind)
 
 
 def _holds(standing: Standing | None) -> bool:

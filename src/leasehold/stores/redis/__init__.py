@@ -60,6 +60,7 @@ from leasehold.stores.redis._scripts import (
     microseconds,
     pack_charge,
     pack_join,
+    pack_join_once,
     pack_renewal,
     parse_balance,
     parse_place,
@@ -112,13 +113,15 @@ class RedisStore:
         self._keys = [f"{key_prefix}:{kind}:{n}".encode() for n in range(BUCKETS if deployment.is_cluster else 1)]
         self._route = route(deployment, self._make_node)
         channel = f"{key_prefix}:{secrets.token_hex(8)}"
-        self._channel = bytes((len(channel.encode()),)) + channel.encode()
+        # A member is asked what the others are, so it must not be told another channel. None: nobody waits there.
+        self._channel = b"\0" if is_member else bytes((len(channel.encode()),)) + channel.encode()
         self._ear = self._make_ear(channel)
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
         if ask.queue:
             self._ear.expect(ask.owner)
-        args = ask.name, pack_join(ask, self._channel, is_member=self._is_member)
+        packed = pack_join_once if self._is_member else pack_join
+        args = ask.name, packed(ask, self._channel, is_member=self._is_member)
         try:
             reply = await self._call(JOIN, self._key(ask.name), args, timeout, confirmed=self._min_replicas > 0)
         except _UnconfirmedError as shortfall:
@@ -292,7 +295,7 @@ class RedisStore:
     ) -> Any:
         """Ask whoever has the key, following redirections: whoever gives one has done nothing."""
         node = self._route.known(key) or await self._route.find(key, timeout)
-        payload, count = command.pack(key, args), 1
+        payload, count = (command.pack_once if self._is_member else command.pack)(key, args), 1
         wait = pack(("WAIT", self._min_replicas, max(int(timeout * 500), 1))) if confirmed else b""
         for _ in range(REDIRECTIONS):
             try:

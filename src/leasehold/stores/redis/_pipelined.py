@@ -164,7 +164,7 @@ class PipelinedNode:
 
     async def _ask_alone(self, payload: bytes, count: int, timeout: float) -> list[Any]:
         """Ask on a connection that is closed again: for whoever has yet to leave when everything is closed."""
-        pipeline = await _connect(self._runtime, self.address, timeout)
+        pipeline = await self._runtime.bind().create_task(_connect(self._runtime, self.address, timeout))
         try:
             return await pipeline.exchange(payload, count, timeout)
         finally:

@@ -20,6 +20,9 @@ _NUMBERS = struct.Struct("<II")
 _CHARGE = struct.Struct("<ddd")
 _BALANCE = struct.Struct("<?d")
 
+ONCE = 64
+"""So much that was packed is kept for the other members of a quorum, which are asked the same."""
+
 
 def _read(name: str) -> str:
     return files("leasehold.stores.redis").joinpath(name).read_text("utf-8")
@@ -30,6 +33,8 @@ class Command:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self.pack_once = lru_cache(maxsize=ONCE)(self.pack)
+        """Pack what several servers are asked one after another."""
 
     def pack(self, key: bytes, args: tuple[Arg, ...]) -> bytes:
         return pack((self._name, key, *args))
@@ -78,6 +83,9 @@ def pack_join(ask: Ask, channel: bytes, *, is_member: bool) -> bytes:
     owner = name.encode()
     head = _JOIN.pack(ceil(ttl * 1e6), ceil(heartbeat * 1e6), floor, queue, is_member, len(owner))
     return b"".join((head, owner, channel, _NUMBERS.pack(capacity, weight), metadata.encode()))
+
+
+pack_join_once = lru_cache(maxsize=ONCE)(pack_join)
 
 
 def pack_renewal(renewal: Renewal) -> bytes:
