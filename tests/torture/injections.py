@@ -1,0 +1,359 @@
+"""Ways to spoil a good history: each puts in one thing that must not happen, and that the times prove.
+
+An injection takes a history and a source of chance, changes the history, and says whether there was an opportunity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import permutations
+from math import inf
+from random import Random
+from typing import TypeVar
+
+from tests.torture.checkers import Stay, _deadline
+from tests.torture.history import Acquire, Check, History, Operation, Read, Spend, Write
+from tests.torture.model import PROMISES
+
+T = TypeVar("T")
+Operating = TypeVar("Operating", bound=Operation)
+
+Injection = Callable[[History, Random], bool]
+FOREVER = 10**12
+TICK = 1e-4
+
+
+def two_hold(history: History, chance: Random) -> bool:
+    for hold in _some(chance, _sure(history)):
+        at = chance.uniform(hold.completed, hold.believed_until)
+        history.add(_ghost(hold, at - TICK, at, at + 1))
+        return at > hold.completed
+    return False
+
+
+def a_loser_believes_on(history: History, chance: Random) -> bool:
+    for loser, other in _some(chance, _one_after_another(history)):
+        at = chance.uniform(other.completed, other.believed_until)
+        loser.checks.append(Check(at, at, at + 1))
+        loser.release = None
+        return at > other.completed
+    return False
+
+
+def trust_is_retracted(history: History, chance: Random) -> bool:
+    for hold in _some(chance, _sure(history)):
+        hold.release = None
+        hold.lost_at = chance.uniform(hold.completed, hold.trusted_until - TICK)
+        return True
+    return False
+
+
+def what_is_trusted_is_found_gone(history: History, chance: Random) -> bool:
+    for hold in _some(chance, _sure(history)):
+        if hold.release is not None and hold.release.completed < hold.trusted_until:
+            hold.release.outcome = "lost"
+            return True
+    return False
+
+
+def a_fence_is_given_twice(history: History, chance: Random) -> bool:
+    grants = [one for one in history.acquires if one.is_granted and one.is_exclusive]
+    for one, other in _some(chance, _pairs(grants)):
+        other.fence = one.fence
+        return True
+    return False
+
+
+def a_fence_goes_back(history: History, chance: Random) -> bool:
+    grants = [one for one in history.acquires if one.is_granted and one.is_exclusive]
+    for one, other in _some(chance, _pairs(grants)):
+        if one.completed < other.invoked:
+            one.fence, other.fence = other.fence, one.fence
+            return True
+    return False
+
+
+def a_fence_goes_back_among_those_who_asked_together(history: History, chance: Random) -> bool:
+    for one, other in _some(chance, _pairs([hold for hold in _sure(history) if hold.is_exclusive])):
+        if other.invoked < one.completed < other.completed:
+            one.fence, other.fence = other.fence, one.fence
+            return True
+    return False
+
+
+def a_loser_is_told_late(history: History, chance: Random) -> bool:
+    for loser, told in _losers(history, chance):
+        loser.lost_at = told
+        return True
+    return False
+
+
+def a_loser_is_never_told(history: History, chance: Random) -> bool:
+    for loser, told in _losers(history, chance):
+        loser.lost_at, loser.watched = inf, True
+        history._see(loser.client, told)
+        return True
+    return False
+
+
+def a_loser_looks_and_was_not_told(history: History, chance: Random) -> bool:
+    for loser, told in _losers(history, chance):
+        loser.lost_at, loser.watched = inf, False
+        loser.checks.append(Check(told, told, told))
+        return True
+    return False
+
+
+def a_stale_write_is_accepted(history: History, chance: Random) -> bool:
+    for write in _some(chance, [one for one in history.writes if one.outcome == "accepted"]):
+        history.add(
+            replace(write, invoked=write.completed + TICK, completed=write.completed + 1, fence=write.fence - 1)
+        )
+        return True
+    return False
+
+
+def an_overwritten_value_is_read(history: History, chance: Random) -> bool:
+    for first, second in _some(chance, _pairs([one for one in history.writes if one.outcome == "accepted"])):
+        if first.completed < second.invoked:
+            history.add(_read(second, second.completed + TICK, first.value))
+            return True
+    return False
+
+
+def a_value_is_read_before_it_is_written(history: History, chance: Random) -> bool:
+    for write in _some(chance, history.writes):
+        history.add(_read(write, write.invoked - 2 * TICK, write.value))
+        return True
+    return False
+
+
+def a_value_is_read_that_nobody_wrote(history: History, chance: Random) -> bool:
+    for write in _some(chance, history.writes):
+        history.add(_read(write, write.invoked, "nobody's"))
+        return True
+    return False
+
+
+def the_newest_fence_is_refused(history: History, chance: Random) -> bool:
+    for write in _some(chance, history.writes):
+        history.add(replace(write, completed=write.invoked + 1, fence=FOREVER, outcome="refused"))
+        return True
+    return False
+
+
+def somebody_in_line_is_overtaken(history: History, chance: Random) -> bool:
+    for waiter in _some(chance, history.acquires):
+        if waiter.in_line_by + 2 * TICK < waiter.surely_waited_until:
+            asked = chance.uniform(waiter.in_line_by, waiter.surely_waited_until - 2 * TICK)
+            history.add(_ghost(waiter, asked + TICK / 2, asked + TICK, asked + TICK))
+            return True
+    return False
+
+
+def somebody_returns_before_whoever_came_first(history: History, chance: Random) -> bool:
+    for waiter in _some(chance, _sure(history)):
+        if waiter.in_line_by + 2 * TICK < waiter.completed:
+            asked = chance.uniform(waiter.in_line_by, waiter.completed - 2 * TICK)
+            history.add(_ghost(waiter, asked + TICK / 2, asked + TICK, asked + 2 * TICK))
+            return True
+    return False
+
+
+def a_wake_up_is_lost(history: History, chance: Random) -> bool:
+    """Let everybody but who released and who waited be gone, and who waited get it too late."""
+    for done, waiter in _some(chance, _pairs([one for one in history.acquires if one.is_granted])):
+        if done.release is None or done.release.outcome != "done":
+            continue
+        at = done.release.completed
+        if waiter.in_line_by > at or waiter.completed < at:
+            continue
+        late = _deadline(history, at, PROMISES) + TICK
+        history.acquires[:] = [
+            one
+            for one in history.acquires
+            if one in (done, waiter) or one.name != done.name or Stay.of(history, one, PROMISES).until <= at
+        ]
+        waiter.completed = chance.uniform(late, late + 1)
+        return True
+    return False
+
+
+def nobody_in_a_crowd_is_woken(history: History, chance: Random) -> bool:
+    """Let all who wait when somebody releases go on waiting, and nobody come later."""
+    for done in _some(chance, [one for one in history.acquires if one.is_exclusive and one.release is not None]):
+        assert done.release is not None
+        at = done.release.completed
+        crowd = [one for one in history.acquires if one.name == done.name and one.in_line_by <= at <= one.completed]
+        crowd = [one for one in crowd if one.is_granted]
+        if done.release.outcome != "done" or len(crowd) < 2:
+            continue
+        late = _deadline(history, at, PROMISES) + TICK
+        history.acquires[:] = [
+            one
+            for one in history.acquires
+            if one in (done, *crowd) or one.name != done.name or Stay.of(history, one, PROMISES).until <= at
+        ]
+        for one in crowd:
+            one.completed = chance.uniform(late, late + 1)
+        return True
+    return False
+
+
+def a_place_is_left(history: History, chance: Random) -> bool:
+    chance.choice(history.inspections).left.append("lock: p0")
+    return True
+
+
+def nobody_looks(history: History, chance: Random) -> bool:
+    history.inspections.clear()
+    return True
+
+
+def too_much_is_allowed_at_once(history: History, chance: Random) -> bool:
+    for spend in _some(chance, history.spends):
+        history.add(*(_spend(spend, spend.invoked + number * TICK, TICK) for number in range(spend.burst + 1)))
+        return True
+    return False
+
+
+def too_much_is_allowed_for_long(history: History, chance: Random) -> bool:
+    for spend in _some(chance, history.spends):
+        pause = spend.interval * chance.uniform(0.5, 0.9)
+        history.add(*(_spend(spend, spend.invoked + number * pause, pause / 20) for number in range(12 * spend.burst)))
+        return True
+    return False
+
+
+def a_leader_is_told_after_another_was_elected(history: History, chance: Random) -> bool:
+    for leader, other in _terms(history, chance):
+        leader.deposed_at = other.elected_at + PROMISES.slack + chance.uniform(0.001, 0.1)
+        leader.stopped_at = inf
+        return True
+    return False
+
+
+def a_leader_stops_after_another_was_elected(history: History, chance: Random) -> bool:
+    for leader, other in _terms(history, chance):
+        leader.stopped_at = other.elected_at + PROMISES.slack + chance.uniform(0.001, 0.04)
+        leader.deposed_at = leader.stopped_at - 0.05
+        return True
+    return False
+
+
+def a_leader_is_never_told(history: History, chance: Random) -> bool:
+    for leader, other in _terms(history, chance):
+        leader.deposed_at = leader.stopped_at = inf
+        history._see(leader.client, other.elected_at + PROMISES.slack + TICK)
+        return True
+    return False
+
+
+def somebody_is_told_to_stop_what_he_never_began(history: History, chance: Random) -> bool:
+    for leader in _some(chance, [one for one in history.acquires if one.deposed_at < inf]):
+        leader.elected_at = inf
+        return True
+    return False
+
+
+INJECTIONS: dict[Injection, str] = {
+    two_hold: "exclusion",
+    a_loser_believes_on: "exclusion",
+    trust_is_retracted: "retractions",
+    what_is_trusted_is_found_gone: "retractions",
+    a_fence_is_given_twice: "fences",
+    a_fence_goes_back: "fences",
+    a_fence_goes_back_among_those_who_asked_together: "fences",
+    a_loser_is_told_late: "losses",
+    a_loser_is_never_told: "losses",
+    a_loser_looks_and_was_not_told: "losses",
+    a_stale_write_is_accepted: "stale_writes",
+    an_overwritten_value_is_read: "linearizability",
+    a_value_is_read_before_it_is_written: "linearizability",
+    a_value_is_read_that_nobody_wrote: "linearizability",
+    the_newest_fence_is_refused: "linearizability",
+    somebody_in_line_is_overtaken: "fifo",
+    somebody_returns_before_whoever_came_first: "fifo",
+    a_wake_up_is_lost: "wake_ups",
+    nobody_in_a_crowd_is_woken: "wake_ups",
+    a_place_is_left: "nothing_left",
+    nobody_looks: "nothing_left",
+    too_much_is_allowed_at_once: "rates",
+    too_much_is_allowed_for_long: "rates",
+    a_leader_is_told_after_another_was_elected: "elections",
+    a_leader_stops_after_another_was_elected: "elections",
+    a_leader_is_never_told: "elections",
+    somebody_is_told_to_stop_what_he_never_began: "elections",
+}
+"""Which checker must find each."""
+
+
+def _some(chance: Random, things: list[T]) -> Iterator[T]:
+    yield from chance.sample(things, len(things))
+
+
+def _pairs(operations: list[Operating]) -> list[tuple[Operating, Operating]]:
+    return [(one, other) for one, other in permutations(operations, 2) if one.name == other.name]
+
+
+def _sure(history: History) -> list[Acquire]:
+    return [one for one in history.acquires if one.is_granted and one.believed_until > one.completed + TICK]
+
+
+def _one_after_another(history: History) -> list[tuple[Acquire, Acquire]]:
+    """Pair those who do not fit beside each other and held one after the other."""
+    return [
+        (one, other)
+        for one, other in _pairs(_sure(history))
+        if one.weight + other.weight > one.capacity and one.believed_until < other.completed
+    ]
+
+
+def _losers(history: History, chance: Random) -> Iterator[tuple[Acquire, float]]:
+    """Find who was succeeded, make it so that he lost what he released, and tell when it is too late to say so."""
+    for loser, other in _some(chance, _one_after_another(history)):
+        ended, told = loser.believed_until, other.completed + PROMISES.slack + chance.uniform(0.001, 1)
+        if not history.harm(PROMISES.halting, loser.client, ended - PROMISES.slack, told + PROMISES.slack):
+            looks = [look for look in loser.checks if look.is_sure and look.at < ended]
+            loser.checks[:] = [look._replace(until=min(look.until, ended)) for look in looks]
+            loser.release = None
+            yield loser, told
+
+
+def _terms(history: History, chance: Random) -> Iterator[tuple[Acquire, Acquire]]:
+    terms = [one for one in history.acquires if one.elected_at < inf]
+    for leader, other in _some(chance, _pairs(terms)):
+        since, until = other.elected_at - leader.ttl, other.elected_at + 1
+        if leader.elected_at < other.elected_at and not history.harm(PROMISES.halting, leader.client, since, until):
+            yield leader, other
+
+
+def _ghost(one: Acquire, asked: float, returned: float, until: float) -> Acquire:
+    """Make somebody who takes all there is, in the line of another."""
+    checks = [Check(returned, returned, until)]
+    return replace(
+        one,
+        client="ghost",
+        invoked=asked,
+        completed=returned,
+        weight=one.capacity,
+        outcome="granted",
+        fence=FOREVER,
+        waits=[],
+        checks=checks,
+        watched=False,
+        release=None,
+        lost_at=inf,
+        elected_at=inf,
+        deposed_at=inf,
+        stopped_at=inf,
+    )
+
+
+def _read(write: Write, at: float, value: object) -> Read:
+    return Read(client="ghost", line=1, invoked=at, completed=at + TICK, name=write.name, value=value)
+
+
+def _spend(spend: Spend, at: float, seconds: float) -> Spend:
+    return replace(spend, client="ghost", invoked=at, completed=at + seconds, cost=1, allowed=True)

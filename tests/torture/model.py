@@ -1,0 +1,396 @@
+"""A tiny model of the right behaviour: histories in which nothing is wrong, for the checkers to find nothing in.
+
+One store serves clients that acquire, hold, renew, lose and release, are paused, cut off and killed, write to fenced
+registers and spend. Time is virtual, requests and answers take some of it, and the seed decides everything.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
+from typing import Any
+
+from tests.torture.checkers import Promises
+from tests.torture.history import (
+    KILL,
+    Acquire,
+    Check,
+    Fault,
+    History,
+    Inspection,
+    Kind,
+    Read,
+    Release,
+    Spend,
+    Wait,
+    Write,
+)
+
+HEARTBEAT = 1.0
+MARGIN = 0.02
+SLOWEST = 0.01
+"""What one message takes at the most."""
+END = 12.0
+FORGET = "forget"
+PROMISES = Promises(
+    forgetting={FORGET},
+    slack=0.05,
+    wakes_within=6 * SLOWEST,
+    recovers_within=3.0,
+    longest_ttl=4.0,
+    grace=0.1,
+)
+
+Story = Generator[float | Callable[[], bool], None, None]
+"""What a client does, yielding how long to sleep or what to wait for."""
+
+
+@dataclass(eq=False)
+class Client:
+    name: str
+    paused_until: float = 0.0
+    cut_off_until: float = 0.0
+    is_dead: bool = False
+
+
+@dataclass(eq=False)
+class Place:
+    owner: Acquire
+    ticket: int
+    expires_at: float
+    holds: bool = False
+
+
+@dataclass
+class Register:
+    value: Any = None
+    fence: int = 0
+
+
+@dataclass
+class Model:
+    """A store and everybody who uses it. Its methods up to `spend` are what a bug may be put in."""
+
+    seed: int
+    random: random.Random = field(init=False)
+    now: float = 0.0
+    history: History = field(default_factory=History)
+    lines: dict[str, list[Place]] = field(default_factory=dict)
+    registers: dict[str, Register] = field(default_factory=dict)
+    debts: dict[str, tuple[float, float]] = field(default_factory=dict)
+    events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    numbers: count[int] = field(default_factory=lambda: count(1))
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.clients = [Client(f"p{number}") for number in range(self.random.randint(2, 6))]
+
+    def run(self) -> History:
+        for client in self.clients:
+            for _ in range(self.random.randint(1, 2)):
+                self._tell(client, self._use(client))
+            self._tell(client, self._spend(client))
+            self._harm(client)
+        while self.events and self.events[0][0] < END:
+            self.now, _, act = heappop(self.events)
+            act()
+        self.now = END
+        self._end()
+        return self.history
+
+    def join(self, owner: Acquire) -> Place | None:
+        line = self.settle(owner.name)
+        place = Place(owner, next(self.numbers), self.now + min(owner.ttl, HEARTBEAT))
+        line.append(place)
+        self.settle(owner.name)
+        if not place.holds and not owner.queue:
+            line.remove(place)
+            return None
+        if place.holds:
+            place.expires_at = self.now + owner.ttl
+        return place
+
+    def renew(self, place: Place) -> bool:
+        """Let a place live on, if it is there."""
+        if place not in self.settle(place.owner.name):
+            return False
+        life = place.owner.ttl if place.holds else min(place.owner.ttl, HEARTBEAT)
+        place.expires_at = max(place.expires_at, self.now + life)
+        return True
+
+    def leave(self, place: Place) -> bool:
+        line = self.settle(place.owner.name)
+        was_there = place in line
+        if was_there:
+            line.remove(place)
+            self.settle(place.owner.name)
+        return was_there
+
+    def settle(self, name: str) -> list[Place]:
+        """Take away who is dead, and let hold whoever fits."""
+        line = self.lines.setdefault(name, [])
+        line[:] = [place for place in line if place.expires_at > self.now]
+        spent = 0
+        for place in line:
+            spent += place.owner.weight
+            place.holds = place.holds or spent <= place.owner.capacity
+            if spent > place.owner.capacity:
+                break
+        return line
+
+    def accepts(self, register: Register, write: Write) -> bool:
+        return write.fence >= register.fence
+
+    def spend(self, spend: Spend) -> bool:
+        amount, at = self.debts.get(spend.name, (0.0, 0.0))
+        debt = max(amount - (self.now - at), 0.0) + spend.cost * spend.interval
+        spend.retry_after = max(debt - spend.burst * spend.interval, 0.0)
+        if spend.retry_after > 1e-9:
+            return False
+        self.debts[spend.name] = debt, self.now
+        return True
+
+    def _use(self, client: Client) -> Story:
+        """Acquire one name after another, and work."""
+        while True:
+            yield self.random.random() * 0.5
+            one = self._ask(client)
+            sent = self.now
+            yield self._travel()
+            place = self.join(one)
+            yield self._travel()
+            if place is None:
+                one.completed, one.outcome = self.now, "refused"
+            elif place.holds:
+                yield from self._hold(client, one, place, sent)
+            elif place := (yield from self._wait(client, one, place, sent)):
+                yield from self._hold(client, one, place, one.waits[-1].asked)
+
+    def _ask(self, client: Client) -> Acquire:
+        kinds: list[tuple[Kind, int, int]] = [
+            ("lock", 1, 1),
+            ("read", 1000, 1),
+            ("write", 1000, 1000),
+            ("leader", 1, 1),
+        ]
+        permits: Kind = "permit"
+        kind, capacity, weight = self.random.choice([*kinds, (permits, 3, self.random.randint(1, 3))])
+        name = {"read": "shared", "write": "shared"}.get(kind, kind)
+        one = Acquire(
+            client=client.name,
+            line=next(self.numbers),
+            invoked=self.now,
+            name=name,
+            kind=kind,
+            capacity=capacity,
+            weight=weight,
+            queue=self.random.random() < 0.8,
+            timeout=self.random.choice((None, self.random.random() * 3)),
+            ttl=self.random.choice((0.5, 1.0, 3.0)),
+            watched=kind != "leader",
+            holder=client.name,
+        )
+        self.history.add(one)
+        return one
+
+    def _wait(self, client: Client, one: Acquire, place: Place, sent: float) -> Generator[Any, None, Place | None]:
+        """Stay in line until it was worth it; whoever lost his place may join again."""
+        one.waits.append(Wait(sent, self.now, place.ticket))
+        patience = inf if one.timeout is None else self.now + one.timeout
+        while True:
+            yield partial(self._is_worth_a_look, place, min(self.now + HEARTBEAT / 3, patience))
+            yield self._travel()
+            asked = self.now
+            alive = yield from self._request(client, partial(self.renew, place))
+            if alive and place.holds:
+                return place
+            if alive:
+                one.waits.append(Wait(asked, self.now, place.ticket))
+            if self.now >= patience or (alive is False and self.random.random() < 0.5):
+                yield from self._request(client, partial(self.leave, place))
+                one.completed = self.now
+                one.outcome = "error" if alive is False else self.random.choice(("refused", "cancelled"))
+                return None
+            if alive is False:
+                asked = self.now
+                place = self.join(one) or place
+                held = place.holds
+                yield self._travel()
+                if not held:
+                    one.waits.append(Wait(asked, self.now, place.ticket))
+
+    def _is_worth_a_look(self, place: Place, due: float) -> bool:
+        self.settle(place.owner.name)
+        return place.holds or self.now >= due
+
+    def _request(self, client: Client, act: Callable[[], bool]) -> Generator[Any, None, bool | None]:
+        """Ask the store; it does not answer those who are cut off, and may not have been asked."""
+        yield self._travel()
+        is_cut_off = self.now < client.cut_off_until
+        answer = None if is_cut_off and self.random.random() < 0.7 else act()
+        yield self._travel()
+        return None if is_cut_off else answer
+
+    def _hold(self, client: Client, one: Acquire, place: Place, sent: float) -> Story:
+        asked = self.now
+        if (yield from self._request(client, partial(self.renew, place))):
+            trusted = asked + one.ttl - MARGIN
+        else:
+            trusted = sent + min(one.ttl, HEARTBEAT) - MARGIN
+        one.outcome, one.fence = "granted", place.ticket
+        one.completed = self.now
+        self._check(one, trusted)
+        if self.now >= trusted:
+            self._lose(one)
+            return
+        if one.kind == "leader":
+            one.elected_at = self.now
+        until = self.now + self.random.random() * 2
+        due = asked + one.ttl / 3
+        while self.now < min(until, trusted):
+            yield min(max(due - self.now, 0.0), trusted - self.now, self.random.random() * 0.2)
+            self._check(one, trusted)
+            if self.now >= trusted:
+                break
+            if self.now >= due:
+                asked = self.now
+                answer = yield from self._request(client, partial(self.renew, place))
+                if answer:
+                    trusted = max(trusted, asked + one.ttl - MARGIN)
+                elif answer is False:
+                    trusted = self.now
+                due = self.now + one.ttl / 6
+            if one.is_exclusive and self.random.random() < 0.4:
+                yield from self._write_and_read(client, one)
+        yield from self._stop_leading(one)
+        if self.now >= trusted:
+            self._lose(one)
+            if one.is_exclusive:
+                yield from self._write_and_read(client, one)
+            return
+        one.release = Release(self.now)
+        answer = yield from self._request(client, partial(self.leave, place))
+        one.release.completed = self.now
+        one.release.outcome = "error" if answer is None else "done" if answer else "lost"
+        self.history._see(client.name, self.now)
+
+    def _check(self, one: Acquire, trusted: float) -> None:
+        one.checks.append(Check(self.now, self.now, max(self.now, trusted)))
+        self.history._see(one.client, self.now)
+
+    def _stop_leading(self, one: Acquire) -> Story:
+        if one.kind == "leader":
+            one.deposed_at = self.now
+            yield MARGIN * self.random.random() / 2
+            one.stopped_at = self.now
+
+    def _lose(self, one: Acquire) -> None:
+        one.lost_at = self.now
+        self.history._see(one.client, self.now)
+
+    def _write_and_read(self, client: Client, one: Acquire) -> Story:
+        register = self.registers.setdefault(one.name, Register())
+        number = next(self.numbers)
+        write = Write(client=client.name, line=number, invoked=self.now, name=one.name, value=number, fence=one.fence)
+        self.history.add(write)
+        yield self._travel()
+        is_lost = self.random.random() < 0.1
+        if not is_lost or self.random.random() < 0.5:
+            is_accepted = self.accepts(register, write)
+            if is_accepted:
+                register.value, register.fence = write.value, write.fence
+            yield self._travel()
+            if not is_lost:
+                write.completed, write.outcome = self.now, "accepted" if is_accepted else "refused"
+        for name, other in self.random.sample(list(self.registers.items()), 1):
+            read = Read(client=client.name, line=next(self.numbers), invoked=self.now, name=name)
+            self.history.add(read)
+            yield self._travel()
+            read.value, read.fence = other.value, self.random.choice((None, other.fence))
+            yield self._travel()
+            read.completed = self.now
+
+    def _spend(self, client: Client) -> Story:
+        while True:
+            yield self.random.random()
+            spend = Spend(
+                client=client.name,
+                line=next(self.numbers),
+                invoked=self.now,
+                name="rate",
+                cost=self.random.randint(1, 3),
+                interval=0.4,
+                burst=4,
+            )
+            self.history.add(spend)
+            yield self._travel()
+            allowed = self.spend(spend)
+            yield self._travel()
+            spend.completed, spend.allowed = self.now, allowed
+
+    def _harm(self, client: Client) -> None:
+        for kind, chance in (("pause", 0.5), ("cut off", 0.3), (KILL, 0.2)):
+            if self.random.random() < chance:
+                at, seconds = self.random.random() * END * 0.8, self.random.random() * 3
+                self._at(at, partial(self._hurt, client, kind, seconds))
+
+    def _hurt(self, client: Client, kind: str, seconds: float) -> None:
+        until = self.now
+        if kind == KILL:
+            client.is_dead = True
+        elif kind == "pause":
+            until = client.paused_until = self.now + seconds
+        elif kind == FORGET:
+            self.lines.clear()
+            self.debts.clear()
+        else:
+            until = client.cut_off_until = self.now + seconds
+        fault = Fault(
+            client="nemesis",
+            line=next(self.numbers),
+            invoked=self.now,
+            completed=until,
+            name=kind,
+            target=client.name if kind in PROMISES.halting else "",
+        )
+        self.history.add(fault)
+
+    def _end(self) -> None:
+        """Let everybody be gone, and look at what is left."""
+        for client in self.clients:
+            client.is_dead = True
+        self.now += max(one.ttl for one in self.history.acquires) + 4 + PROMISES.longest_ttl
+        look = Inspection(client="nemesis", line=next(self.numbers), invoked=self.now, completed=self.now + 0.1)
+        look.left = [f"{name}: {place.owner.client}" for name in self.lines for place in self.settle(name)]
+        self.history.add(look)
+
+    def _travel(self) -> float:
+        return self.random.random() * SLOWEST
+
+    def _at(self, moment: float, act: Callable[[], None]) -> None:
+        heappush(self.events, (moment, next(self.numbers), act))
+
+    def _tell(self, client: Client, story: Story) -> None:
+        """Go on with a story now, unless its client cannot."""
+        if client.is_dead:
+            return
+        if self.now < client.paused_until:
+            self._at(client.paused_until + 0.001, lambda: self._tell(client, story))
+            return
+        wish = next(story, None)
+        if callable(wish):
+            self._look_out(client, story, wish)
+        elif wish is not None:
+            self._at(self.now + wish, lambda: self._tell(client, story))
+
+    def _look_out(self, client: Client, story: Story, wish: Callable[[], bool]) -> None:
+        """Go on once a wish has come true."""
+        if wish():
+            self._tell(client, story)
+        else:
+            self._at(self.now + SLOWEST / 2, lambda: self._look_out(client, story, wish))
