@@ -25,7 +25,7 @@ class Handle:
         self._released = False
         self._leases: tuple[Lease, ...] = ()
         self._claim: Claim | None = Claim()
-        self._watching: list[Callable[[], None]] = []
+        self._watching: tuple[Callable[[], None], ...] = ()
 
     async def _acquire(self, plan: Plan) -> Self:
         """Get what was planned. The claim is ours from the start: an interrupt on the way leaves nobody holding it."""
@@ -60,14 +60,13 @@ class Handle:
     def _watch(self, on_lost: Callable[[], None]) -> Callable[[], None]:
         """Have `on_lost` called once, by whichever lease is lost first; return what to stop watching by."""
         watcher = on_lost if len(self._leases) == 1 else _once(on_lost)
-        self._watching.append(watcher)
+        self._watching += (watcher,)
         for lease in self._leases:
             self._engine.keeper.watch(lease, watcher)
         return watcher
 
     def _unwatch(self, watcher: Callable[[], None]) -> None:
-        if watcher in self._watching:  # else it was released before
-            self._watching.remove(watcher)
+        self._watching = tuple(other for other in self._watching if other != watcher)
         for lease in self._leases:
             self._engine.keeper.unwatch(lease, watcher)
 
@@ -96,7 +95,7 @@ class Handle:
                 self._engine.keeper.take_over(lease)
         if failure is not None:
             raise failure
-        for watcher in tuple(self._watching):
+        for watcher in self._watching:
             self._unwatch(watcher)
 
     async def _extend(self, seconds: float) -> None:

@@ -159,7 +159,7 @@ class Keeper:
     def signal_loss(self, lease: Lease) -> None:
         """Tell everybody who watches, once."""
         with self.mutex:
-            watchers, lease.watchers = lease.watchers, []
+            watchers, lease.watchers = lease.watchers, ()
         for on_lost in watchers:
             try:
                 on_lost()
@@ -171,14 +171,13 @@ class Keeper:
         """Call `on_lost`, which must not block, once the lease is lost; at once if it is."""
         with self.mutex:
             if lease.state is not LOST:
-                lease.watchers.append(on_lost)
+                lease.watchers += (on_lost,)
                 return
         on_lost()
 
     def unwatch(self, lease: Lease, on_lost: Callable[[], None]) -> None:
         with self.mutex:
-            if on_lost in lease.watchers:
-                lease.watchers.remove(on_lost)
+            lease.watchers = tuple(watcher for watcher in lease.watchers if watcher != on_lost)
 
     async def leave(self, lease: Lease, timeout: float) -> bool:
         """Give the place up, for good once the store has answered; say whether it was still there."""

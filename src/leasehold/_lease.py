@@ -106,7 +106,7 @@ class Lease:
         self.recheck_at = inf
         self.due = inf
         self.slack = 0.0
-        self.watchers: list[Callable[[], None]] = []
+        self.watchers: tuple[Callable[[], None], ...] = ()
 
     def is_held(self, now: float) -> bool:
         return self.state is HELD and not self.leaving and now < self.trusted_until
