@@ -99,6 +99,8 @@ class Keeper:
         elif standing.held:
             if lease.state is WAITING:
                 lease.grant(sent, standing.ticket)
+            elif self.runtime.now() >= lease.trusted_until:  # its place may be another by now, that a late join made
+                return True
             lease.trust(sent, life, self._pace)
             if lease.doubted_at >= sent:  # the answer may be older than the doubt
                 lease.due, lease.slack = self.runtime.now(), 0.0
@@ -115,13 +117,14 @@ class Keeper:
 
         A place that holds goes on holding until it is given up or expires, which it does not before its last
         answered heartbeat is over. A lease that is not renewed buys its ttl at once, by asking; so does one whose
-        heartbeat, less its grace, leaves too little time to buy it later.
+        heartbeat, less its grace, leaves too little time to buy it later. After a join that was not answered the word
+        may be about a place that has expired, and not about the one that a repeated join was given.
         """
         now = self.runtime.now()
         with self.mutex:
             if lease.state is not WAITING or lease.leaving or lease.renew_for < lease.ask.ttl:
                 return False
-            if now >= lease.alive_until - lease.grace - lease.ask.heartbeat / 3:
+            if lease.unanswered or now >= lease.alive_until - lease.grace - lease.ask.heartbeat / 3:
                 return False
             lease.grant(now, lease.ticket)
             lease.trust_heartbeat(now)

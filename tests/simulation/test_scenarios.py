@@ -14,7 +14,7 @@ import pytest
 from leasehold import Capabilities
 from leasehold._engine import Engine
 from leasehold._lease import Claim, Lease, State
-from leasehold._model import WHOLE, Ask
+from leasehold._model import WHOLE, Ask, Standing
 from leasehold._retry import RetryPolicy
 from leasehold._several import acquire_all
 from leasehold.errors import (
@@ -323,6 +323,22 @@ def test_whoever_resumes_after_a_long_pause_first_learns_that_it_lost(stage: Sta
     stage.run(story())
 
 
+def test_an_answer_does_not_open_a_window_that_was_closed(stage: Stage) -> None:
+    """Found by `tests/model`: whoever resumes may read it before anything looks at the window."""
+    alice = stage.client("alice")
+
+    async def story() -> None:
+        lease = await alice.acquire(ttl=9.0)
+        sent = lease.trusted_until - 1.0
+        alice.process.pause(20.0)
+        await until(stage, lambda: not lease.is_held(alice.process.now()))
+        alice.engine.keeper.note(lease, sent, 9.0, Standing(lease.fence, True, 0.0))
+        assert not lease.is_held(alice.process.now())
+        await until(stage, lambda: lease.state is State.LOST)
+
+    stage.run(story())
+
+
 def test_a_waiter_that_overslept_its_place_rejoins(stage: Stage) -> None:
     alice, bob, carol = (stage.client(name) for name in ("alice", "bob", "carol"))
 
@@ -363,6 +379,33 @@ def test_a_lost_reply_does_not_lock_its_client_out(stage: Stage) -> None:
         stage.server.faults.lost_reply = 0.0
         await until(stage, lambda: acquiring.finished)
         assert acquiring.outcome().is_held(alice.process.now())
+
+    stage.run(story())
+
+
+def test_a_grant_of_a_place_that_expired_does_not_count_for_the_next_one(stage: Stage) -> None:
+    """Found by `tests/model`: a repeated join may make a second place; a message about the first may come after it."""
+    alice, bob, carol = (stage.client(name) for name in ("alice", "bob", "carol"))
+    messages: list[str] = []
+
+    async def story() -> None:
+        first = await alice.acquire()
+        hear, stage.server.clients["bob"] = stage.server.clients["bob"], messages.append
+        stage.server.faults.lost_reply = 1.0
+        waits = bob.starts(bob.acquire())
+        await until(stage, lambda: waiting(stage) == 1)
+        stage.server.faults.lost_reply = 0.0
+        await alice.engine.release(first)
+        await until(stage, lambda: bool(messages))
+        await until(
+            stage, lambda: not any(place.owner == messages[0] for _, line in stage.server.peek() for place in line)
+        )
+        await carol.acquire()
+        await until(stage, lambda: waiting(stage) == 1)
+        await alice.store.runtime.sleep(0.1)
+        hear(messages[0])
+        await alice.store.runtime.sleep(1.0)
+        assert not waits.finished
 
     stage.run(story())
 
