@@ -37,7 +37,8 @@ bench: .venv/installed .venv/bench ## compare with peers and floors, into bench/
 bench-quick: .venv/installed .venv/bench ## the same in two minutes, with fewer cases and rounds
 	$(BIN)/python -m bench --quick $(ARGS)
 
-soak: .venv/installed .venv/test ## harm Redlock nodes and leaders, mix ways of locking in PostgreSQL, simulate histories: MINUTES=10
+soak: .venv/installed .venv/test ## harm Redlock nodes and leaders, mix ways of locking in PostgreSQL, check models, simulate histories: MINUTES=10
+	LEASEHOLD_LARGE_MODELS=1 $(PYTEST) -rP tests/model
 	LEASEHOLD_NEMESIS_SECONDS=$$((20 * $(MINUTES))) $(BIN)/python -m pytest -s tests/redlock
 	LEASEHOLD_MIXTURE_SECONDS=$$((10 * $(MINUTES))) $(BIN)/python -m pytest -s tests/postgres/test_mixture.py
 	LEASEHOLD_ELECTION_ROUNDS=$$((20 * $(MINUTES))) $(BIN)/python -m pytest -s tests/processes/test_election.py

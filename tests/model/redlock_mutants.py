@@ -1,0 +1,116 @@
+"""Deliberate bugs in the model of Redlock. Each breaks one thing `docs/decisions/0006-redlock-quorum.md` rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.model.redlock import ADMITTED, FREE, RENEWING, VOTES, Client, Member, RedlockModel, Scope, State
+
+MUTANTS: dict[str, RedlockModel] = {}
+FENCES = Scope()
+RENEWALS = Scope(renewals=True)
+FORGETFUL = Scope(forgets=1, acquisitions=1)
+
+
+def mutant(scope: Scope) -> Callable[[type[RedlockModel]], type[RedlockModel]]:
+    def enlist(model: type[RedlockModel]) -> type[RedlockModel]:
+        MUTANTS[model.__name__] = model(scope)
+        return model
+
+    return enlist
+
+
+@mutant(FENCES)
+class HalfIsAMajority(RedlockModel):
+    def __init__(self, scope: Scope) -> None:
+        super().__init__(scope)
+        self.majority = scope.members // 2
+
+
+@mutant(FENCES)
+class TheFenceIsTheMaximumOnly(RedlockModel):
+    def must_write_back(self, tickets: list[int]) -> bool:
+        return False
+
+
+@mutant(FENCES)
+class TheFenceIsWrittenBackToPlacesOnly(RedlockModel):
+    def raised(self, member: Member, client: int, fence: int) -> Member:
+        return super().raised(member, client, fence)._replace(counter=member.counter)
+
+
+@mutant(FENCES)
+class TheFenceIsWrittenBackWhereverItCanBe(RedlockModel):
+    def raised(self, member: Member, client: int, fence: int) -> Member:
+        return member._replace(ticket=max(member.ticket, fence), counter=max(member.counter, fence))
+
+    def confirms(self, member: Member, client: int) -> bool:
+        return member.owner != FREE
+
+
+@mutant(RENEWALS)
+class ARenewalCountsAnswersOfEarlierRounds(RedlockModel):
+    def _begin_round(self, state: State, number: int, client: Client) -> State:
+        after = super()._begin_round(state, number, client)
+        if client.phase != RENEWING:
+            return after
+        members = (
+            member._replace(votes=(*member.votes[:number], int(member.counted[number]), *member.votes[number + 1 :]))
+            for member in after.members
+        )
+        return after._replace(members=tuple(members))
+
+
+@mutant(FORGETFUL)
+class MembersDoNotNoticeThatTheyAreEmpty(RedlockModel):
+    def forgotten(self, member: Member) -> Member:
+        return super().forgotten(member)._replace(status=VOTES)
+
+
+@mutant(FORGETFUL)
+class WhoeverWaitsToBeAdmittedVotes(RedlockModel):
+    def gives_places(self, member: Member) -> bool:
+        return member.status in (VOTES, ADMITTED)
+
+
+@mutant(FORGETFUL)
+class WhoeverIsAdmittedVotesAtOnce(RedlockModel):
+    def has_outlived(self, state: State, number: int) -> bool:
+        return True
+
+
+@mutant(FORGETFUL)
+class WhoeverIsAdmittedCountsFromZero(RedlockModel):
+    def told(self, member: Member, other: Member) -> Member:
+        return super().told(member, other)._replace(counter=member.counter)
+
+
+@mutant(FORGETFUL)
+class NobodyTellsTheLongestLife(RedlockModel):
+    def told(self, member: Member, other: Member) -> Member:
+        return super().told(member, other)._replace(longest=member.longest)
+
+
+@mutant(FORGETFUL)
+class LongRoundsCount(RedlockModel):
+    def is_over(self, state: State, number: int) -> bool:
+        return True
+
+
+@mutant(FORGETFUL)
+class OneMemberIsEnoughToAdmitAnother(RedlockModel):
+    def enough_to_admit(self, others: list[Member]) -> bool:
+        return any(other.is_read for other in others)
+
+
+@mutant(FORGETFUL)
+class NobodyIsAdmitted(RedlockModel):
+    def enough_to_admit(self, others: list[Member]) -> bool:
+        return False
+
+
+@mutant(Scope(forgets=2, late_admissions=True, acquisitions=1))
+class TokensAreNotCompared(RedlockModel):
+    def late_admission(self, member: Member) -> Member:
+        counter, longest = member.late
+        return member._replace(status=ADMITTED, counter=counter, longest=longest, late=())
