@@ -18,7 +18,7 @@ from leasehold._lease import Lease, State
 from leasehold.errors import LockError
 from tests.simulation.election_history import ElectionHistory
 
-HISTORIES = int(os.environ.get("LEASEHOLD_HISTORIES", "3000")) // 30
+HISTORIES = int(os.environ.get("LEASEHOLD_HISTORIES", "1500")) // 30
 FIRST_SEED = int(os.environ.get("LEASEHOLD_SEED", "0"))
 CHUNK = 100
 SEEDS = 200

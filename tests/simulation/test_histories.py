@@ -13,7 +13,7 @@ import pytest
 from leasehold.testing import ViolationError
 from tests.simulation.history import History, some_history
 
-HISTORIES = int(os.environ.get("LEASEHOLD_HISTORIES", "3000"))
+HISTORIES = int(os.environ.get("LEASEHOLD_HISTORIES", "1500"))
 FIRST_SEED = int(os.environ.get("LEASEHOLD_SEED", "0"))
 CHUNK = 500
 
