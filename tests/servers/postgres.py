@@ -19,9 +19,12 @@ import psycopg
 
 from tests.processes.helpers import eventually
 from tests.servers.binaries import POSTGRES18, PostgresFlavour
+from tests.servers.clock import SteppedClock
 from tests.servers.dialects import Postgres
+from tests.servers.disk import SlowDisk
 from tests.servers.guard import guard, remove_segment
 from tests.servers.ports import HOST, Port
+from tests.servers.preload import environment_of
 from tests.servers.process import Directory, ServerError, ServerProcess, identity
 
 if TYPE_CHECKING:  # a benchmark does without what makes certificates
@@ -47,13 +50,16 @@ class PostgresServer:
 
     dialect = Postgres
 
-    def __init__(self, flavour: PostgresFlavour = POSTGRES18, **settings: str) -> None:
+    def __init__(
+        self, flavour: PostgresFlavour = POSTGRES18, *preloaded: type[SteppedClock | SlowDisk], **settings: str
+    ) -> None:
         self.flavour = flavour
         self.settings = settings
         self._programs = _programs(flavour)
         self._directory = private_directory()
         self._log = self._directory.path / "log"
         self._data = self._directory.path / "data"
+        self._preloaded = [one(self._directory.path) for one in preloaded]
         self._port = Port()
         try:
             # Quicker than initdb by half a second.
@@ -89,6 +95,16 @@ class PostgresServer:
     def url(self) -> str:
         """The URL of the database `postgres`, which all who use the server share."""
         return self.url_at(self.port)
+
+    @property
+    def clock(self) -> SteppedClock:
+        """The wall clock of a server that was started with `SteppedClock`."""
+        return next(one for one in self._preloaded if isinstance(one, SteppedClock))
+
+    @property
+    def disk(self) -> SlowDisk:
+        """The disk of a server that was started with `SlowDisk`."""
+        return next(one for one in self._preloaded if isinstance(one, SlowDisk))
 
     @property
     def is_running(self) -> bool:
@@ -163,6 +179,10 @@ class PostgresServer:
     def resume(self) -> None:
         self._process.resume()
 
+    def step_clock(self, seconds: float) -> None:
+        """Set its wall clock forward, or back."""
+        self.clock.step(seconds)
+
     def close(self) -> None:
         """End it and remove everything it had."""
         if hasattr(self, "_process"):
@@ -186,7 +206,7 @@ class PostgresServer:
                 return
 
     def _start(self) -> None:
-        self._process = ServerProcess(self._command(), self._log, user=unprivileged())
+        self._process = ServerProcess(self._command(), self._log, environment_of(self._preloaded), unprivileged())
         try:
             eventually(self._answers, f"{self} answers")
         except AssertionError as error:

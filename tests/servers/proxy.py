@@ -96,6 +96,10 @@ class FaultProxy:
         """Deliver nothing until `heal`, which delivers it late: as TCP does after a cut."""
         self._background.do(lambda: self.held.update(_ways(direction)))
 
+    def freeze(self) -> None:
+        """Hold what goes over the connections that are open now until `heal`; new ones go on."""
+        self._background.do(self._freeze)
+
     def refuse(self) -> None:
         """Refuse new connections; open ones go on."""
         self._background.do(self._stop_listening)
@@ -147,6 +151,10 @@ class FaultProxy:
             self._listener.close()
             self._listener = None
 
+    def _freeze(self) -> None:
+        for link in self._links:
+            link.is_frozen = True
+
     def _reset_all(self) -> None:
         for link in self._links:
             link.reset()
@@ -156,6 +164,8 @@ class FaultProxy:
         self.swallowed.clear()
         self.held.clear()
         self.losses.clear()
+        for link in self._links:
+            link.is_frozen = False
         async with self.changed:
             self.changed.notify_all()
         await self._listen()
@@ -200,6 +210,7 @@ class _Link:
         self._client = client
         self._server = server
         self._conversation: Dialect = proxy.server.dialect()
+        self.is_frozen = False
         self._ways: list[asyncio.Task[None]] = []
         self._doomed: deque[bool] = deque()
         """For each command that is not answered yet, whether its reply is to be lost."""
@@ -230,7 +241,7 @@ class _Link:
             lost = is_lost(chunk)
             if seconds := self._proxy.delays[way]:
                 await asyncio.sleep(seconds)
-            await self._until(lambda: way not in self._proxy.held)
+            await self._until(lambda: not self.is_frozen and way not in self._proxy.held)
             if way in self._proxy.swallowed:
                 has_lost_something = True
                 self._proxy.dropped += 1
@@ -244,7 +255,7 @@ class _Link:
                 await to.drain()
         else:
             # The end is lost in a black hole like everything else.
-            await self._until(lambda: not {way} & (self._proxy.held | self._proxy.swallowed))
+            await self._until(lambda: not self.is_frozen and not {way} & (self._proxy.held | self._proxy.swallowed))
             if not has_lost_something and to.can_write_eof():
                 to.write_eof()
                 return

@@ -19,7 +19,9 @@ from tests.processes.helpers import PATIENCE, eventually
 from tests.servers.binaries import VALKEY9, Flavour
 from tests.servers.clock import SteppedClock
 from tests.servers.dialects import Resp
+from tests.servers.disk import SlowDisk
 from tests.servers.ports import HOST, Port
+from tests.servers.preload import environment_of
 from tests.servers.process import Directory, ServerError, ServerProcess
 
 if TYPE_CHECKING:  # a benchmark does without what makes certificates
@@ -47,6 +49,7 @@ class RedisServer:
         unix_socket: bool = False,
         tls: Authority | None = None,
         clock: bool = False,
+        slow_disk: bool = False,
         sentinel: str | None = None,
         **options: str,
     ) -> None:
@@ -64,6 +67,7 @@ class RedisServer:
         self._data.mkdir()
         self._socket = self._directory.path / "socket" if unix_socket else None
         self._clock = SteppedClock(self._directory.path) if clock else None
+        self._disk = SlowDisk(self._directory.path) if slow_disk else None
         self._clients: list[redis.Redis] = []
         self._port = Port()
         try:
@@ -108,6 +112,12 @@ class RedisServer:
         """The wall clock of a server that was started with `clock=True`."""
         assert self._clock is not None
         return self._clock
+
+    @property
+    def disk(self) -> SlowDisk:
+        """The disk of a server that was started with `slow_disk=True`."""
+        assert self._disk is not None
+        return self._disk
 
     @property
     def is_running(self) -> bool:
@@ -193,7 +203,7 @@ class RedisServer:
                 return
 
     def _start(self) -> None:
-        environment = self._clock.environment if self._clock else {}
+        environment = environment_of(part for part in (self._clock, self._disk) if part)
         self._process = ServerProcess(self._command(), self._log, environment)
         with client_of(self.url, socket_timeout=1.0) as client:
             try:

@@ -30,6 +30,10 @@ class Promises:
     forgetting: Collection[str] = ()
     """Faults after which it may have let in others: a restart without persistence, a step of its clock, the end of a
     session that holds. What was asked for before such a fault ended is not relied on from when it began."""
+    forgiving: Collection[str] = ()
+    """Faults after which it may have forgotten what was spent, though it let nobody in."""
+    retracting: Collection[str] = ()
+    """Faults after which a hold may be lost early, though nobody else was let in meanwhile."""
     halting: Collection[str] = (KILL, "pause")
     """Faults that keep a client from being told anything while they last."""
     slack: float = 0.25
@@ -98,7 +102,7 @@ def retractions(history: History, promises: Promises) -> list[Violation]:
         )
         for hold in history.acquires
         if hold.retracted_at < inf
-        and not history.harm(promises.forgetting, hold.client, hold.invoked, hold.retracted_at)
+        and not history.harm({*promises.forgetting, *promises.retracting}, hold.client, hold.invoked, hold.retracted_at)
     ]
 
 
@@ -268,7 +272,8 @@ def rates(history: History, promises: Promises) -> list[Violation]:
     for spend in history.spends:
         if spend.allowed and spend.cost:
             groups[spend.name, spend.interval, spend.burst].append(spend)
-    gaps = [(-inf, -inf), *((one.invoked, one.completed) for one in history.harm(promises.forgetting, "", -inf, inf))]
+    forgot = history.harm({*promises.forgetting, *promises.forgiving}, "", -inf, inf)
+    gaps = [(-inf, -inf), *((one.invoked, one.completed) for one in forgot)]
     calm = [(end, start) for (_, end), (start, _) in pairwise([*_merged(gaps), (inf, inf)])]
     for (name, interval, burst), spends in groups.items():
         for start, end in calm:

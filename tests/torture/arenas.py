@@ -1,0 +1,710 @@
+"""Every store as a place to be tortured in: real servers, all the harm that can be done to them, and what they promise.
+
+What is promised is what `docs/guarantees.md` says. Where a promise ends with a fault, its kind is in the arena's
+`Promises`. Nothing is done after which next to nothing is promised: never are three of five Redlock nodes harmed at a
+time, and no server of advisory locks crashes, since their fences may then repeat.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from threading import Lock
+from typing import Any, Protocol, Self
+
+import psycopg
+
+from leasehold import DistributedLock, LockError, StoreError
+from leasehold.stores.postgres._migrations import script
+from tests.processes.helpers import eventually, transaction_of_a_stranger, url_of
+from tests.servers.binaries import POSTGRES18
+from tests.servers.clock import SteppedClock
+from tests.servers.disk import SlowDisk
+from tests.servers.postgres import PostgresServer
+from tests.servers.proxy import Direction, FaultProxy
+from tests.servers.redis import RedisServer, client_of
+from tests.servers.sentinel import SentinelDeployment
+from tests.torture.checkers import Promises
+from tests.torture.history import KILL
+
+PAUSE = "pause"
+BLOCK_LOOP = "block loop"
+FORK = "fork"
+JUMP_CLOCK = "jump clock"
+CLIENT_FAULTS = frozenset({KILL, PAUSE, BLOCK_LOOP, FORK, JUMP_CLOCK})
+"""What may be done to a client, on any store that outlives it."""
+
+TTL = 2.0
+LONG = 1.5 * TTL
+"""Longer than any lease lives on without a renewal."""
+AT_ONCE = (0.0, 0.1)
+STEP = (0.1, 5 * TTL)
+"""By how much a clock is set: always by more than the margin of a lease."""
+RECOVERY = 60.0
+"""How long a store may take, after whatever was done to it, until the driver gives up."""
+WORKLOADS = frozenset({"lock", "readwrite", "semaphore", "multi", "election", "limiter", "register"})
+
+Harm = Callable[[Random], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One way to do harm. All that lasts is over when its context ends, and what it harmed answers again."""
+
+    kind: str
+    """What it is called in the history. Never a word that means something done to a client."""
+    harm: Harm
+    seconds: tuple[float, float] = (0.3, LONG)
+    """How long it lasts, drawn from this; to begin and to end it takes time of its own."""
+    target: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arena:
+    name: str
+    url: str
+    """What clients open; it leads through the fault proxy, where there is one."""
+    options: Mapping[str, Any] = field(default_factory=lambda: {"ttl": TTL})
+    """What clients are opened with. No lease may be asked for that lives longer than this `ttl`."""
+    promises: Promises
+    workloads: frozenset[str] = WORKLOADS
+    faults: Mapping[str, Fault] = field(default_factory=dict)
+    client_faults: frozenset[str] = CLIENT_FAULTS
+    at_once: int = 1
+    """How many of the faults may be going on at a time."""
+    heal: Callable[[], None] = lambda: None
+    direct: str = ""
+    """The URL that leads past the fault proxy, if there is one."""
+
+    def settle(self) -> None:
+        """Heal everything, and wait until the store gives locks to a client that comes now."""
+        self.heal()
+        eventually(self._answers, f"{self.name} answers", RECOVERY)
+
+    def inspect(self) -> list[str]:
+        """Say who still has a place, past all faults. Of `memory`, only what this process has."""
+        with DistributedLock(self.direct or self.url, **self.options) as locks:
+            return [line for info in locks.inspect() for line in _lines(info)]
+
+    def _answers(self) -> bool:
+        with suppress(LockError), DistributedLock(self.url, **self.options) as locks:
+            locks.acquire("settled", timeout=TTL).release()
+            return True
+        return False
+
+
+PROMISES = Promises(
+    # "A process that was stopped sees, when it resumes, that it lost": not before.
+    halting=(KILL, PAUSE, BLOCK_LOOP),
+    slack=0.5,
+    # "A waiter whose message is lost finds out within half a heartbeat" (`docs/redis.md`; so it is on all stores).
+    wakes_within=TTL / 2 + 1.0,
+    # A request that was on its way is given up after 5 s, and a dead place ends by itself after a ttl.
+    recovers_within=5.0 + 2 * TTL,
+    # "A dead holder blocks for its ttl": from its last renewal, which may have been on its way for a while.
+    longest_ttl=TTL + 1.0,
+    # "A fifth of the ttl, if you say nothing" (`docs/election.md`).
+    grace=TTL / 5,
+)
+"""What all stores promise."""
+
+
+@contextmanager
+def memory(directory: Path) -> Iterator[Arena]:
+    """One process, with which everything is gone. So it is not killed."""
+    url = f"memory://{directory.name}"
+    yield Arena(name="memory", url=url, promises=PROMISES, client_faults=CLIENT_FAULTS - {KILL})
+
+
+@contextmanager
+def sqlite(directory: Path) -> Iterator[Arena]:
+    path = directory / "locks.db"
+
+    @contextmanager
+    def locked(chance: Random) -> Iterator[None]:
+        with transaction_of_a_stranger(path):
+            yield
+
+    arena = Arena(
+        name="sqlite", url=url_of(path), promises=PROMISES, faults=_by_kind([Fault(kind="lock file", harm=locked)])
+    )
+    arena.settle()
+    yield arena
+
+
+@contextmanager
+def single_redis(directory: Path) -> Iterator[Arena]:
+    with RedisServer(append_only=True, clock=True, slow_disk=True) as server, FaultProxy(server) as proxy:
+        harm = RedisHarm(server)
+
+        def heal() -> None:
+            proxy.heal()
+            harm.heal()
+
+        arena = Arena(
+            name="redis",
+            url=proxy.url,
+            direct=server.url,
+            # "Exclusion on a Redis server that forgets: FLUSHALL, a restart without persistence"; "Exclusion after the
+            # store's clock was set forward".
+            promises=replace(PROMISES, forgetting={"flush server", "empty server", "clock forward"}),
+            faults=_by_kind([*network(proxy), *harm.faults()]),
+            heal=heal,
+        )
+        arena.settle()
+        yield arena
+
+
+@contextmanager
+def sentinel(directory: Path) -> Iterator[Arena]:
+    with SentinelDeployment() as deployment:
+        arena = Arena(
+            name="sentinel",
+            url=f"redis+sentinel://{_hosts(deployment.addresses)}/{deployment.service}",
+            # "A fail-over to a replica that had not heard".
+            promises=replace(PROMISES, forgetting={"fail over", "pause primary"}),
+            faults=_by_kind(sentinel_faults(deployment)),
+            heal=deployment.restore,
+        )
+        arena.settle()
+        yield arena
+
+
+@contextmanager
+def redlock(directory: Path) -> Iterator[Arena]:
+    with Quintet() as quintet:
+        arena = Arena(
+            name="redlock",
+            url=quintet.url,
+            direct=quintet.direct,
+            # "Exclusive, with growing fences, while any minority is killed, paused or emptied": nothing is forgotten.
+            # "It is not fair" (`docs/redis.md`). "If a majority restarts empty, even one after another, within one
+            # hold, the hold is lost, and its holder told in time" (decision 0006).
+            promises=replace(PROMISES, fifo=False, retracting={"kill node", "empty node"}),
+            workloads=frozenset({"lock", "multi", "election", "register"}),
+            faults=_by_kind(quintet.faults()),
+            at_once=2,
+            heal=quintet.heal,
+        )
+        arena.settle()
+        quintet.await_votes()
+        yield arena
+
+
+@contextmanager
+def postgres(directory: Path) -> Iterator[Arena]:
+    with (
+        PostgresServer(POSTGRES18, SteppedClock, SlowDisk, max_connections="100") as server,
+        FaultProxy(server) as proxy,
+    ):
+        server.sql(script("leasehold"))
+        harm = PostgresHarm(server)
+
+        def heal() -> None:
+            proxy.heal()
+            harm.heal()
+
+        arena = Arena(
+            name="postgres",
+            url=proxy.url,
+            direct=server.url,
+            # "Exclusion after the store's clock was set forward"; "Charges by Python are asynchronous: a crash of the
+            # server may forget those of the last moment" (`docs/postgres.md`), but "a crash loses no grant".
+            promises=replace(PROMISES, forgetting={"clock forward"}, forgiving={"crash server"}),
+            faults=_by_kind([*network(proxy), *harm.faults()]),
+            heal=heal,
+        )
+        arena.settle()
+        yield arena
+
+
+@contextmanager
+def advisory(directory: Path) -> Iterator[Arena]:
+    """The same server, whose locks end with their sessions: with whatever cuts a connection, and with its client."""
+    with PostgresServer(POSTGRES18, SlowDisk, max_connections="100") as server, FaultProxy(server) as proxy:
+        harm = PostgresHarm(server, ends_sessions=False)
+
+        def heal() -> None:
+            proxy.heal()
+            harm.heal()
+
+        kept = {"stall server", "slow disk", "exhaust connections", "end sessions", "restart server"}
+        arena = Arena(
+            name="advisory",
+            url=_advisory(proxy.url),
+            direct=_advisory(server.url),
+            # "It ends with its session."
+            promises=replace(
+                PROMISES,
+                forgetting={
+                    KILL,
+                    "end sessions",
+                    "restart server",
+                    "lose requests",
+                    "lose replies",
+                    "black hole",
+                    "cut network",
+                    "cut connections",
+                },
+            ),
+            workloads=frozenset({"lock", "readwrite", "multi", "election", "register"}),
+            faults=_by_kind([*network(proxy), *(fault for fault in harm.faults() if fault.kind in kept)]),
+            heal=heal,
+        )
+        arena.settle()
+        yield arena
+
+
+ARENAS: Mapping[str, Callable[[Path], AbstractContextManager[Arena]]] = {
+    "memory": memory,
+    "sqlite": sqlite,
+    "redis": single_redis,
+    "sentinel": sentinel,
+    "redlock": redlock,
+    "postgres": postgres,
+    "advisory": advisory,
+}
+
+
+def network(proxy: FaultProxy) -> list[Fault]:
+    """List what can be done to the connections to one server."""
+
+    def healing(begin: Callable[[Random], None]) -> Harm:
+        @contextmanager
+        def harm(chance: Random) -> Iterator[None]:
+            begin(chance)
+            try:
+                yield
+            finally:
+                proxy.heal()
+
+        return harm
+
+    def cut(chance: Random) -> None:
+        proxy.refuse()
+        proxy.reset_all()
+
+    return [
+        Fault(kind="lose requests", harm=healing(lambda chance: proxy.lose_request(chance.randint(1, 20)))),
+        Fault(kind="lose replies", harm=healing(lambda chance: proxy.lose_reply(chance.randint(1, 20)))),
+        Fault(
+            kind="delay network",
+            harm=healing(lambda chance: proxy.delay(chance.uniform(0.01, 0.3), _direction(chance))),
+        ),
+        Fault(kind="hold network", harm=healing(lambda chance: proxy.hold(_direction(chance)))),
+        Fault(kind="black hole", harm=healing(lambda chance: proxy.black_hole(_direction(chance)))),
+        Fault(kind="cut network", harm=healing(cut)),
+        Fault(kind="cut connections", harm=healing(lambda chance: proxy.reset_all()), seconds=AT_ONCE),
+        Fault(kind="duplicate connections", harm=healing(lambda chance: proxy.freeze())),
+    ]
+
+
+class Server(Protocol):
+    """What can be asked of any server, and is told to its process, its clock and its disk."""
+
+    @property
+    def is_running(self) -> bool: ...
+    @property
+    def disk(self) -> SlowDisk: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def stop(self) -> None: ...
+    def kill(self) -> None: ...
+    def restart(self) -> None: ...
+    def step_clock(self, seconds: float) -> None: ...
+
+
+class ServerHarm:
+    """What can be done to a server that keeps what it has written, and has a clock and a disk of its own."""
+
+    def __init__(self, server: Server) -> None:
+        self._any_server = server
+
+    def faults(self) -> list[Fault]:
+        return [
+            Fault(kind="stall server", harm=self.stalled),
+            Fault(kind="restart server", harm=self.stopped, seconds=(0.0, 1.0)),
+            Fault(kind="crash server", harm=self.crashed, seconds=(0.0, LONG)),
+            Fault(kind="slow disk", harm=self.slow),
+            Fault(kind="clock forward", harm=self.clock_forward, seconds=AT_ONCE),
+            Fault(kind="clock back", harm=self.clock_back, seconds=AT_ONCE),
+        ]
+
+    def heal(self) -> None:
+        self._any_server.resume()
+        if not self._any_server.is_running:
+            self._any_server.restart()
+        self._any_server.disk.delay = 0.0
+
+    @contextmanager
+    def stalled(self, chance: Random) -> Iterator[None]:
+        self._any_server.pause()
+        try:
+            yield
+        finally:
+            self._any_server.resume()
+
+    @contextmanager
+    def stopped(self, chance: Random) -> Iterator[None]:
+        self._any_server.stop()
+        try:
+            yield
+        finally:
+            self._any_server.restart()
+
+    @contextmanager
+    def crashed(self, chance: Random) -> Iterator[None]:
+        self._any_server.kill()
+        try:
+            yield
+        finally:
+            self._any_server.restart()
+
+    @contextmanager
+    def slow(self, chance: Random) -> Iterator[None]:
+        self._any_server.disk.delay = chance.uniform(0.01, 0.3)
+        try:
+            yield
+        finally:
+            self._any_server.disk.delay = 0.0
+
+    @contextmanager
+    def clock_forward(self, chance: Random) -> Iterator[None]:
+        self._any_server.step_clock(chance.uniform(*STEP))
+        yield
+
+    @contextmanager
+    def clock_back(self, chance: Random) -> Iterator[None]:
+        self._any_server.step_clock(-chance.uniform(*STEP))
+        yield
+
+
+class RedisHarm(ServerHarm):
+    def __init__(self, server: RedisServer) -> None:
+        super().__init__(server)
+        self._server = server
+        self._latest = 0.0
+        """How far ahead its clock ever was."""
+
+    def faults(self) -> list[Fault]:
+        return [
+            *super().faults(),
+            *redis_faults(lambda: self._server),
+            Fault(kind="empty server", harm=self.emptied, seconds=(0.0, LONG)),
+            Fault(kind="flush server", harm=self.flushed, seconds=AT_ONCE),
+            Fault(kind="exhaust connections", harm=self.without_connections),
+            Fault(kind="exhaust memory", harm=self.without_memory),
+        ]
+
+    @contextmanager
+    def emptied(self, chance: Random) -> Iterator[None]:
+        self._server.kill()
+        self._server.step_clock(self._back_to_latest())
+        try:
+            yield
+        finally:
+            self._server.restart(empty=True)
+
+    @contextmanager
+    def flushed(self, chance: Random) -> Iterator[None]:
+        self._server.step_clock(self._back_to_latest())
+        with client_of(self._server.url) as client:
+            client.flushall()
+        yield
+
+    @contextmanager
+    def without_connections(self, chance: Random) -> Iterator[None]:
+        """Let nobody in, and put out some of those who are."""
+        with client_of(self._server.url) as client:
+            client.config_set("maxclients", 1)
+            try:
+                me = client.client_id()
+                for other in client.client_list():
+                    if int(other["id"]) != me and chance.random() < 0.5:
+                        client.client_kill_filter(_id=other["id"])
+                yield
+            finally:
+                client.config_set("maxclients", 10_000)
+
+    @contextmanager
+    def without_memory(self, chance: Random) -> Iterator[None]:
+        with client_of(self._server.url) as client:
+            client.config_set("maxmemory", 1)
+            try:
+                yield
+            finally:
+                client.config_set("maxmemory", 0)
+
+    @contextmanager
+    def clock_forward(self, chance: Random) -> Iterator[None]:
+        with super().clock_forward(chance):
+            self._latest = max(self._latest, self._server.clock.offset)
+            yield
+
+    def _back_to_latest(self) -> float:
+        """Tell by how much to step its clock so that it does not lose the time together with what it kept.
+
+        "Growing fences if the counter and the clock are lost together" are not promised.
+        """
+        return self._latest - self._server.clock.offset
+
+
+def redis_faults(primary: Callable[[], RedisServer]) -> list[Fault]:
+    """List what can be said to any server."""
+
+    @contextmanager
+    def flushed(chance: Random) -> Iterator[None]:
+        with client_of(primary().url) as client:
+            client.script_flush()
+        yield
+
+    @contextmanager
+    def put_out(chance: Random) -> Iterator[None]:
+        kind = chance.choice(("normal", "pubsub"))
+        with client_of(primary().url) as client:
+            client.client_kill_filter(_type=kind, skipme=True)
+        yield
+
+    return [
+        Fault(kind="flush scripts", harm=flushed, seconds=AT_ONCE),
+        Fault(kind="kill connections", harm=put_out, seconds=AT_ONCE),
+    ]
+
+
+def sentinel_faults(deployment: SentinelDeployment) -> list[Fault]:
+    @contextmanager
+    def killed(chance: Random) -> Iterator[None]:
+        deployment.fail_over("kill")
+        try:
+            yield
+        finally:
+            deployment.restore()
+
+    @contextmanager
+    def paused(chance: Random) -> Iterator[None]:
+        old = deployment.master()
+        deployment.fail_over("pause")
+        try:
+            yield
+        finally:
+            # It takes itself for the primary until it is told otherwise, and serves who still asks it.
+            old.resume()
+            time.sleep(chance.uniform(0.0, 0.5))
+            deployment.restore()
+
+    @contextmanager
+    def without(server: RedisServer) -> Iterator[None]:
+        server.kill()
+        try:
+            yield
+        finally:
+            deployment.restore()
+
+    return [
+        *redis_faults(deployment.master),
+        Fault(kind="fail over", harm=killed, seconds=(0.0, 1.0)),
+        Fault(kind="pause primary", harm=paused, seconds=(0.0, 1.0)),
+        Fault(kind="kill replica", harm=lambda chance: without(chance.choice(deployment.replicas()))),
+        Fault(kind="kill sentinel", harm=lambda chance: without(chance.choice(deployment.sentinels))),
+    ]
+
+
+class Quintet:
+    """Five Redlock nodes. Two keep what they have written, two are behind a network that can be bad.
+
+    Whatever is done to a node, it counts as harmed until it votes again.
+    """
+
+    def __init__(self) -> None:
+        with ExitStack() as stack:
+            self.nodes = [stack.enter_context(RedisServer(append_only=number < 2)) for number in range(5)]
+            self.proxies = {number: stack.enter_context(FaultProxy(self.nodes[number])) for number in (1, 3)}
+            self.direct = f"redlock://{_hosts(node.address for node in self.nodes)}"
+            ways = [self.proxies.get(number, node).address for number, node in enumerate(self.nodes)]
+            self.url = f"redlock://{_hosts(ways)}"
+            self._doctor = stack.enter_context(DistributedLock(self.direct))
+            self._stack = stack.pop_all()
+        self._mutex = Lock()
+        self.harmed: set[int] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def faults(self) -> list[Fault]:
+        networks = {number: _by_kind(network(proxy)) for number, proxy in self.proxies.items()}
+
+        def on_the_way(kind: str) -> Harm:
+            return lambda chance: self._harm(chance, list(networks), lambda number: networks[number][kind].harm(chance))
+
+        everywhere = range(len(self.nodes))
+        return [
+            Fault(kind="stall node", harm=lambda chance: self._harm(chance, everywhere, self._stalled)),
+            Fault(kind="kill node", harm=lambda chance: self._harm(chance, everywhere, self._killed)),
+            Fault(kind="empty node", harm=lambda chance: self._harm(chance, everywhere, self._emptied)),
+            *(replace(fault, harm=on_the_way(fault.kind)) for fault in networks[min(networks)].values()),
+        ]
+
+    def heal(self) -> None:
+        for proxy in self.proxies.values():
+            proxy.heal()
+        for node in self.nodes:
+            node.resume()
+            if not node.is_running:
+                node.restart()
+
+    def await_votes(self, numbers: Collection[int] = range(5)) -> None:
+        eventually(lambda: not self._abstainers() & {*numbers}, "the nodes vote again", RECOVERY)
+
+    @contextmanager
+    def _harm(
+        self, chance: Random, among: Iterable[int], harm: Callable[[int], AbstractContextManager[None]]
+    ) -> Iterator[None]:
+        """Do it to one that is well."""
+        with self._mutex:
+            assert len(self.harmed) < 2, "never more than a minority"
+            number = chance.choice([number for number in among if number not in self.harmed])
+            self.harmed.add(number)
+        with harm(number):
+            yield
+        self.await_votes([number])
+        with self._mutex:
+            self.harmed.remove(number)
+
+    @contextmanager
+    def _stalled(self, number: int) -> Iterator[None]:
+        self.nodes[number].pause()
+        try:
+            yield
+        finally:
+            self.nodes[number].resume()
+
+    @contextmanager
+    def _killed(self, number: int) -> Iterator[None]:
+        self.nodes[number].kill()
+        try:
+            yield
+        finally:
+            self.nodes[number].restart()
+
+    @contextmanager
+    def _emptied(self, number: int) -> Iterator[None]:
+        self.nodes[number].kill()
+        try:
+            yield
+        finally:
+            self.nodes[number].restart(empty=True)
+
+    def _abstainers(self) -> set[int]:
+        ports = {f"{host}:{port}": n for n, (host, port) in enumerate(node.address for node in self.nodes)}
+        with suppress(StoreError):
+            return {
+                ports[found.subject]
+                for found in self._doctor.examine()
+                if found.subject in ports and (found.level == "error" or "votes" in found.message.partition(":")[0])
+            }
+        return set(ports.values())
+
+
+class PostgresHarm(ServerHarm):
+    def __init__(self, server: PostgresServer, *, ends_sessions: bool = True) -> None:
+        super().__init__(server)
+        self._server = server
+        self._ends_sessions = ends_sessions
+        """Whether a session may be ended by what is not called so."""
+
+    def faults(self) -> list[Fault]:
+        return [
+            *super().faults(),
+            Fault(kind="end sessions", harm=self.put_out, seconds=AT_ONCE),
+            Fault(kind="exhaust connections", harm=self.without_connections),
+            Fault(kind="lock table", harm=self.table_locked),
+            Fault(kind="lock name", harm=self.name_locked),
+        ]
+
+    @contextmanager
+    def crashed(self, chance: Random) -> Iterator[None]:
+        """Kill all of it at once, or have it end without a checkpoint."""
+        if chance.random() < 0.5:
+            self._server.stop("immediate")
+        with super().crashed(chance):
+            yield
+
+    @contextmanager
+    def put_out(self, chance: Random) -> Iterator[None]:
+        self._server.sql(ENDING, [chance.choice((0.3, 1.0))])
+        yield
+
+    @contextmanager
+    def without_connections(self, chance: Random) -> Iterator[None]:
+        """Take all connections that can be had; of those that others have, some."""
+        with ExitStack() as stack:
+            taken = self._take_all(stack)
+            if self._ends_sessions:
+                taken[0].execute(ENDING.encode(), [0.5])
+                self._take_all(stack)
+            yield
+
+    @contextmanager
+    def table_locked(self, chance: Random) -> Iterator[None]:
+        with self._transaction("LOCK TABLE leasehold.distributed_locks IN ACCESS EXCLUSIVE MODE"):
+            yield
+
+    @contextmanager
+    def name_locked(self, chance: Random) -> Iterator[None]:
+        with self._transaction("SELECT FROM leasehold.lock_names ORDER BY random() LIMIT 1 FOR UPDATE"):
+            yield
+
+    def _take_all(self, stack: ExitStack) -> list[psycopg.Connection]:
+        taken = []
+        with suppress(psycopg.OperationalError):
+            while True:
+                connection = psycopg.connect(self._server.url, autocommit=True, application_name=NEMESIS)
+                stack.callback(connection.close)
+                taken.append(connection)
+        return taken
+
+    @contextmanager
+    def _transaction(self, statement: str) -> Iterator[None]:
+        with psycopg.connect(self._server.url, application_name=NEMESIS) as connection:
+            connection.execute(statement.encode())
+            yield
+            connection.rollback()
+
+
+NEMESIS = "nemesis"
+ENDING = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'client backend'"
+    f" AND application_name <> '{NEMESIS}' AND pid <> pg_backend_pid() AND random() < %s"
+)
+"""End a part of the clients' sessions."""
+
+
+def _by_kind(faults: Iterable[Fault]) -> dict[str, Fault]:
+    return {fault.kind: fault for fault in faults}
+
+
+def _direction(chance: Random) -> Direction:
+    directions: tuple[Direction, ...] = ("both", "requests", "replies")
+    return chance.choice(directions)
+
+
+def _hosts(addresses: Iterable[tuple[str, int]]) -> str:
+    return ",".join(f"{host}:{port}" for host, port in addresses)
+
+
+def _advisory(url: str) -> str:
+    return url.replace("postgresql://", "postgresql+advisory://", 1)
+
+
+def _lines(info: Any) -> Iterator[str]:
+    for holder in info.holders:
+        yield f"{info.name}: {holder.holder_id} with fence {holder.fence}"
+    if info.waiting:
+        yield f"{info.name}: {info.waiting} in line"
