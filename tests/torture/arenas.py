@@ -80,6 +80,10 @@ class Arena:
     direct: str = ""
     """The URL that leads past the fault proxy, if there is one."""
 
+    def client(self) -> DistributedLock:
+        """Open a client as those do that are tortured here."""
+        return DistributedLock(self.url, **self.options)
+
     def settle(self) -> None:
         """Heal everything, and wait until the store gives locks to a client that comes now."""
         self.heal()
@@ -91,7 +95,7 @@ class Arena:
             return [line for info in locks.inspect() for line in _lines(info)]
 
     def _answers(self) -> bool:
-        with suppress(LockError), DistributedLock(self.url, **self.options) as locks:
+        with suppress(LockError), self.client() as locks:
             locks.acquire("settled", timeout=TTL).release()
             return True
         return False
@@ -491,9 +495,10 @@ def sentinel_faults(deployment: SentinelDeployment) -> list[Fault]:
         try:
             yield
         finally:
-            # It takes itself for the primary until it is told otherwise, and serves who still asks it.
-            old.resume()
-            time.sleep(chance.uniform(0.0, 0.5))
+            if chance.random() < 0.5:
+                # It takes itself for the primary until it is told otherwise, and serves who still asks it.
+                old.resume()
+                time.sleep(chance.uniform(0.0, 0.5))
             deployment.restore()
 
     @contextmanager
