@@ -1,0 +1,96 @@
+"""Torture the stores for some minutes, and tell what came of it: `python -m tests.torture --minutes 30`."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.torture.arenas import ARENAS
+from tests.torture.driver import Report, read, torture
+
+SLICE = 60.0
+"""Seconds that one arena is tortured at a time."""
+
+
+def main() -> int:
+    arguments = _parse()
+    seed = arguments.seed if arguments.seed is not None else secrets.randbelow(10**9)
+    names = arguments.arena.split(",") if arguments.arena else list(ARENAS)
+    end = time.monotonic() + 60 * arguments.minutes
+    print(f"seed {seed}; {', '.join(names)}; {arguments.minutes:g} minutes", flush=True)
+    reports: list[Report] = []
+    with ThreadPoolExecutor(arguments.at_once) as pool:
+        while not reports or time.monotonic() < end:
+            left = end - time.monotonic()
+            seconds = max(min(arguments.slice, left * arguments.at_once / len(names)), 5.0)
+            works = [pool.submit(_torture, name, seconds, seed, arguments) for name in names]
+            reports += [work.result() for work in works]
+            seed += 1
+    summarize(reports)
+    return 0 if all(report.is_good for report in reports) else 1
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=2.0)
+    parser.add_argument("--arena", default="", help=f"some of {','.join(ARENAS)}; all, if not given")
+    parser.add_argument("--seed", type=int, help="of the first round; the next ones count on from there")
+    parser.add_argument("--slice", type=float, default=SLICE, help="seconds that an arena is tortured at a time")
+    parser.add_argument("--at-once", type=int, default=2, help="how many arenas at a time")
+    parser.add_argument("--plot", type=Path, help="draw the time line of the first run that failed, or of the first")
+    parser.add_argument("--keep", action="store_true", help="keep the histories of good runs, too")
+    return parser.parse_args()
+
+
+def _torture(name: str, seconds: float, seed: int, arguments: argparse.Namespace) -> Report:
+    began = time.monotonic()
+    told = 0.0
+
+    def say(line: str) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if now - told >= 10:
+            told = now
+            print(f"{name:>9} {now - began:4.0f} s  {line}", flush=True)
+
+    report = torture(name, seconds, seed, say=say, keep=arguments.keep or arguments.plot is not None)
+    verdict = "good" if report.is_good else f"{len(report.violations)} violations, {len(report.troubles)} troubles"
+    print(
+        f"{name:>9} seed {seed}: {report.operations.total()} operations, {report.faults.total()} faults: {verdict}",
+        flush=True,
+    )
+    return report
+
+
+def summarize(reports: list[Report]) -> None:
+    """Print what was done, what harm there was, and what was wrong."""
+    for name in dict.fromkeys(report.arena for report in reports):
+        ours = [report for report in reports if report.arena == name]
+        print(f"\n{name}: {len(ours)} runs, {sum(report.seconds for report in ours):.0f} s")
+        print("  operations:", _list(sum((report.operations for report in ours), Counter[str]())))
+        print("  faults:", _list(sum((report.faults for report in ours), Counter[str]())))
+        seconds, kind = max(report.worst_recovery for report in ours)
+        print(f"  worst recovery: {seconds:.2f} s, after {kind}")
+    bad = [report for report in reports if not report.is_good]
+    for report in bad:
+        print(f"\n{report.arena}, seed {report.seed}: histories in {report.histories}")
+        for trouble in [*report.troubles, *map(str, report.violations)]:
+            print(f"  {trouble}")
+    operations = sum(report.operations.total() for report in reports)
+    faults = sum(report.faults.total() for report in reports)
+    violations = sum(len(report.violations) + len(report.troubles) for report in reports)
+    seconds, kind = max(report.worst_recovery for report in reports)
+    print(f"\n{operations} operations, {faults} faults, {violations} violations; worst recovery {seconds:.2f} s ({kind})")
+
+
+def _list(counts: Counter[str]) -> str:
+    return ", ".join(f"{what} {number}" for what, number in sorted(counts.items())) or "none"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,216 @@
+"""Deliberate bugs in the engine, the scripts and the SQL. Only workers that are told to have them; nothing in src knows.
+
+Each is for one arena, and the harness must find it there. Those of the engine are shared with the simulation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import NamedTuple
+from urllib.parse import parse_qs, urlsplit, urlunsplit
+
+import psycopg
+import pytest
+
+from leasehold import _rate
+from leasehold.stores.postgres.advisory import AdvisoryStore
+from leasehold.stores.redis import _scripts
+from tests.simulation import mutants as engine
+from tests.simulation import quorum_mutants as quorum
+
+Install = Callable[[pytest.MonkeyPatch, str], None]
+"""Puts the bug in; it is told the store's URL."""
+
+
+class Mutant(NamedTuple):
+    arena: str
+    install: Install
+    rules: frozenset[str]
+    """Of which checkers any may find it."""
+
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+def install(name: str, url: str) -> None:
+    """Break something for the rest of this process."""
+    MUTANTS[name].install(pytest.MonkeyPatch(), url)
+
+
+def mutant(arena: str, *rules: str) -> Callable[[Install], Install]:
+    def keep(install: Install) -> Install:
+        MUTANTS[f"{arena}: {install.__name__}"] = Mutant(arena, install, frozenset(rules))
+        return install
+
+    return keep
+
+
+def _shared(arena: str, install: Callable[[pytest.MonkeyPatch], None], *rules: str) -> None:
+    MUTANTS[f"{arena}: {install.__name__}"] = Mutant(arena, lambda patch, _: install(patch), frozenset(rules))
+
+
+def _rewrite(script: _scripts.Script, old: str, new: str) -> None:
+    """Change a script's text; and its digest, so that the server learns the new one."""
+    text = script._text.decode()
+    assert old in text, f"{old!r} is not there any more"
+    script._text = text.replace(old, new).encode()
+    script._digest = hashlib.sha1(script._text, usedforsecurity=False).hexdigest().encode()
+
+
+def _rewrite_line(old: str, new: str) -> None:
+    """Change what all scripts about lines include."""
+    for script in (_scripts.JOIN, _scripts.JOIN_ALL, _scripts.RENEW, _scripts.LEAVE):
+        _rewrite(script, old, new)
+
+
+def _rewrite_function(url: str, name: str, old: str, new: str) -> None:
+    """Change a function in the database; whoever comes later finds it changed."""
+    parts = urlsplit(url)
+    (schema,) = parse_qs(parts.query).get("schema", ["leasehold"])
+    with psycopg.connect(urlunsplit(parts._replace(query="")), autocommit=True) as connection:
+        connection.execute("SELECT pg_advisory_lock(4711)")
+        row = connection.execute(
+            "SELECT pg_get_functiondef(p.oid) FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace "
+            "WHERE n.nspname = %s AND p.proname = %s",
+            (schema, name),
+        ).fetchone()
+        assert row is not None
+        text = row[0].replace(f"{schema}.", "{schema}.")
+        assert old in text or new in text, f"{old!r} is not there any more"
+        if new not in text:
+            connection.execute(text.replace(old, new).replace("{schema}.", f"{schema}."))
+
+
+for _arena, _bug, _rules in (
+    ("sqlite", engine.one_more_fits, ("exclusion",)),
+    ("sqlite", engine.newcomers_overtake, ("exclusion", "fifo")),
+    ("sqlite", engine.anybody_may_leave_for_the_holder, ("exclusion", "retractions")),
+    ("sqlite", engine.anybody_may_renew_for_the_holder, ("exclusion", "wake_ups", "nothing_left", "fences")),
+    ("sqlite", engine.renewals_shorten, ("exclusion", "retractions")),
+    ("sqlite", engine.the_dead_hold_for_ever, ("wake_ups", "nothing_left")),
+    ("sqlite", engine.answers_for_released_leases_count, ("exclusion", "wake_ups", "nothing_left", "retractions")),
+    ("sqlite", engine.several_are_held_whatever_became_of_each, ("exclusion", "retractions")),
+    ("sqlite", engine.a_refusal_of_several_leaves_the_first_behind, ("wake_ups",)),
+    ("redis", engine.the_window_starts_at_the_reply, ("exclusion", "retractions")),
+    ("redis", engine.unknown_counts_as_renewed, ("exclusion", "retractions", "losses")),
+    ("redis", engine.nobody_watches_the_window, ("losses", "exclusion")),
+    ("redis", engine.a_cancelled_acquire_is_forgotten, ("wake_ups",)),
+    ("redis", engine.a_grant_that_was_pushed_counts_for_the_whole_ttl, ("exclusion", "retractions")),
+    ("sqlite", engine.waiting_places_never_buy_their_ttl, ("exclusion", "retractions")),
+    ("redlock", quorum.the_fence_is_the_maximum_only, ("fences",)),
+    ("redlock", quorum.half_is_a_majority, ("exclusion", "fences")),
+    ("redlock", quorum.silence_counts_as_renewed, ("exclusion", "retractions")),
+    ("redlock", quorum.a_refused_join_keeps_what_it_was_given, ("wake_ups", "nothing_left")),
+):
+    _shared(_arena, _bug, *_rules)
+
+
+@mutant("sqlite", "rates")
+def debts_are_forgotten(patch: pytest.MonkeyPatch, _: str) -> None:
+    original = _rate.debt_at
+    patch.setattr(_rate, "debt_at", lambda debt, now: original(debt, now) / 2)
+
+
+@mutant("redis", "exclusion", "retractions")
+def whoever_leaves_need_not_be_the_owner(patch: pytest.MonkeyPatch, _: str) -> None:
+    _rewrite(_scripts.LEAVE, "if holder == owner then", "if true then")
+
+
+@mutant("redis", "exclusion", "retractions", "fences", "losses")
+def a_renewal_resurrects(patch: pytest.MonkeyPatch, _: str) -> None:
+    """It says that a place is there which is gone."""
+    _rewrite(_scripts.RENEW, "  elseif not record then\n    reply[i] = 0", "  elseif not record then\n    reply[i] = now")
+
+
+@mutant("redis", "exclusion", "retractions")
+def a_renewal_is_anybodys(patch: pytest.MonkeyPatch, _: str) -> None:
+    _rewrite(_scripts.RENEW, "expires and holder == owner and", "expires and")
+
+
+@mutant("redis", "exclusion")
+def a_line_does_not_add_up(patch: pytest.MonkeyPatch, _: str) -> None:
+    _rewrite_line("line.spent = line.spent + place.weight", "line.spent = line.spent + 1")
+
+
+@mutant("redis", "fifo")
+def newcomers_do_not_look_who_waits(patch: pytest.MonkeyPatch, _: str) -> None:
+    for script in (_scripts.JOIN, _scripts.JOIN_ALL):
+        _rewrite(script, "line.fits = not line.waiting and ", "line.fits = ")
+
+
+@mutant("redis", "fences", "linearizability", "stale_writes")
+def tickets_start_over(patch: pytest.MonkeyPatch, _: str) -> None:
+    for script in (_scripts.JOIN, _scripts.JOIN_ALL):
+        _rewrite(script, "ticket = math.max(ticket + 1, now)", "ticket = ticket % 7 + 1")
+
+
+@mutant("redis", "wake_ups", "nothing_left")
+def the_dead_are_not_dropped(patch: pytest.MonkeyPatch, _: str) -> None:
+    _rewrite_line("if place.expires <= now then\n      remove(line, place)", "if false then\n      remove(line, place)")
+
+
+@mutant("redis", "wake_ups")
+def whoever_is_let_in_is_not_woken(patch: pytest.MonkeyPatch, _: str) -> None:
+    """Nor marked as holding: only who asks again finds out."""
+    _rewrite_line("    redis.pcall('PUBLISH', place.channel, place.owner)", "")
+
+
+@mutant("redis", "exclusion", "retractions", "losses", "wake_ups")
+def woken_but_not_granted(patch: pytest.MonkeyPatch, _: str) -> None:
+    _rewrite_line("        place.acquired = now\n", "")
+
+
+@mutant("redis", "rates")
+def what_is_spent_is_not_kept(patch: pytest.MonkeyPatch, _: str) -> None:
+    _rewrite(_scripts.SPEND, "struct.pack('<dd', debt, now), 'PXAT'", "struct.pack('<dd', debt / 2, now), 'PXAT'")
+
+
+@mutant("redlock", "exclusion", "fences")
+def a_member_that_came_back_empty_votes(patch: pytest.MonkeyPatch, _: str) -> None:
+    _rewrite(_scripts.JOIN, "if not kept or votes_at < 0 or votes_at > now then", "if false then")
+
+
+@mutant("redlock", "fences")
+def the_fence_is_not_written_to_the_counter(patch: pytest.MonkeyPatch, _: str) -> None:
+    _rewrite(_scripts.RENEW, "        ticket = math.max(ticket, floor)\n", "")
+
+
+@mutant("postgres", "exclusion", "retractions")
+def the_sql_lets_anybody_leave(patch: pytest.MonkeyPatch, url: str) -> None:
+    old = "DELETE FROM {schema}.distributed_locks l WHERE l.name = _name AND l.holder = _owner"
+    _rewrite_function(url, "line_leave", old, old.replace("l.holder = _owner", "l.acquired_at IS NOT NULL"))
+
+
+@mutant("postgres", "exclusion")
+def the_sql_lets_one_more_in(patch: pytest.MonkeyPatch, url: str) -> None:
+    old = "fits := head.waiting IS NULL AND head.spent + _weight <= _capacity;"
+    _rewrite_function(url, "line_join", old, "fits := head.waiting IS NULL AND head.spent <= _capacity;")
+
+
+@mutant("postgres", "exclusion", "retractions", "losses")
+def the_sql_renews_what_has_expired(patch: pytest.MonkeyPatch, url: str) -> None:
+    """It says so, but whoever came meanwhile has come."""
+    _rewrite_function(url, "line_renew", "WHERE l.expires_at > moment\n", "WHERE true\n")
+
+
+@mutant("postgres", "wake_ups")
+def the_sql_wakes_nobody(patch: pytest.MonkeyPatch, url: str) -> None:
+    _rewrite_function(url, "line_settle", "PERFORM pg_notify(place.channel, place.holder);", "NULL;")
+
+
+@mutant("postgres", "rates")
+def the_sql_forgets_what_was_spent(patch: pytest.MonkeyPatch, url: str) -> None:
+    _rewrite_function(url, "spend_rate", "SET debt = spend_rate.debt,", "SET debt = spend_rate.debt / 2,")
+
+
+@mutant("advisory", "exclusion", "retractions", "losses")
+def nobody_looks_whether_the_session_lives(patch: pytest.MonkeyPatch, _: str) -> None:
+    async def renew(self, renewals, timeout):
+        standings = await original(self, renewals, timeout)
+        known = self.__dict__.setdefault("known", {})
+        known.update({one.owner: standing for one, standing in zip(renewals, standings, strict=True) if standing})
+        return [standing or known.get(one.owner) for one, standing in zip(renewals, standings, strict=True)]
+
+    original = AdvisoryStore.renew
+    patch.setattr(AdvisoryStore, "renew", renew)

@@ -1,0 +1,622 @@
+"""A client process of the torture: hands that use one store in every way there is, and write down what came of it.
+
+`python -m tests.torture.worker ORDERS`, where the orders are JSON. On stdin it is told what befalls it (`block loop`,
+`fork`), to `finish`, and to `look` at what is left; it answers each with a line. A hand is a thread or a task. What all do is decided by the
+seed, but for what the others and the store do meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from leasehold import (
+    AsyncDistributedLock,
+    DistributedLock,
+    LockAcquisitionError,
+    LockLostError,
+    RateLimitError,
+    RetryPolicy,
+    StoreError,
+)
+from leasehold._model import WHOLE, Ask, Refusal, Renewal, Standing
+from leasehold._runtime import drive
+from leasehold.runtimes import _clock
+from tests.torture import register
+from tests.torture.history import Kind, Recorder
+
+T = TypeVar("T")
+Callback = Callable[[Any], Awaitable[None]]
+
+TTLS = (0.5, 1.0, 2.0)
+LONGEST_TTL = max(TTLS)
+LOCKS = ("lock-0", "lock-1", "lock-2", "lock-3")
+SHARED = "shared-0"
+PERMITS, NUMBER_OF_PERMITS = "permits-0", 4
+LEADER, TERM, GRACE, STOPPING = "leader-0", 2.0, 0.8, 0.4
+"""A leader has twice the time it takes to stop."""
+RATE, LIMIT, BURST = "rate-0", 20, 5
+RETRY = RetryPolicy(max_retries=4, max_delay=0.3)
+BLOCKED = (0.1, 1.5)
+"""Between these, how many seconds an event loop is blocked."""
+CHILDHOOD = 20
+"""Seconds after which a fork's child that has not ended is stuck."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orders:
+    """What a worker is to do."""
+
+    client: str
+    history: str
+    url: str
+    options: dict[str, Any]
+    workloads: list[str]
+    drivers: list[str]
+    """Any of threads, asyncio and uvloop: a client for each."""
+    hands: int
+    """How many each client has."""
+    seed: int
+    registers: str
+    mutant: str = ""
+
+    def dump(self) -> str:
+        return json.dumps(asdict(self))
+
+
+asking: ContextVar[Mapping[str, int]] = ContextVar("asking", default={})  # noqa: B039 - nobody changes it
+"""By name, the numbers of what this thread or task acquires."""
+
+
+class Witness:
+    """Knows which place belongs to which acquisition, and records what the store says of those that wait."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self._numbers: dict[str, int] = {}
+
+    def watch(self, store: Any) -> None:
+        join, renew = store.join, store.renew
+
+        async def witnessed_join(ask: Ask, timeout: float) -> Standing | Refusal:
+            asked = _clock.now()
+            if number := asking.get().get(ask.name):
+                self._numbers[ask.owner] = number
+            answer: Standing | Refusal = await join(ask, timeout)
+            if isinstance(answer, Standing):
+                self._note(ask.owner, asked, answer)
+            return answer
+
+        async def witnessed_renew(renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+            asked = _clock.now()
+            standings: list[Standing | None] = await renew(renewals, timeout)
+            for renewal, standing in zip(renewals, standings, strict=True):
+                if standing is not None:
+                    self._note(renewal.owner, asked, standing)
+            return standings
+
+        if store.capabilities.fifo:
+            store.join, store.renew = witnessed_join, witnessed_renew
+
+    def forget(self, numbers: Mapping[str, int]) -> None:
+        for owner, number in list(self._numbers.items()):
+            if number in numbers.values():
+                self._numbers.pop(owner, None)
+
+    def start_afresh(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self._numbers.clear()
+
+    def _note(self, owner: str, asked: float, standing: Standing) -> None:
+        number = self._numbers.get(owner)
+        if number and standing.ticket and not standing.held:
+            self.recorder.waits(number, asked, standing.ticket)
+
+
+class Driver(Protocol):
+    """What differs between threads and tasks. What hands do is written once, and never suspends in a thread."""
+
+    client: Any
+    hands: list[Hand]
+
+    async def sleep(self, seconds: float) -> None: ...
+    async def done(self, result: Any) -> Any:
+        """Await what a method of the client returned, if it must be."""
+        ...
+
+    async def inside(self, guard: Any, work: Callable[[Any], Awaitable[None]]) -> None:
+        """Work in a guard's block."""
+        ...
+
+    async def cancelled_after(self, seconds: float, guard: Any) -> Any:
+        """Acquire, but not for longer; raise GaveUpError then."""
+        ...
+
+    async def ask_registers(self, address: str, **request: Any) -> dict[str, Any]: ...
+    def callback(self, function: Callback) -> Callable[[Any], Any]: ...
+    def run(self) -> None:
+        """Have all hands work, and close the client once they are done."""
+        ...
+
+    def block(self, seconds: float) -> None: ...
+    def in_child(self, url: str, options: dict[str, Any]) -> Driver:
+        """Give what a fork's child goes on with."""
+        ...
+
+
+class GaveUpError(Exception):
+    pass
+
+
+class Threads:
+    def __init__(self, url: str, options: dict[str, Any], client: DistributedLock | None = None) -> None:
+        self.client = client or DistributedLock(url, retry=RETRY, **options)
+        self.hands: list[Hand] = []
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    async def done(self, result: Any) -> Any:
+        return result
+
+    async def inside(self, guard: Any, work: Callable[[Any], Awaitable[None]]) -> None:
+        with guard as handle:
+            await work(handle)
+
+    async def cancelled_after(self, seconds: float, guard: Any) -> Any:
+        return guard.acquire()  # nobody can cancel a thread
+
+    async def ask_registers(self, address: str, **request: Any) -> dict[str, Any]:
+        return register.ask(address, **request)
+
+    def callback(self, function: Callback) -> Callable[[Any], Any]:
+        return lambda handle: drive(_as_coroutine(function(handle)))
+
+    def run(self) -> None:
+        threads = [threading.Thread(target=_or_fail, args=(partial(drive, hand.work()),)) for hand in self.hands]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.client.close()
+
+    def block(self, seconds: float) -> None:
+        """Keep the interpreter to itself, as a long call of some library in C might."""
+        ctypes.PyDLL(None).usleep(round(seconds * 1e6))
+
+    def in_child(self, url: str, options: dict[str, Any]) -> Driver:
+        return Threads(url, options, self.client)
+
+
+class Loop:
+    def __init__(self, url: str, options: dict[str, Any], new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+        self.client = AsyncDistributedLock(url, retry=RETRY, **options)
+        self.hands: list[Hand] = []
+        self._loop = new_loop()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def done(self, result: Any) -> Any:
+        return await result
+
+    async def inside(self, guard: Any, work: Callable[[Any], Awaitable[None]]) -> None:
+        async with guard as handle:
+            await work(handle)
+
+    async def cancelled_after(self, seconds: float, guard: Any) -> Any:
+        task = asyncio.ensure_future(guard.acquire())
+        await asyncio.wait({task}, timeout=seconds)
+        task.cancel()
+        try:
+            return await task
+        except asyncio.CancelledError:
+            raise GaveUpError from None
+
+    async def ask_registers(self, address: str, **request: Any) -> dict[str, Any]:
+        return await asyncio.to_thread(register.ask, address, **request)
+
+    def callback(self, function: Callback) -> Callable[[Any], Any]:
+        return function
+
+    def run(self) -> None:
+        async def work() -> None:
+            await asyncio.gather(*(hand.work() for hand in self.hands))
+            await self.client.close()
+
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(work())
+
+    def block(self, seconds: float) -> None:
+        over = threading.Event()
+
+        def block() -> None:
+            time.sleep(seconds)
+            over.set()
+
+        self._loop.call_soon_threadsafe(block)
+        over.wait()
+
+    def in_child(self, url: str, options: dict[str, Any]) -> Driver:
+        return Threads(url, options)
+
+
+def _drivers(orders: Orders) -> list[Driver]:
+    makers: dict[str, Callable[[], Driver]] = {
+        "threads": lambda: Threads(orders.url, orders.options),
+        "asyncio": lambda: Loop(orders.url, orders.options, asyncio.new_event_loop),
+        "uvloop": lambda: Loop(orders.url, orders.options, _uvloop()),
+    }
+    return [makers[name]() for name in orders.drivers]
+
+
+def _uvloop() -> Callable[[], asyncio.AbstractEventLoop]:
+    import uvloop  # noqa: PLC0415
+
+    return uvloop.new_event_loop
+
+
+async def _as_coroutine(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
+def _or_fail(work: Callable[[], object]) -> None:
+    """End the process if something happens that should not."""
+    try:
+        work()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+@dataclass
+class Hand:
+    """A thread or task that does one thing after another."""
+
+    driver: Driver
+    witness: Witness
+    orders: Orders
+    chance: random.Random
+    patience: float | None = None
+    """The longest it waits for anything."""
+    over: Callable[[], bool] = field(default=lambda: False)
+    handle: Any = None
+    """What it holds."""
+
+    @property
+    def recorder(self) -> Recorder:
+        return self.witness.recorder
+
+    async def work(self) -> None:
+        stories = self.stories()
+        while not self.over():
+            await self.driver.sleep(self.chance.random() ** 2 * 0.05)
+            await self.chance.choice(stories)()
+
+    def stories(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+        stories: dict[str, list[Callable[[], Coroutine[Any, Any, None]]]] = {
+            "lock": [self._lock, self._lock],
+            "readwrite": [self._read_or_write],
+            "semaphore": [self._permits],
+            "multi": [self._several],
+            "election": [self._stand],
+            "limiter": [self._spend],
+            "register": [self._read],
+        }
+        return [story for workload in self.orders.workloads for story in stories[workload]]
+
+    async def _lock(self) -> None:
+        name = self.chance.choice(LOCKS)
+        await self._hold("lock", [name], lambda **options: self.driver.client.lock(name, **options))
+
+    async def _read_or_write(self) -> None:
+        client = self.driver.client
+        if self.chance.random() < 0.6:
+            await self._hold("read", [SHARED], lambda **options: client.read_lock(SHARED, **options), WHOLE, 1)
+        else:
+            await self._hold("write", [SHARED], lambda **options: client.write_lock(SHARED, **options), WHOLE, WHOLE)
+
+    async def _permits(self) -> None:
+        weight = self.chance.randint(1, NUMBER_OF_PERMITS)
+        make = partial(self.driver.client.semaphore, PERMITS, NUMBER_OF_PERMITS, weight)
+        await self._hold("permit", [PERMITS], make, NUMBER_OF_PERMITS, weight)
+
+    async def _several(self) -> None:
+        names = self.chance.sample(LOCKS, 2)
+        await self._hold("lock", names, lambda **options: self.driver.client.multi_lock(names, **options))
+
+    async def _hold(
+        self, kind: Kind, names: Sequence[str], make: Callable[..., Any], capacity: int = 1, weight: int = 1
+    ) -> None:
+        """Acquire in one of several ways, use it if it is to be had, and release it."""
+        chance = self.chance
+        way = chance.choice(("block", "block", "by hand", "by hand", "try", "cancel"))
+        timeout = 0 if way == "try" else self._timeout()
+        ttl = chance.choice(TTLS)
+        renew = chance.random() < 0.8
+        options: dict[str, Any] = {"ttl": ttl, "timeout": timeout, "renew": renew}
+        numbers = {
+            name: self.recorder.acquire(
+                name,
+                ttl=ttl,
+                kind=kind,
+                capacity=capacity,
+                weight=weight,
+                queue=timeout != 0,
+                timeout=timeout,
+                several=len(names) > 1,
+                watched=True,
+            )
+            for name in names
+        }
+        guard = make(on_lost=partial(self._lost, numbers), **options)
+
+        async def work(handle: Any) -> None:
+            self._granted(numbers, handle)
+            try:
+                await self._use(numbers, ttl, fenced=weight == capacity)
+            finally:
+                self._release(numbers)
+
+        await self._through(numbers, way, guard, work)
+
+    async def _through(
+        self, numbers: Mapping[str, int], way: str, guard: Any, work: Callable[[Any], Awaitable[None]]
+    ) -> None:
+        asking.set(numbers)
+        try:
+            if way == "block":
+                await self.driver.inside(guard, work)
+            else:
+                if way == "try":
+                    handle = await self.driver.done(guard.try_acquire())
+                elif way == "cancel":
+                    handle = await self.driver.cancelled_after(self.chance.random() ** 2, guard)
+                else:
+                    handle = await self.driver.done(guard.acquire())
+                if handle is None:
+                    self._ended(numbers, "refused")
+                    return
+                await work(handle)
+                await self.driver.done(handle.release())
+        except LockLostError:
+            self._released(numbers, "lost")
+        except LockAcquisitionError:
+            self._ended(numbers, "refused")
+        except GaveUpError:
+            self._ended(numbers, "cancelled")
+        except StoreError:
+            if self.handle is None:
+                self._ended(numbers, "error")
+            else:
+                self._released(numbers, "error")
+        else:
+            self._released(numbers, "done")
+        finally:
+            self.handle = None
+            self.witness.forget(numbers)
+
+    async def _use(self, numbers: Mapping[str, int], ttl: float, *, fenced: bool) -> None:
+        """Work for as long as it is held; mostly for a short while, sometimes for longer than it is renewed."""
+        chance = self.chance
+        until = _clock.now() + (ttl * 1.5 if chance.random() < 0.05 else chance.random() ** 3 * 0.2)
+        name = chance.choice(list(numbers))
+        fenced = fenced and "register" in self.orders.workloads
+        while self._check(numbers):
+            if _clock.now() >= until:
+                return
+            luck = chance.random()
+            if fenced and luck < 0.4:
+                if luck < 0.02:
+                    await self.driver.sleep(ttl * chance.random())  # it held when it looked, and may not any more
+                await self._write(name)
+            elif luck < 0.45:
+                await self._extend(ttl * (0.5 + chance.random() / 2))
+            await self.driver.sleep(chance.random() * 0.02)
+        if fenced:
+            await self._write(name)
+
+    async def _extend(self, seconds: float) -> None:
+        try:
+            await self.driver.done(self.handle.extend(seconds))
+        except (LockLostError, StoreError):
+            pass  # the next look at the handle tells
+
+    async def _write(self, name: str) -> None:
+        fence = self.handle.fence if hasattr(self.handle, "fence") else self.handle.fences[name]
+        value = self.chance.randrange(10**12)
+        number = self.recorder.write(name, value, fence)
+        answer = await self.driver.ask_registers(self.orders.registers, name=name, fence=fence, value=value)
+        self.recorder.wrote(number, "accepted" if answer["accepted"] else "refused")
+
+    async def _read(self) -> None:
+        name = self.chance.choice((*LOCKS, SHARED, LEADER))
+        number = self.recorder.read(name)
+        answer = await self.driver.ask_registers(self.orders.registers, name=name)
+        self.recorder.got(number, answer["value"], answer["fence"])
+
+    async def _stand(self) -> None:
+        """Campaign, lead if elected, and resign."""
+        chance = self.chance
+        timeout = self._timeout()
+        number = self.recorder.acquire(LEADER, kind="leader", ttl=TERM, timeout=timeout)
+        numbers = {LEADER: number}
+        takes = STOPPING * chance.random()
+
+        async def on_elected(_: Any) -> None:
+            self.recorder.elected(number)
+
+        async def on_lost(_: Any) -> None:
+            self.recorder.deposed(number)
+            await self.driver.sleep(takes)
+            self.recorder.stopped(number)
+
+        election = self.driver.client.election(
+            LEADER,
+            ttl=TERM,
+            grace=GRACE,
+            on_elected=self.driver.callback(on_elected),
+            on_lost=self.driver.callback(on_lost),
+        )
+
+        async def work(leadership: Any) -> None:
+            self._granted(numbers, leadership)
+            try:
+                await self._use(numbers, TERM / 2, fenced=True)
+            finally:
+                self._release(numbers)
+
+        await self._through(numbers, chance.choice(("block", "by hand")), election.lead(timeout), work)
+
+    def _timeout(self) -> float | None:
+        timeout = self.chance.choice((None, 0.05, 0.5, 2.0))
+        return self.patience if timeout is None or self.patience is not None else timeout
+
+    async def _spend(self) -> None:
+        cost = self.chance.randint(1, 3)
+        limiter = self.driver.client.rate_limiter(RATE, LIMIT, 1.0, BURST)
+        for _ in range(self.chance.randint(1, 6)):
+            number = self.recorder.spend(RATE, cost, interval=1 / LIMIT, burst=BURST)
+            try:
+                if self.chance.random() < 0.3:
+                    await self.driver.done(limiter.wait(cost, timeout=0.5))
+                    self.recorder.spent(number, allowed=True)
+                else:
+                    spending = await self.driver.done(limiter.spend(cost))
+                    self.recorder.spent(number, spending.allowed, spending.retry_after)
+            except RateLimitError as error:
+                self.recorder.spent(number, allowed=False, retry_after=error.retry_after)
+            except StoreError:
+                return
+
+    def _granted(self, numbers: Mapping[str, int], handle: Any) -> None:
+        self.handle = handle
+        for name, number in numbers.items():
+            self.recorder.granted(number, handle, handle.fences[name] if hasattr(handle, "fences") else handle.fence)
+
+    def _check(self, numbers: Mapping[str, int]) -> bool:
+        return all([self.recorder.check(number, self.handle) for number in numbers.values()])
+
+    def _lost(self, numbers: Mapping[str, int], _: Any) -> None:
+        for number in numbers.values():
+            self.recorder.lost(number)
+
+    def _release(self, numbers: Mapping[str, int]) -> None:
+        for number in numbers.values():
+            self.recorder.release(number)
+
+    def _released(self, numbers: Mapping[str, int], outcome: Any) -> None:
+        for number in numbers.values():
+            self.recorder.released(number, outcome)
+
+    def _ended(self, numbers: Mapping[str, int], outcome: Any) -> None:
+        for number in numbers.values():
+            self.recorder.ended(number, outcome)
+
+
+class Worker:
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
+        self._chance = random.Random(orders.seed)
+        self._finished = threading.Event()
+        self._witness = Witness(self._recorder(orders.client))
+        self._drivers = _drivers(orders)
+        self._children = 0
+        for driver in self._drivers:
+            self._witness.watch(driver.client._engine.store)
+            driver.hands = [self._hand(driver) for _ in range(orders.hands)]
+
+    def run(self) -> None:
+        """Work, and do what is said, until told to finish."""
+        threads = [threading.Thread(target=_or_fail, args=(driver.run,)) for driver in self._drivers]
+        for thread in threads:
+            thread.start()
+        for line in sys.stdin:
+            match line.strip():
+                case "finish":
+                    self._finished.set()
+                    for thread in threads:
+                        thread.join()
+                    _answer("finished")
+                case "look":
+                    with DistributedLock(self._orders.url, **self._orders.options) as locks:
+                        _answer(json.dumps([repr(info) for info in locks.inspect()]))
+                case order:
+                    self._obey(order)
+                    _answer("done")
+        os._exit(0)  # whoever gave orders is gone
+
+    def _obey(self, order: str) -> None:
+        match order:
+            case "block loop":
+                self._chance.choice(self._drivers).block(self._chance.uniform(*BLOCKED))
+            case "fork":
+                self._fork()
+            case _:
+                raise ValueError(f"{order!r} is no order")
+
+    def _fork(self) -> None:
+        self._children += 1
+        if pid := os.fork():
+            _, status = os.waitpid(pid, 0)
+            if code := os.waitstatus_to_exitcode(status):
+                raise RuntimeError(f"a fork's child ended with {code}")
+            return
+        signal.alarm(CHILDHOOD)
+        _or_fail(self._be_a_child)
+        os._exit(0)
+
+    def _be_a_child(self) -> None:
+        """Find what the parent holds worthless here, and go on as a client of one's own."""
+        parent = self._chance.choice(self._drivers)
+        is_shared = parent.client._engine.store.capabilities.processes
+        name = f"{self._orders.client}-child{self._children}"
+        self._witness.start_afresh(self._recorder(name, ".jsonl" if is_shared else ".apart"))
+        for hand in parent.hands:
+            assert hand.handle is None or not hand.handle.is_held, "a fork's child holds what its parent does"
+        driver = parent.in_child(self._orders.url, self._orders.options)
+        if driver.client is not parent.client:
+            self._witness.watch(driver.client._engine.store)
+        hand = self._hand(driver, patience=0.5)
+        for _ in range(4):
+            drive(hand.chance.choice(hand.stories())())
+        driver.client.close()
+
+    def _hand(self, driver: Driver, patience: float | None = None) -> Hand:
+        chance = random.Random(self._chance.random())
+        return Hand(driver, self._witness, self._orders, chance, patience, over=self._finished.is_set)
+
+    def _recorder(self, client: str, suffix: str = ".jsonl") -> Recorder:
+        return Recorder(Path(self._orders.history) / f"{client}{suffix}", client)
+
+
+def _answer(line: str) -> None:
+    print(line, flush=True)
+
+
+def main() -> None:
+    orders = Orders(**json.loads(sys.argv[1]))
+    if orders.mutant:
+        from tests.torture import mutants  # noqa: PLC0415
+
+        mutants.install(orders.mutant, orders.url)
+    _or_fail(Worker(orders).run)
+
+
+if __name__ == "__main__":
+    main()
