@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.torture.arenas import ARENAS
 from tests.torture.driver import Report, read, torture
+from tests.torture.timeline import accused, draw
 
 SLICE = 60.0
 """Seconds that one arena is tortured at a time."""
@@ -29,7 +30,10 @@ def main() -> int:
             left = end - time.monotonic()
             seconds = max(min(arguments.slice, left * arguments.at_once / len(names)), 5.0)
             works = [pool.submit(_torture, name, seconds, seed, arguments) for name in names]
-            reports += [work.result() for work in works]
+            for work in works:
+                report = work.result()
+                _plot(report, reports, arguments)
+                reports.append(report)
             seed += 1
     summarize(reports)
     return 0 if all(report.is_good for report in reports) else 1
@@ -67,6 +71,16 @@ def _torture(name: str, seconds: float, seed: int, arguments: argparse.Namespace
     return report
 
 
+def _plot(report: Report, earlier: list[Report], arguments: argparse.Namespace) -> None:
+    """Draw the first run, and instead of it the first that failed; then let go of what is not to be kept."""
+    if report.histories is None:
+        return
+    if arguments.plot and (not earlier or (not report.is_good and all(one.is_good for one in earlier))):
+        arguments.plot.write_text(draw(read(report.histories), accused(report.violations)))
+    if report.is_good and not arguments.keep:
+        report.discard()
+
+
 def summarize(reports: list[Report]) -> None:
     """Print what was done, what harm there was, and what was wrong."""
     for name in dict.fromkeys(report.arena for report in reports):
@@ -85,7 +99,9 @@ def summarize(reports: list[Report]) -> None:
     faults = sum(report.faults.total() for report in reports)
     violations = sum(len(report.violations) + len(report.troubles) for report in reports)
     seconds, kind = max(report.worst_recovery for report in reports)
-    print(f"\n{operations} operations, {faults} faults, {violations} violations; worst recovery {seconds:.2f} s ({kind})")
+    print(
+        f"\n{operations} operations, {faults} faults, {violations} violations; worst recovery {seconds:.2f} s ({kind})"
+    )
 
 
 def _list(counts: Counter[str]) -> str:

@@ -63,6 +63,12 @@ class Report:
     def is_good(self) -> bool:
         return not self.violations and not self.troubles
 
+    def discard(self) -> None:
+        """Delete the histories, if they were kept."""
+        if self.histories is not None:
+            shutil.rmtree(self.histories.parent)
+            self.histories = None
+
     @property
     def worst_recovery(self) -> tuple[float, str]:
         return max(((seconds, kind) for kind, seconds in self.recoveries.items()), default=(0.0, "none"))
@@ -260,18 +266,17 @@ def torture(
     (directory / "arena").mkdir()
     with ARENAS[name](directory / "arena") as arena:
         recorder = Recorder(histories / f"{NEMESIS}.jsonl", NEMESIS)
-        _run(arena, report, histories, recorder, mutant, say)
+        _run(arena, report, histories, recorder, mutant=mutant, say=say)
         recorder.close()
         history = read(histories)
         found = check(history, replace(promises(arena.promises), grace=worker.STOPPING))
     report.violations = found
     report.operations = _count(history)
     report.recoveries = recoveries(history)
+    report.histories = histories
+    shutil.rmtree(directory / "arena", ignore_errors=True)
     if report.is_good and not keep:
-        shutil.rmtree(directory)
-    else:
-        shutil.rmtree(directory / "arena", ignore_errors=True)
-        report.histories = histories
+        report.discard()
     return report
 
 
@@ -279,7 +284,7 @@ def read(histories: Path) -> History:
     return History.read(sorted(histories.glob("*.jsonl")))
 
 
-def _run(arena: Arena, report: Report, histories: Path, recorder: Recorder, mutant: str, say: Say) -> None:
+def _run(arena: Arena, report: Report, histories: Path, recorder: Recorder, *, mutant: str, say: Say) -> None:
     with Registers() as registers, ExitStack() as stack:
         crew = Crew(arena, histories, report.seed, registers.address, mutant)
         stack.callback(crew.dispose)
@@ -357,7 +362,7 @@ def _count(history: History) -> Counter[str]:
 
 
 def recoveries(history: History) -> dict[str, float]:
-    """Tell, for each kind of harm done to the store, how long at the worst nobody was granted anything once it was over.
+    """Tell, for each kind of harm done to the store, how long at worst nobody was granted anything once it was over.
 
     If the store was harmed again, or otherwise, before that, it counts until then.
     """

@@ -7,10 +7,16 @@ import secrets
 import socket
 import socketserver
 import threading
+from contextlib import suppress
 from typing import Any, Self
 
 HURRY = 20.0
 """How long an answer may take: it only does if the machine is in trouble."""
+
+
+class _Server(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+    request_queue_size = 256
 
 
 class Registers:
@@ -24,11 +30,11 @@ class Registers:
 
         class Handler(socketserver.StreamRequestHandler):
             def handle(self) -> None:
-                for line in self.rfile:
-                    self.wfile.write(json.dumps(registers.answer(**json.loads(line))).encode() + b"\n")
+                with suppress(OSError):  # whoever asked was killed
+                    if line := self.rfile.readline():
+                        self.wfile.write(json.dumps(registers.answer(**json.loads(line))).encode() + b"\n")
 
-        self._server = socketserver.ThreadingUnixStreamServer(self.address, Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(self.address, Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
 
     def __enter__(self) -> Self:
@@ -50,7 +56,7 @@ class Registers:
 
 
 def ask(address: str, **request: Any) -> dict[str, Any]:
-    """Ask the registers at an address, on a connection of its own: so whoever is interrupted leaves no answer behind."""
+    """Ask the registers at an address, on a connection of its own: whoever is interrupted leaves no answer behind."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(HURRY)
         connection.connect(address)

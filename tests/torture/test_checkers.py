@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import count
 from math import inf
@@ -322,6 +323,13 @@ class TestRetractions:
         assert not find("retractions", history_of(hold("p", 1, 9, lost_at=8), fault(FORGET, 5, 5)))
         assert find("retractions", history_of(hold("p", 1, 9, lost_at=8), fault("cut off", 5, 5)))
 
+    def test_a_fault_by_which_holds_end_early_excuses_only_that(self) -> None:
+        promises = replace(PROMISES, retracting={"empty node"})
+        early, other = hold("p", 1, 9, lost_at=8), hold("q", 4, 7)
+        early.checks.append(Check(5, 5, 9))
+        assert not find("retractions", history_of(early, fault("empty node", 5, 5)), promises)
+        assert find("exclusion", history_of(early, other, fault("empty node", 3, 5)), promises)
+
 
 class TestFences:
     def test_a_fence_that_goes_back(self) -> None:
@@ -617,6 +625,12 @@ class TestRates:
         assert find("rates", history_of(*some))
         assert not find("rates", history_of(*some, fault(FORGET, 1.2, 1.2)))
         assert find("rates", history_of(*some, spend(1.3, 1.4), fault(FORGET, 1.2, 1.2)))
+
+    def test_what_a_crash_forgives_is_excused(self) -> None:
+        some = [spend(1, 1.1) for _ in range(3)] + [spend(1.3, 1.4) for _ in range(3)]
+        crash, promises = fault("crash", 1.2, 1.2), replace(PROMISES, forgiving={"crash"})
+        assert find("rates", history_of(*some, crash))
+        assert not find("rates", history_of(*some, crash), promises)
 
     def test_it_agrees_with_trying_every_time(self) -> None:
         found = 0

@@ -7,13 +7,17 @@ written. It needs no library, so that it can be drawn wherever something went wr
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from html import escape
 from itertools import cycle
 from math import inf
 from pathlib import Path
 
+from tests.torture.checkers import Violation
 from tests.torture.history import Acquire, Fault, History, Operation
+
+X = Callable[[float], float]
+"""Where a time is drawn."""
 
 SECOND = 60
 """Pixels."""
@@ -44,7 +48,7 @@ def draw(history: History, accused: Collection[Operation] = ()) -> str:
         *_legend(colours),
         *_scale(zero, end, height, x),
     ]
-    wrong = {id(one) for one in accused}
+    wrong = {(one.client, one.line) for one in accused}
     parts += [_band(one, x, TOP, height - TOP - 10) for one in history.faults if not one.target]
     top = TOP
     for client, rows in lanes.items():
@@ -54,7 +58,9 @@ def draw(history: History, accused: Collection[Operation] = ()) -> str:
         parts += [_band(one, x, top - 2, depth + 4) for one in history.faults if one.target == client]
         for number, row in enumerate(rows):
             for one in row:
-                parts += _bars(one, x, top + number * ROW, colours[one.name], history, wrong=id(one) in wrong)
+                parts += _bars(
+                    one, x, top + number * ROW, colours[one.name], history, wrong=(one.client, one.line) in wrong
+                )
         top += depth + 8
     return "\n".join([*parts, "</svg>"])
 
@@ -84,7 +90,7 @@ def _end(one: Acquire, history: History) -> float:
     return end if end < inf else history.last_seen[one.client]
 
 
-def _bars(one: Acquire, x, top: float, colour: str, history: History, *, wrong: bool) -> Iterator[str]:
+def _bars(one: Acquire, x: X, top: float, colour: str, history: History, *, wrong: bool) -> Iterator[str]:
     title = f"<title>{escape(one.title)}</title>"
     end = _end(one, history)
     waited = min(one.completed, end)
@@ -96,16 +102,19 @@ def _bars(one: Acquire, x, top: float, colour: str, history: History, *, wrong: 
     if one.is_granted:
         held = max(min(one.believed_until, one.released_at), one.completed)
         border = f' stroke="{WRONG}" stroke-width="2"' if wrong else ""
-        yield _rectangle(x(one.completed), x(held), top, BAR, f'fill="{colour}"{border}', title)
-        yield _rectangle(x(held), x(end), top, BAR, f'fill="{colour}" fill-opacity="0.25"', title)
+        yield _rectangle((x(one.completed), x(held)), top, BAR, f'fill="{colour}"{border}', title)
+        yield _rectangle((x(held), x(end)), top, BAR, f'fill="{colour}" fill-opacity="0.25"', title)
 
 
-def _band(fault: Fault, x, top: float, height: float) -> str:
+def _band(fault: Fault, x: X, top: float, height: float) -> str:
     look = f'fill="{FAULT}" fill-opacity="0.18"'
-    return _rectangle(x(fault.invoked), x(fault.completed), top, height, look, f"<title>{escape(fault.title)}</title>")
+    return _rectangle(
+        (x(fault.invoked), x(fault.completed)), top, height, look, f"<title>{escape(fault.title)}</title>"
+    )
 
 
-def _rectangle(start: float, end: float, top: float, height: float, look: str, title: str) -> str:
+def _rectangle(span: tuple[float, float], top: float, height: float, look: str, title: str) -> str:
+    start, end = span
     width = max(end - start, 1.0)
     return f'<rect x="{start:.1f}" y="{top}" width="{width:.1f}" height="{height}" {look}>{title}</rect>'
 
@@ -119,15 +128,15 @@ def _legend(colours: dict[str, str]) -> Iterator[str]:
     yield f'<text x="{at + 14}" y="17">fault; lines wait, bars hold, pale ones are past their trust</text>'
 
 
-def _scale(zero: float, end: float, height: float, x) -> Iterator[str]:
+def _scale(zero: float, end: float, height: float, x: X) -> Iterator[str]:
     for second in range(int(end - zero) + 1):
         at = x(zero + second)
         yield f'<line x1="{at}" x2="{at}" y1="{TOP - 14}" y2="{height - 10}" stroke="#f0f0f0"/>'
         yield f'<text x="{at + 2}" y="{TOP - 18}">{zero + second:.0f} s</text>'
 
 
-def accused(violations: Iterable[object]) -> list[Operation]:
-    return [one for violation in violations for one in getattr(violation, "operations", ())]
+def accused(violations: Iterable[Violation]) -> list[Operation]:
+    return [one for violation in violations for one in violation.operations]
 
 
 def main() -> None:
