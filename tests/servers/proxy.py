@@ -164,8 +164,10 @@ class FaultProxy:
         self.swallowed.clear()
         self.held.clear()
         self.losses.clear()
-        for link in self._links:
+        for link in list(self._links):
             link.is_frozen = False
+            if link.has_lost_something:
+                link.reset()
         async with self.changed:
             self.changed.notify_all()
         await self._listen()
@@ -211,6 +213,8 @@ class _Link:
         self._server = server
         self._conversation: Dialect = proxy.server.dialect()
         self.is_frozen = False
+        self.has_lost_something = False
+        """In a black hole. Heal resets it: no TCP goes on without what was lost."""
         self._ways: list[asyncio.Task[None]] = []
         self._doomed: deque[bool] = deque()
         """For each command that is not answered yet, whether its reply is to be lost."""
@@ -236,17 +240,14 @@ class _Link:
     async def _carry(
         self, way: str, source: asyncio.StreamReader, to: asyncio.StreamWriter, is_lost: Callable[[bytes], bool]
     ) -> None:
-        has_lost_something = False
         while chunk := await source.read(CHUNK):
             lost = is_lost(chunk)
             if seconds := self._proxy.delays[way]:
                 await asyncio.sleep(seconds)
             await self._until(lambda: not self.is_frozen and way not in self._proxy.held)
             if way in self._proxy.swallowed:
-                has_lost_something = True
+                self.has_lost_something = True
                 self._proxy.dropped += 1
-            elif has_lost_something:
-                break
             elif lost:
                 self._proxy.lost += 1
                 break
@@ -256,7 +257,7 @@ class _Link:
         else:
             # The end is lost in a black hole like everything else.
             await self._until(lambda: not self.is_frozen and not {way} & (self._proxy.held | self._proxy.swallowed))
-            if not has_lost_something and to.can_write_eof():
+            if not self.has_lost_something and to.can_write_eof():
                 to.write_eof()
                 return
         raise ConnectionResetError

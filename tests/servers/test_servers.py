@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -270,6 +271,19 @@ class TestProxy:
         # The second is never sent: its connection does not get past the handshake.
         assert executed == (direction == "replies")
         eventually(lambda: proxy.open == 1, "the connections that lost something are gone")
+
+    def test_whoever_only_waits_is_told_that_something_was_lost(self, proxy: FaultProxy, key_prefix: str):
+        with client_of(proxy.url, socket_timeout=15) as waiting, proxy.server.client() as other:
+            waiting.ping()
+            with ThreadPoolExecutor() as pool:
+                waits = pool.submit(waiting.blpop, [key_prefix], 30)
+                eventually(lambda: other.info("clients")["blocked_clients"] == 1, "it waits")
+                proxy.black_hole("replies")
+                other.lpush(key_prefix, "lost")
+                eventually(lambda: proxy.dropped, "its answer is swallowed")
+                proxy.heal()
+                with pytest.raises(Unreachable):
+                    waits.result(20)
 
     def test_what_is_held_is_delivered_late(self, proxy: FaultProxy, through: redis.Redis, key_prefix: str):
         proxy.hold()

@@ -188,7 +188,7 @@ def fifo(history: History, promises: Promises) -> list[Violation]:
 
     Whoever was overtaken shows it by still waiting when the other returned; or by returning later, if the two do not
     fit beside each other and both were sure to hold. Not seen: the order of two who fit, or of whom one is not known to
-    have stood in line before the other asked.
+    have stood in line before the other asked. Forgetting suspends it: there may be two lines for a while.
     """
     if not promises.fifo:
         return []
@@ -201,12 +201,11 @@ def fifo(history: History, promises: Promises) -> list[Violation]:
             returned = waiter.completed if _is_sure(waiter) else until
             if since == inf or not _keeps_place(history, waiter, max(until, returned), promises):
                 continue
-            is_steady = not history.harm(promises.forgetting, waiter.client, since, returned)
+            if history.harm(promises.forgetting, waiter.client, since, max(until, returned)):
+                continue
             for other in grants[bisect_right(invoked, since) : bisect_left(invoked, max(until, returned))]:
                 too_many = waiter.weight + other.weight > waiter.capacity
-                if other.completed < until or (
-                    other.completed < returned and too_many and is_steady and _is_sure(other)
-                ):
+                if other.completed < until or (other.completed < returned and too_many and _is_sure(other)):
                     message = f"{other.client} overtook {waiter.client}, who was in line for {name!r} by {since:.6f}"
                     found.append(Violation("fifo", message, (waiter, other)))
     return found

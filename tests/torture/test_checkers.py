@@ -532,6 +532,10 @@ class TestFifo:
         assert find("fifo", history_of(*some, fault("pause", 3, 5, "q")))
         assert find("fifo", history_of(*some, fault("pause", 3, 5, "p")), Promises(displacing=()))
 
+    def test_where_the_store_forgot_there_may_have_been_two_lines(self) -> None:
+        waiter = hold("p", 9, 10, invoked=1, fence=5, waits=[Wait(1, 2, 5), Wait(7, 7.1, 5)])
+        assert not find("fifo", history_of(waiter, hold("q", 6, 6.5, invoked=3), fault(FORGET, 0, 5)))
+
     def test_a_store_without_a_line_promises_none(self) -> None:
         waiter = hold("p", 9, 10, invoked=1, waits=[Wait(1, 2), Wait(7, 7.1)])
         assert not find("fifo", history_of(waiter, hold("q", 6, 6.5, invoked=3)), Promises(fifo=False))
