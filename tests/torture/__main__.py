@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import secrets
 import sys
 import time
@@ -23,6 +24,7 @@ def main() -> int:
     seed = arguments.seed if arguments.seed is not None else secrets.randbelow(10**9)
     names = arguments.arena.split(",") if arguments.arena else list(ARENAS)
     end = time.monotonic() + 60 * arguments.minutes
+    logging.getLogger("leasehold").setLevel(logging.ERROR)  # the driver's own clients see the harm, too
     print(f"seed {seed}; {', '.join(names)}; {arguments.minutes:g} minutes", flush=True)
     reports: list[Report] = []
     with ThreadPoolExecutor(arguments.at_once) as pool:

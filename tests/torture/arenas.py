@@ -518,6 +518,10 @@ def sentinel_faults(deployment: SentinelDeployment) -> list[Fault]:
     ]
 
 
+SKEWS = (0.0, 1.5, -1.5, 4.0, -4.0)
+"""How far the clocks of five nodes are off: by what they tell alone, fences would not grow."""
+
+
 class Quintet:
     """Five Redlock nodes. Two keep what they have written, two are behind a network that can be bad.
 
@@ -526,7 +530,9 @@ class Quintet:
 
     def __init__(self) -> None:
         with ExitStack() as stack:
-            self.nodes = [stack.enter_context(RedisServer(append_only=number < 2)) for number in range(5)]
+            self.nodes = [stack.enter_context(RedisServer(append_only=number < 2, clock=True)) for number in range(5)]
+            for node, seconds in zip(self.nodes, SKEWS, strict=True):
+                node.step_clock(seconds)
             self.proxies = {number: stack.enter_context(FaultProxy(self.nodes[number])) for number in (1, 3)}
             self.direct = f"redlock://{_hosts(node.address for node in self.nodes)}"
             ways = [self.proxies.get(number, node).address for number, node in enumerate(self.nodes)]

@@ -63,6 +63,11 @@ class Report:
     def is_good(self) -> bool:
         return not self.violations and not self.troubles
 
+    @property
+    def findings(self) -> set[str]:
+        """Name the rules that were broken; and "troubles", if there were."""
+        return {*(violation.rule for violation in self.violations), *(["troubles"] if self.troubles else [])}
+
     def discard(self) -> None:
         """Delete the histories, if they were kept."""
         if self.histories is not None:
