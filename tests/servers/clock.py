@@ -20,7 +20,7 @@ class SteppedClock(Preload):
     @property
     def offset(self) -> float:
         """How many seconds the clock is ahead of the machine's."""
-        return self._seconds
+        return self._number
 
     @offset.setter
     def offset(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""A disk that can be slow while its server runs: a library preloaded into the server delays what waits for it."""
+"""Disks that can be slow or full while a program runs: a library preloaded into it stands before the kernel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.servers.preload import Preload
 
 
 class SlowDisk(Preload):
-    """The disk of the servers started in its environment."""
+    """The disk of the programs started in its environment."""
 
     source = Path(__file__).with_name("slow_disk.c")
     variable = "LEASEHOLD_DISK"
@@ -16,8 +16,24 @@ class SlowDisk(Preload):
     @property
     def delay(self) -> float:
         """How many seconds it takes longer until something is surely written."""
-        return self._seconds
+        return self._number
 
     @delay.setter
     def delay(self, seconds: float) -> None:
         self._tell(seconds)
+
+
+class FullDisk(Preload):
+    """The directory it is made in, to the programs started in its environment."""
+
+    source = Path(__file__).with_name("full_disk.c")
+    variable = "LEASEHOLD_FULL"
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing can be written there, neither new nor in place of the old."""
+        return bool(self._number)
+
+    @is_full.setter
+    def is_full(self, full: bool) -> None:
+        self._tell(float(full))

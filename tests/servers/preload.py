@@ -29,7 +29,7 @@ class Preload:
         self._tell(0.0)
 
     def _tell(self, seconds: float) -> None:
-        self._seconds = seconds
+        self._number = seconds
         content = round(seconds * MICROSECONDS).to_bytes(8, "little", signed=True)
         # In place, since the server has it mapped.
         with self._file.open("r+b" if self._file.exists() else "wb") as file:

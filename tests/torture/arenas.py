@@ -23,8 +23,9 @@ from leasehold.stores.postgres._migrations import script
 from tests.processes.helpers import eventually, transaction_of_a_stranger, url_of
 from tests.servers.binaries import POSTGRES18
 from tests.servers.clock import SteppedClock
-from tests.servers.disk import SlowDisk
+from tests.servers.disk import FullDisk, SlowDisk
 from tests.servers.postgres import PostgresServer
+from tests.servers.preload import Preload
 from tests.servers.proxy import Direction, FaultProxy
 from tests.servers.redis import RedisServer, client_of
 from tests.servers.sentinel import SentinelDeployment
@@ -76,6 +77,8 @@ class Arena:
     client_faults: frozenset[str] = CLIENT_FAULTS
     at_once: int = 1
     """How many of the faults may be going on at a time."""
+    preloads: tuple[Preload, ...] = ()
+    """What is to be loaded into every client's process: the store is its own, and so is its disk."""
     heal: Callable[[], None] = lambda: None
     direct: str = ""
     """The URL that leads past the fault proxy, if there is one."""
@@ -126,7 +129,16 @@ def memory(directory: Path) -> Iterator[Arena]:
 
 @contextmanager
 def sqlite(directory: Path) -> Iterator[Arena]:
-    path = directory / "locks.db"
+    path = directory.resolve() / "locks.db"
+    disk = FullDisk(path.parent)
+
+    @contextmanager
+    def full(chance: Random) -> Iterator[None]:
+        disk.is_full = True
+        try:
+            yield
+        finally:
+            disk.is_full = False
 
     @contextmanager
     def locked(chance: Random) -> Iterator[None]:
@@ -134,7 +146,11 @@ def sqlite(directory: Path) -> Iterator[Arena]:
             yield
 
     arena = Arena(
-        name="sqlite", url=url_of(path), promises=PROMISES, faults=_by_kind([Fault(kind="lock file", harm=locked)])
+        name="sqlite",
+        url=url_of(path),
+        promises=PROMISES,
+        faults=_by_kind([Fault(kind="lock file", harm=locked), Fault(kind="full disk", harm=full)]),
+        preloads=(disk,),
     )
     arena.settle()
     yield arena

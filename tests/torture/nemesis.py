@@ -58,6 +58,8 @@ class Nemesis:
         self._chance = chance
         self._store_kinds = _Deck(sorted(arena.faults), chance)
         self._client_kinds = _Deck(sorted(arena.client_faults), chance)
+        # The more kinds there are, the more often it is the store's turn.
+        self._share = len(arena.faults) / max(len(arena.faults) + 2 * len(arena.client_faults), 1)
         self._room = threading.BoundedSemaphore(arena.at_once)
         self._targets: set[str] = set()
         self._over = threading.Event()
@@ -81,11 +83,11 @@ class Nemesis:
 
     def _begin(self, pool: ThreadPoolExecutor, until: float) -> Iterator[Future[None]]:
         """Let one fault begin in a thread of its own, unless nobody is left to be harmed."""
-        if self._arena.faults and (not self._arena.client_faults or self._chance.random() < 0.5):
+        if self._chance.random() < self._share:
             fault = self._arena.faults[self._store_kinds.draw()]
             self._room.acquire()
             yield pool.submit(self._harm, fault, self._chance.randrange(2**32), until, self._room.release)
-        elif spared := sorted({*self._clients.names()} - self._targets):
+        elif self._arena.client_faults and (spared := sorted({*self._clients.names()} - self._targets)):
             kind, name = self._client_kinds.draw(), self._chance.choice(spared)
             self._targets.add(name)
             fault = self._on_client(kind, name)

@@ -24,11 +24,12 @@ from redis.exceptions import TimeoutError as Unresponsive
 
 from leasehold.runtimes import _clock
 from leasehold.stores.postgres._migrations import script
-from tests.processes.helpers import eventually, is_free
+from tests.processes.helpers import Worker, eventually, is_free
 from tests.servers.binaries import POSTGRES18
 from tests.servers.clock import SteppedClock
 from tests.servers.disk import SlowDisk
 from tests.servers.postgres import PostgresServer
+from tests.servers.preload import environment_of
 from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer, client_of
 from tests.servers.sentinel import SentinelDeployment
@@ -458,12 +459,21 @@ def test_connections_are_taken_without_ending_sessions_where_locks_live_on_them(
 
 
 def test_harm_on_sqlite(tmp_path: Path) -> None:
+    path = tmp_path / "locks.db"
     with ARENAS["sqlite"](tmp_path) as arena:
-        (fault,) = arena.faults.values()
-        assert is_free(tmp_path / "locks.db")
-        with fault.harm(Random(SEED)):
-            assert not is_free(tmp_path / "locks.db")
-        arena.settle()
+        assert set(arena.faults) == {"lock file", "full disk"}
+        assert is_free(path)
+        with arena.faults["lock file"].harm(Random(SEED)):
+            assert not is_free(path)
+        assert is_free(path)
+        worker = Worker("peer.py", path, env=environment_of(arena.preloads))
+        try:
+            assert worker.answer()["ready"]
+            with arena.faults["full disk"].harm(Random(SEED)):
+                assert worker.ask("acquire", "x")["error"] == "StoreError"
+            assert worker.ask("acquire", "x")["fence"]
+        finally:
+            worker.dispose()
 
 
 def test_harm_on_sentinel(sentinel: SentinelDeployment) -> None:
