@@ -211,7 +211,6 @@ def redlock(directory: Path) -> Iterator[Arena]:
             heal=quintet.heal,
         )
         arena.settle()
-        quintet.await_votes()
         yield arena
 
 
@@ -579,12 +578,14 @@ class Quintet:
         ]
 
     def heal(self) -> None:
+        """Bring all back, and wait until they vote; so do new ones, once they have all been seen."""
         for proxy in self.proxies.values():
             proxy.heal()
         for node in self.nodes:
             node.resume()
             if not node.is_running:
                 node.restart()
+        self.await_votes()
 
     def await_votes(self, numbers: Collection[int] = range(5)) -> None:
         eventually(lambda: not self._abstainers() & {*numbers}, "the nodes vote again", RECOVERY)

@@ -129,6 +129,7 @@ def delayed(on: Redis) -> Story:
         yield
         assert seconds(client.ping) >= 0.01
         yield
+    assert not any(on.proxy.delays.values())
 
 
 def silent(on: Redis) -> Story:
@@ -208,6 +209,7 @@ def disk_slow(on: Redis) -> Story:
         yield
         assert seconds(lambda: client.set("slow", "42")) >= 0.01
         yield
+    assert on.server.disk.delay == 0
 
 
 def clock_ahead(on: Redis) -> Story:
@@ -371,6 +373,7 @@ def log_slow(on: Postgres) -> Story:
         yield
         assert seconds(lambda: session.execute("INSERT INTO kept DEFAULT VALUES")) >= 0.01
         yield
+    assert on.server.disk.delay == 0
 
 
 def time_ahead(on: Postgres) -> Story:
@@ -412,8 +415,10 @@ def nobody_renews(on: Postgres) -> Story:
     with on.session() as session:
         session.execute(f"SET lock_timeout = {round(1000 * SHORT)}")
         yield
-        assert fails(psycopg.errors.LockNotAvailable, lambda: session.execute("TABLE leasehold.distributed_locks"))
+        look = partial(session.execute, "TABLE leasehold.distributed_locks")
+        assert fails(psycopg.errors.LockNotAvailable, look)
         yield
+        look()
 
 
 def a_name_is_stuck(on: Postgres) -> Story:
@@ -421,9 +426,10 @@ def a_name_is_stuck(on: Postgres) -> Story:
     with on.session() as session:
         session.execute(f"SET lock_timeout = {round(1000 * SHORT)}")
         yield
-        other = "SELECT FROM leasehold.lock_names FOR UPDATE"
-        assert fails(psycopg.errors.LockNotAvailable, lambda: session.execute(other))
+        take = partial(session.execute, "SELECT FROM leasehold.lock_names FOR UPDATE")
+        assert fails(psycopg.errors.LockNotAvailable, take)
         yield
+        take()
 
 
 ON_POSTGRES: dict[str, Callable[[Postgres], Story]] = {
@@ -506,9 +512,7 @@ def test_harm_on_sentinel(sentinel: SentinelDeployment) -> None:
 @pytest.fixture(scope="module")
 def quintet() -> Iterator[Quintet]:
     with Quintet() as quintet:
-        arena = Arena(name="redlock", url=quintet.url, promises=PROMISES)
-        arena.settle()
-        quintet.await_votes()
+        quintet.heal()
         yield quintet
 
 
