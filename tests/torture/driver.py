@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -53,7 +54,7 @@ class Report:
     faults: Counter[str] = field(default_factory=Counter)
     violations: list[Violation] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
-    """What the workers themselves complained of."""
+    """What workers complained of themselves, and what else kept the torture from its course."""
     recoveries: dict[str, float] = field(default_factory=dict)
     """By fault, how long at the worst nobody was granted anything once it was over."""
     histories: Path | None = None
@@ -104,7 +105,7 @@ class Crew:
     def kill(self, name: str) -> None:
         """Kill a worker; it is dead when this returns."""
         member = self._members[name]
-        member.was_killed = True
+        member.was_killed = member.process.poll() is None
         member.process.kill()
         member.process.wait()
 
@@ -249,7 +250,10 @@ class Member:
 
 def _is_stopped(pid: int) -> bool:
     """Tell whether all threads of a process are."""
-    states = [task.read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").glob("*/stat")]
+    try:
+        states = [task.read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except OSError:  # a thread has just ended, so they are not
+        return False
     return all(state in "TZX" for state in states)
 
 
@@ -263,19 +267,26 @@ def torture(
     say: Say = lambda line: None,
     keep: bool = False,
 ) -> Report:
-    """Torture an arena's store for so long, and check what happened. Histories are kept if something was wrong."""
+    """Torture an arena's store for so long, and check what happened. Histories are kept if something was wrong.
+
+    Whatever goes wrong besides, such as a store that does not recover, is one of the troubles.
+    """
     directory = Path(tempfile.mkdtemp(prefix=f"leasehold-torture-{name}-"))
     report = Report(name, seed, seconds)
     histories = directory / "histories"
     histories.mkdir()
     (directory / "arena").mkdir()
-    with ARENAS[name](directory / "arena") as arena:
-        recorder = Recorder(histories / f"{NEMESIS}.jsonl", NEMESIS)
-        _run(arena, report, histories, recorder, mutant=mutant, say=say)
-        recorder.close()
-        history = read(histories)
-        found = check(history, replace(promises(arena.promises), grace=worker.STOPPING))
-    report.violations = found
+    recorder = Recorder(histories / f"{NEMESIS}.jsonl", NEMESIS)
+    promised = Promises()
+    try:
+        with ARENAS[name](directory / "arena") as arena:
+            promised = promises(arena.promises)
+            _run(arena, report, histories, recorder, mutant=mutant, say=say)
+    except Exception:
+        report.troubles.append(traceback.format_exc())
+    recorder.close()
+    history = read(histories)
+    report.violations = check(history, replace(promised, grace=worker.STOPPING))
     report.operations = _count(history)
     report.recoveries = recoveries(history)
     report.histories = histories
@@ -292,9 +303,10 @@ def read(histories: Path) -> History:
 def _run(arena: Arena, report: Report, histories: Path, recorder: Recorder, *, mutant: str, say: Say) -> None:
     with Registers() as registers, ExitStack() as stack:
         crew = Crew(arena, histories, report.seed, registers.address, mutant)
+        nemesis = Nemesis(arena, crew, recorder, random.Random(report.seed))
+        report.faults, report.troubles = nemesis.done, crew.troubles
         stack.callback(crew.dispose)
         crew.start()
-        nemesis = Nemesis(arena, crew, recorder, random.Random(report.seed))
         progress = Progress(histories)
         with _in_background(lambda: nemesis.run(_clock.now() + report.seconds)) as is_over:
             while not is_over(1.0):
@@ -304,7 +316,6 @@ def _run(arena: Arena, report: Report, histories: Path, recorder: Recorder, *, m
         say("settling")
         arena.settle()
         crew.finish()
-        report.faults, report.troubles = Counter(nemesis.done), crew.troubles
         time.sleep(_rest(arena.promises))
         number = recorder.inspect()
         recorder.inspected(number, crew.look() if arena.name == "memory" else arena.inspect())

@@ -10,13 +10,17 @@ import secrets
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from xml.etree.ElementTree import fromstring
 
 import pytest
 
 from tests.torture.arenas import ARENAS
 from tests.torture.checkers import CHECKERS, Promises
 from tests.torture.driver import torture
+from tests.torture.model import Model
 from tests.torture.mutants import MUTANTS
+from tests.torture.register import Registers, ask
+from tests.torture.timeline import draw
 
 SECONDS = 10.0
 LONGEST = 100.0
@@ -75,3 +79,18 @@ def test_every_bug_breaks_a_rule_there_is() -> None:
     rules = {checker.__name__ for checker in CHECKERS} | {"troubles"}
     assert all(mutant.rules <= rules and mutant.arena in ARENAS for mutant in MUTANTS.values())
     assert {*QUICK} <= {*MUTANTS}
+
+
+def test_a_time_line_shows_every_client_and_who_is_accused() -> None:
+    history = Model(1).run()
+    plain, accusing = draw(history), draw(history, history.acquires[:1])
+    words = {element.text for element in fromstring(plain).iter("{http://www.w3.org/2000/svg}text")}
+    assert {one.client for one in history.acquires} <= words
+    assert plain != accusing
+
+
+def test_a_register_takes_no_fence_below_the_newest() -> None:
+    with Registers() as registers:
+        assert ask(registers.address, name="a", fence=2, value="new")["accepted"]
+        assert not ask(registers.address, name="a", fence=1, value="late")["accepted"]
+        assert ask(registers.address, name="a") == {"value": "new", "fence": 2, "accepted": False}
