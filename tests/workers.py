@@ -6,6 +6,7 @@ What goes wrong shows as a traceback.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 import threading
@@ -279,6 +280,34 @@ def forks_in_asyncio() -> None:
         assert time.monotonic() - released < 0.5, "it was not woken"
         await locks.close()
         await other.close()
+
+    asyncio.run(main())
+
+
+def forks_after_its_sessions_have_ended() -> None:
+    """What the loop has lost before needs no letting go, and keeps nothing else from being let go."""
+    import psycopg  # noqa: PLC0415 - of the stores, only PostgreSQL has it
+
+    logging.getLogger("leasehold").addHandler(logging.NullHandler())
+
+    async def main() -> None:
+        locks = async_client()
+        handle = await locks.acquire("x")
+        with psycopg.connect(url) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid, 15000) FROM pg_stat_activity"
+                " WHERE application_name = current_setting('application_name') AND pid <> pg_backend_pid()"
+            )
+        await asyncio.sleep(0.05)  # the loop takes it in
+
+        def is_free_of_it() -> None:
+            assert not handle.is_held
+
+        succeeds(in_child(is_free_of_it))
+        handle.check()
+        with suppress(LockError):
+            await handle.release()
+        await locks.close()
 
     asyncio.run(main())
 

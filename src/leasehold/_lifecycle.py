@@ -10,6 +10,7 @@ import os
 import threading
 import time
 import weakref
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 EXIT_BUDGET = 1.0
@@ -51,9 +52,11 @@ def at_fork(
 
 
 def _call(hooks: _Hooks) -> None:
-    for reference, method in hooks:
-        if (instance := reference()) is not None:
-            getattr(instance, method)()
+    """Call all of them, even if one fails: a child that keeps what is its parent's is worse than a traceback."""
+    with ExitStack() as calls:
+        for reference, method in reversed(hooks):
+            if (instance := reference()) is not None:
+                calls.callback(getattr(instance, method))
 
 
 def _before() -> None:
@@ -62,14 +65,18 @@ def _before() -> None:
 
 
 def _in_parent() -> None:
-    _call(_after_fork_in_parent)
-    _registering.release()
+    try:
+        _call(_after_fork_in_parent)
+    finally:
+        _registering.release()
 
 
 def _in_child() -> None:
     at_exit.clear()
-    _call(_after_fork_in_child)
-    _registering.release()
+    try:
+        _call(_after_fork_in_child)
+    finally:
+        _registering.release()
 
 
 def _exiting() -> None:

@@ -149,6 +149,7 @@ async def test_ten_processes_with_ten_waiters_each_are_all_served_once_and_in_or
         ("forks_while_waiting", 0),
         ("forks_without_sharing_a_socket", 0),
         ("forks_in_asyncio", 0),
+        ("forks_after_its_sessions_have_ended", 0),
         ("forks_again_and_again_under_load", 0),
     ],
 )

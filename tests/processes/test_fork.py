@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import pytest
 
-from leasehold import DistributedLock
+from leasehold import DistributedLock, _lifecycle
 from tests.processes.helpers import rows, run
 
 
@@ -32,3 +33,19 @@ def test_forking(scenario: str, path: Path, locks: DistributedLock) -> None:
     assert worker.process.returncode == 0
     assert rows(path, "PRAGMA integrity_check") == [("ok",)]
     assert locks.inspect() == []
+
+
+def test_who_fails_to_let_go_in_a_child_keeps_no_other_from_it() -> None:
+    done = []
+
+    class Part:
+        def fail(self) -> None:
+            raise OSError("it is gone already")
+
+        def let_go(self) -> None:
+            done.append(self)
+
+    first, second = Part(), Part()
+    with pytest.raises(OSError, match="gone already"):
+        _lifecycle._call([(weakref.ref(first), "fail"), (weakref.ref(second), "let_go")])
+    assert done == [second]

@@ -105,7 +105,7 @@ class Connection:
         self.pgconn.finish()
 
     def abandon(self) -> None:
-        os.close(self.pgconn.socket)  # psycopg finishes a connection only in the process that made it
+        _libpq.close_socket(self.pgconn)
 
 
 @contextmanager

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from math import ceil, inf
 from typing import Any, NamedTuple
 
+import psycopg
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 from psycopg.pq.abc import PGconn, PGresult
@@ -130,6 +133,15 @@ def await_socket(connection: PGconn, deadline: float, event: int = select.POLLIN
     left = deadline - time.monotonic()
     if left <= 0 or not poll.poll(ceil(left * 1000)):
         raise TimeoutError
+
+
+def close_socket(connection: PGconn) -> None:
+    """Let go of a connection in a forked child, since psycopg finishes one only in the process that made it.
+
+    libpq tells the socket only while it is open. One that it closed, unknown to us, has nothing to let go of.
+    """
+    with suppress(psycopg.Error, OSError):
+        os.close(connection.socket)
 
 
 def rows(result: PGresult) -> list[Row]:

@@ -131,9 +131,10 @@ class Connection(Pipeline):
             self.pgconn.finish()
 
     def abandon(self) -> None:
-        os.close(self._socket)
-        os.close(self.pgconn.socket)
-        self._socket = -1
+        if self._socket >= 0:
+            os.close(self._socket)
+            self._socket = -1
+            _libpq.close_socket(self.pgconn)
 
     def __del__(self) -> None:
         if self._socket >= 0:

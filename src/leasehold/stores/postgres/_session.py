@@ -27,7 +27,7 @@ from psycopg.pq.abc import PGconn, PGresult
 from leasehold.errors import StoreError
 from leasehold.runtimes.aio import AsyncRuntime
 from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores.postgres import _blocking
+from leasehold.stores.postgres import _blocking, _libpq
 from leasehold.stores.postgres._address import Address
 from leasehold.stores.postgres._libpq import Statement
 from leasehold.stores.postgres._pipelined import in_thread
@@ -465,8 +465,7 @@ class Opening:
     def forked(self) -> None:
         begun, self._begun = self._begun, set()
         for connection in begun:
-            with suppress(psycopg.Error, OSError):
-                os.close(connection.socket)
+            _libpq.close_socket(connection)
 
 
 def open_connection(address: Address, timeout: float, begun: Callable[[PGconn], object]) -> tuple[PGconn, int]:
