@@ -32,11 +32,13 @@ from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores import open_store
 from leasehold.stores.postgres._advisory_sql import COMMENT, comment, label, read_comment
 from leasehold.stores.postgres._key import advisory_key
+from leasehold.stores.postgres.advisory import AdvisoryStore, State
 from tests.contract.rigs import DRIVERS, Rig, ask
 from tests.processes.helpers import Worker, boottime, eventually
 from tests.servers.binaries import POSTGRES18, PostgresFlavour
 from tests.servers.pooler import OwnPooler
 from tests.servers.postgres import PostgresServer
+from tests.servers.proxy import FaultProxy
 
 AT_ONCE = 1.0
 """Well below any ttl here, and enough for a busy machine."""
@@ -222,6 +224,23 @@ def test_a_server_that_falls_silent_ends_trust_and_not_the_session(rig: Rig) -> 
             assert (await ask(client.acquire("x", timeout=10))).is_held
 
         rig.run(test())
+
+
+def test_a_release_on_a_session_that_is_replaced_meanwhile_is_no_loss(server: PostgresServer) -> None:
+    outcomes: list[bool] = []
+    with FaultProxy(server) as proxy, stores(advisory(proxy.url)) as (store,):
+        assert isinstance(store, AdvisoryStore)
+        join(store, wish("holder"))
+        proxy.freeze()
+        leaving = threading.Thread(target=lambda: outcomes.append(drive(store.leave("x", "holder/1", 10.0))))
+        leaving.start()
+        eventually(lambda: store._stakes["holder/1"].state is State.LEAVING, "the release is on its way")
+        with pytest.raises(StoreError):
+            drive(store.leave("y", "nobody/1", 0.1))  # it finds the session silent
+        assert join(store, wish("patient", "z")).held, "there is no other session"
+        leaving.join()
+        proxy.heal()
+    assert outcomes == [True]
 
 
 @pytest.mark.parametrize("driver", DRIVERS)

@@ -83,6 +83,8 @@ class Session:
     def __init__(self, connection: PGconn, pid: int, on_lost: Callable[[Session], None]) -> None:
         self.pid = pid
         self.is_lost = False
+        self.is_closed = False
+        """We have given it up ourselves."""
         self.is_silent = False
         """An answer is overdue, and nothing was heard since."""
         self.is_own = False
@@ -167,13 +169,14 @@ class Session:
 
     def close(self) -> None:
         """Give the session up, and with it everything it holds, without a word to whoever watches."""
+        self.is_closed = True
         self._on_lost = lambda _: None
         self.end()
 
     def abandon(self) -> None:
         """Let go of it in a forked child, without a word to the server, which serves the parent."""
         if self._connection is not None:
-            os.close(self.descriptor)  # psycopg finishes a connection only in the process that made it
+            _libpq.close_socket(self._connection)
         self.is_lost, self._connection = True, None
 
     def _flush(self) -> None:

@@ -359,7 +359,7 @@ class AdvisoryStore:
             was_there = True
             session.close()
         except FAILURES:
-            was_there = False
+            was_there = session.is_closed  # which gives it up as well
         except StoreError:
             if not session.is_own:
                 self._unlock_again(stake, session)
