@@ -406,8 +406,8 @@ class RedisHarm(ServerHarm):
     def __init__(self, server: RedisServer) -> None:
         super().__init__(server)
         self._server = server
-        self._latest = 0.0
-        """How far ahead its clock ever was."""
+        self._forward = 0.0
+        """How far its clock was ever set forward: so far ahead may the store's own be, which never goes back."""
 
     def faults(self) -> list[Fault]:
         return [
@@ -422,7 +422,7 @@ class RedisHarm(ServerHarm):
     @contextmanager
     def emptied(self, chance: Random) -> Iterator[None]:
         self._server.kill()
-        self._server.step_clock(self._back_to_latest())
+        self._keep_time()
         try:
             yield
         finally:
@@ -430,7 +430,7 @@ class RedisHarm(ServerHarm):
 
     @contextmanager
     def flushed(self, chance: Random) -> Iterator[None]:
-        self._server.step_clock(self._back_to_latest())
+        self._keep_time()
         with client_of(self._server.url) as client:
             client.flushall()
         yield
@@ -460,16 +460,17 @@ class RedisHarm(ServerHarm):
 
     @contextmanager
     def clock_forward(self, chance: Random) -> Iterator[None]:
+        before = self._server.clock.offset
         with super().clock_forward(chance):
-            self._latest = max(self._latest, self._server.clock.offset)
+            self._forward += self._server.clock.offset - before
             yield
 
-    def _back_to_latest(self) -> float:
-        """Tell by how much to step its clock so that it does not lose the time together with what it kept.
+    def _keep_time(self) -> None:
+        """Set the clock of a server that is about to forget to where its fences may have come to.
 
         "Growing fences if the counter and the clock are lost together" are not promised.
         """
-        return self._latest - self._server.clock.offset
+        self._server.step_clock(self._forward - self._server.clock.offset)
 
 
 def redis_faults(primary: Callable[[], RedisServer]) -> list[Fault]:
