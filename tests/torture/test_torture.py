@@ -1,6 +1,6 @@
 """A slice of the torture for every store, and proof that it finds what is wrong: bugs put in on purpose.
 
-`make soak` tortures for longer, and tries all bugs.
+In `make soak`, which tortures for longer before; LEASEHOLD_TORTURE=1 runs it, LEASEHOLD_MUTANTS=all tries all bugs.
 """
 
 from __future__ import annotations
