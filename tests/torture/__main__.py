@@ -30,7 +30,7 @@ def main() -> int:
     with ThreadPoolExecutor(arguments.at_once) as pool:
         while not reports or time.monotonic() < end:
             left = end - time.monotonic()
-            seconds = max(min(arguments.slice, left * arguments.at_once / len(names)), 5.0)
+            seconds = max(min(arguments.slice, left, left * arguments.at_once / len(names)), 5.0)
             works = [pool.submit(_torture, name, seconds, seed, arguments) for name in names]
             for work in works:
                 report = work.result()

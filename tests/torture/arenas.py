@@ -159,7 +159,7 @@ def sqlite(directory: Path) -> Iterator[Arena]:
 @contextmanager
 def single_redis(directory: Path) -> Iterator[Arena]:
     with RedisServer(append_only=True, clock=True, slow_disk=True) as server, FaultProxy(server) as proxy:
-        harm = RedisHarm(server)
+        harm = RedisHarm(server, proxy)
 
         def heal() -> None:
             proxy.heal()
@@ -403,9 +403,10 @@ class ServerHarm:
 
 
 class RedisHarm(ServerHarm):
-    def __init__(self, server: RedisServer) -> None:
+    def __init__(self, server: RedisServer, proxy: FaultProxy) -> None:
         super().__init__(server)
         self._server = server
+        self._proxy = proxy
         self._forward = 0.0
         """How far its clock was ever set forward: so far ahead may the store's own be, which never goes back."""
 
@@ -430,9 +431,14 @@ class RedisHarm(ServerHarm):
 
     @contextmanager
     def flushed(self, chance: Random) -> Iterator[None]:
-        self._keep_time()
         with client_of(self._server.url) as client:
-            client.flushall()
+            self._proxy.refuse()
+            try:  # whoever is served between the two draws a fence that is ahead of both clocks
+                client.client_kill_filter(_type="normal", skipme=True)
+                self._keep_time()
+                client.flushall()
+            finally:
+                self._proxy.heal()
         yield
 
     @contextmanager

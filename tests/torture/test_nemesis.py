@@ -105,7 +105,7 @@ class Redis:
 @pytest.fixture(scope="module")
 def with_redis() -> Iterator[Redis]:
     with RedisServer(append_only=True, clock=True, slow_disk=True) as server, FaultProxy(server) as proxy:
-        faults = [*network(proxy), *RedisHarm(server).faults()]
+        faults = [*network(proxy), *RedisHarm(server, proxy).faults()]
         yield Redis(server, proxy, {fault.kind: fault for fault in faults})
 
 
@@ -200,9 +200,10 @@ def gone_empty(on: Redis) -> Story:
 def flushed(on: Redis) -> Story:
     with on.caller() as client:
         client.set("kept", "42")
-        yield
+    yield
+    with on.caller() as client:
         assert client.dbsize() == 0
-        yield
+    yield
 
 
 def disk_slow(on: Redis) -> Story:
