@@ -13,9 +13,12 @@ import pytest
 
 from leasehold import InvalidInputError, StoreError
 from leasehold._model import Ask, Charge, Stay
+from leasehold._runtime import drive
 from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores import _ear, open_store
 from leasehold.stores.redis import RedisStore
+from leasehold.stores.redis._address import parse_url
+from leasehold.stores.redis._blocking import connect
 from tests.party import Party, ask
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
 from tests.servers.proxy import FaultProxy
@@ -439,3 +442,17 @@ async def test_redlock_nodes_that_persist_please_the_strict(party: Party, start:
     servers = [start(append_only=True) for _ in range(3)]
     hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
     assert (await ask(party.client(f"redlock://{hosts}", strict=True).acquire("x", timeout=5))).is_held
+
+
+def test_a_thread_is_told_that_time_is_up_whoever_keeps_the_time() -> None:
+    """The kernel says only that nothing can be read now."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        (deployment,), _ = parse_url(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
+        connection = drive(connect(ThreadRuntime(), deployment.addresses[0], 5.0))
+        with pytest.raises(TimeoutError):
+            connection.hear(0.01)
+        with pytest.raises(TimeoutError):
+            drive(connection.exchange(b"", 1, 0.01))
+        with pytest.raises(TimeoutError):
+            drive(connection.exchange(bytes(1 << 24), 1, 0.01))  # more than anybody takes who reads nothing
+        connection.close()
