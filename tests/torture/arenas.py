@@ -8,123 +8,73 @@ time, and no server of advisory locks crashes, since their fences may then repea
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from threading import Lock
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import psycopg
 
-from leasehold import DistributedLock, LockError, StoreError
+from leasehold import DistributedLock, StoreError
 from leasehold.stores.postgres._migrations import script
+from leasehold.testing.torture.arena import (
+    AT_ONCE,
+    JUMP_CLOCK,
+    LONG,
+    PROMISES,
+    RECOVERY,
+    TTL,
+    Arena,
+    Fault,
+    Harm,
+    Surroundings,
+    by_kind,
+)
+from leasehold.testing.torture.arena import CLIENT_FAULTS as PLAIN_CLIENT_FAULTS
+from leasehold.testing.torture.history import KILL
 from tests.processes.helpers import eventually, transaction_of_a_stranger, url_of
 from tests.servers.binaries import POSTGRES18
 from tests.servers.clock import SteppedClock
 from tests.servers.disk import FullDisk, SlowDisk
 from tests.servers.postgres import PostgresServer
-from tests.servers.preload import Preload
+from tests.servers.preload import Preload, environment_of
 from tests.servers.proxy import Direction, FaultProxy
 from tests.servers.redis import RedisServer, client_of
 from tests.servers.sentinel import SentinelDeployment
-from tests.torture.checkers import Promises
-from tests.torture.history import KILL
 
-PAUSE = "pause"
-BLOCK_LOOP = "block loop"
-FORK = "fork"
-JUMP_CLOCK = "jump clock"
-CLIENT_FAULTS = frozenset({KILL, PAUSE, BLOCK_LOOP, FORK, JUMP_CLOCK})
-"""What may be done to a client, on any store that outlives it."""
-
-TTL = 2.0
-LONG = 1.5 * TTL
-"""Longer than any lease lives on without a renewal."""
-AT_ONCE = (0.0, 0.1)
 STEP = (0.1, 5 * TTL)
 """By how much a clock is set: always by more than the margin of a lease."""
-RECOVERY = 60.0
-"""How long a store may take, after whatever was done to it, until the driver gives up."""
-WORKLOADS = frozenset({"lock", "readwrite", "semaphore", "multi", "election", "limiter", "register"})
-
-Harm = Callable[[Random], AbstractContextManager[None]]
+CLIENT_FAULTS = PLAIN_CLIENT_FAULTS | {JUMP_CLOCK}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """One way to do harm. All that lasts is over when its context ends, and what it harmed answers again."""
+def surrounded(*preloads: Preload) -> Callable[[Path], Surroundings]:
+    """Give clients a clock of their own, and whatever else is to be loaded into their processes."""
 
-    kind: str
-    """What it is called in the history. Never a word that means something done to a client."""
-    harm: Harm
-    seconds: tuple[float, float] = (0.3, LONG)
-    """How long it lasts, drawn from this; to begin and to end it takes time of its own."""
-    target: str = ""
+    def surround(directory: Path) -> Surroundings:
+        clock = SteppedClock(directory)
+
+        def step(seconds: float) -> None:
+            clock.offset = seconds
+
+        return Surroundings(environment=environment_of([clock, *preloads]), step_clock=step)
+
+    return surround
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arena:
-    name: str
-    url: str
-    """What clients open; it leads through the fault proxy, where there is one."""
-    options: Mapping[str, Any] = field(default_factory=lambda: {"ttl": TTL})
-    """What clients are opened with. No lease may be asked for that lives longer than this `ttl`."""
-    promises: Promises
-    workloads: frozenset[str] = WORKLOADS
-    faults: Mapping[str, Fault] = field(default_factory=dict)
+class ArenaOfOurs(Arena):
     client_faults: frozenset[str] = CLIENT_FAULTS
-    at_once: int = 1
-    """How many of the faults may be going on at a time."""
-    preloads: tuple[Preload, ...] = ()
-    """What is to be loaded into every client's process: the store is its own, and so is its disk."""
-    heal: Callable[[], None] = lambda: None
-    direct: str = ""
-    """The URL that leads past the fault proxy, if there is one."""
-
-    def client(self) -> DistributedLock:
-        """Open a client as those do that are tortured here."""
-        return DistributedLock(self.url, **self.options)
-
-    def settle(self) -> None:
-        """Heal everything, and wait until the store gives locks to a client that comes now."""
-        self.heal()
-        eventually(self._answers, f"{self.name} answers", RECOVERY)
-
-    def inspect(self) -> list[str]:
-        """Say who still has a place, past all faults. Of `memory`, only what this process has."""
-        with DistributedLock(self.direct or self.url, **self.options) as locks:
-            return [line for info in locks.inspect() for line in _lines(info)]
-
-    def _answers(self) -> bool:
-        with suppress(LockError), self.client() as locks:
-            locks.acquire("settled", timeout=TTL).release()
-            return True
-        return False
-
-
-PROMISES = Promises(
-    # "A process that was stopped sees, when it resumes, that it lost": not before.
-    halting=(KILL, PAUSE, BLOCK_LOOP),
-    slack=0.5,
-    # "A waiter whose message is lost finds out within half a heartbeat" (`docs/redis.md`; so it is on all stores).
-    wakes_within=TTL / 2 + 1.0,
-    # A request that was on its way is given up after 5 s, and a dead place ends by itself after a ttl.
-    recovers_within=5.0 + 2 * TTL,
-    # "A dead holder blocks for its ttl": from its last renewal, which may have been on its way for a while.
-    longest_ttl=TTL + 1.0,
-    # "A fifth of the ttl, if you say nothing" (`docs/election.md`).
-    grace=TTL / 5,
-)
-"""What all stores promise."""
+    surround: Callable[[Path], Surroundings] = field(default_factory=surrounded)
 
 
 @contextmanager
 def memory(directory: Path) -> Iterator[Arena]:
     """One process, with which everything is gone. So it is not killed."""
     url = f"memory://{directory.name}"
-    yield Arena(name="memory", url=url, promises=PROMISES, client_faults=CLIENT_FAULTS - {KILL})
+    yield ArenaOfOurs(name="memory", url=url, promises=PROMISES, client_faults=CLIENT_FAULTS - {KILL}, one_process=True)
 
 
 @contextmanager
@@ -145,19 +95,19 @@ def sqlite(directory: Path) -> Iterator[Arena]:
         with transaction_of_a_stranger(path):
             yield
 
-    arena = Arena(
+    arena = ArenaOfOurs(
         name="sqlite",
         url=url_of(path),
         promises=PROMISES,
-        faults=_by_kind([Fault(kind="lock file", harm=locked), Fault(kind="full disk", harm=full)]),
-        preloads=(disk,),
+        faults=by_kind([Fault(kind="lock file", harm=locked), Fault(kind="full disk", harm=full)]),
+        surround=surrounded(disk),
     )
     arena.settle()
     yield arena
 
 
 @contextmanager
-def single_redis(directory: Path) -> Iterator[Arena]:
+def redis(directory: Path) -> Iterator[Arena]:
     with RedisServer(append_only=True, clock=True, slow_disk=True) as server, FaultProxy(server) as proxy:
         harm = RedisHarm(server, proxy)
 
@@ -165,14 +115,14 @@ def single_redis(directory: Path) -> Iterator[Arena]:
             proxy.heal()
             harm.heal()
 
-        arena = Arena(
+        arena = ArenaOfOurs(
             name="redis",
             url=proxy.url,
             direct=server.url,
             # "Exclusion on a Redis server that forgets: FLUSHALL, a restart without persistence"; "Exclusion after the
             # store's clock was set forward".
             promises=replace(PROMISES, forgetting={"flush server", "empty server", "clock forward"}),
-            faults=_by_kind([*network(proxy), *harm.faults()]),
+            faults=by_kind([*network(proxy), *harm.faults()]),
             heal=heal,
         )
         arena.settle()
@@ -182,12 +132,12 @@ def single_redis(directory: Path) -> Iterator[Arena]:
 @contextmanager
 def sentinel(directory: Path) -> Iterator[Arena]:
     with SentinelDeployment() as deployment:
-        arena = Arena(
+        arena = ArenaOfOurs(
             name="sentinel",
             url=f"redis+sentinel://{_hosts(deployment.addresses)}/{deployment.service}",
             # "A fail-over to a replica that had not heard".
             promises=replace(PROMISES, forgetting={"fail over", "pause primary"}),
-            faults=_by_kind(sentinel_faults(deployment)),
+            faults=by_kind(sentinel_faults(deployment)),
             heal=deployment.restore,
         )
         arena.settle()
@@ -197,7 +147,7 @@ def sentinel(directory: Path) -> Iterator[Arena]:
 @contextmanager
 def redlock(directory: Path) -> Iterator[Arena]:
     with Quintet() as quintet:
-        arena = Arena(
+        arena = ArenaOfOurs(
             name="redlock",
             url=quintet.url,
             direct=quintet.direct,
@@ -206,7 +156,7 @@ def redlock(directory: Path) -> Iterator[Arena]:
             # hold, the hold is lost, and its holder told in time" (decision 0006).
             promises=replace(PROMISES, fifo=False, retracting={"kill node", "empty node"}),
             workloads=frozenset({"lock", "multi", "election", "register"}),
-            faults=_by_kind(quintet.faults()),
+            faults=by_kind(quintet.faults()),
             at_once=2,
             heal=quintet.heal,
         )
@@ -227,14 +177,14 @@ def postgres(directory: Path) -> Iterator[Arena]:
             proxy.heal()
             harm.heal()
 
-        arena = Arena(
+        arena = ArenaOfOurs(
             name="postgres",
             url=proxy.url,
             direct=server.url,
             # "Exclusion after the store's clock was set forward"; "Charges by Python are asynchronous: a crash of the
             # server may forget those of the last moment" (`docs/postgres.md`), but "a crash loses no grant".
             promises=replace(PROMISES, forgetting={"clock forward"}, forgiving={"crash server"}),
-            faults=_by_kind([*network(proxy), *harm.faults()]),
+            faults=by_kind([*network(proxy), *harm.faults()]),
             heal=heal,
         )
         arena.settle()
@@ -252,7 +202,7 @@ def advisory(directory: Path) -> Iterator[Arena]:
             harm.heal()
 
         kept = {"stall server", "slow disk", "exhaust connections", "end sessions", "restart server"}
-        arena = Arena(
+        arena = ArenaOfOurs(
             name="advisory",
             url=_advisory(proxy.url),
             direct=_advisory(server.url),
@@ -271,22 +221,14 @@ def advisory(directory: Path) -> Iterator[Arena]:
                 },
             ),
             workloads=frozenset({"lock", "readwrite", "multi", "election", "register"}),
-            faults=_by_kind([*network(proxy), *(fault for fault in harm.faults() if fault.kind in kept)]),
+            faults=by_kind([*network(proxy), *(fault for fault in harm.faults() if fault.kind in kept)]),
             heal=heal,
         )
         arena.settle()
         yield arena
 
 
-ARENAS: Mapping[str, Callable[[Path], AbstractContextManager[Arena]]] = {
-    "memory": memory,
-    "sqlite": sqlite,
-    "redis": single_redis,
-    "sentinel": sentinel,
-    "redlock": redlock,
-    "postgres": postgres,
-    "advisory": advisory,
-}
+ARENAS = {arena.__name__: arena for arena in (memory, sqlite, redis, sentinel, redlock, postgres, advisory)}
 
 
 def network(proxy: FaultProxy) -> list[Fault]:
@@ -571,7 +513,7 @@ class Quintet:
         self._stack.close()
 
     def faults(self) -> list[Fault]:
-        networks = {number: _by_kind(network(proxy)) for number, proxy in self.proxies.items()}
+        networks = {number: by_kind(network(proxy)) for number, proxy in self.proxies.items()}
 
         def on_the_way(kind: str) -> Harm:
             return lambda chance: self._harm(chance, list(networks), lambda number: networks[number][kind].harm(chance))
@@ -721,10 +663,6 @@ ENDING = (
 """End a part of the clients' sessions."""
 
 
-def _by_kind(faults: Iterable[Fault]) -> dict[str, Fault]:
-    return {fault.kind: fault for fault in faults}
-
-
 def _direction(chance: Random) -> Direction:
     directions: tuple[Direction, ...] = ("both", "requests", "replies")
     return chance.choice(directions)
@@ -736,10 +674,3 @@ def _hosts(addresses: Iterable[tuple[str, int]]) -> str:
 
 def _advisory(url: str) -> str:
     return url.replace("postgresql://", "postgresql+advisory://", 1)
-
-
-def _lines(info: Any) -> Iterator[str]:
-    for holder in info.holders:
-        yield f"{info.name}: {holder.holder_id} with fence {holder.fence}"
-    if info.waiting:
-        yield f"{info.name}: {info.waiting} in line"

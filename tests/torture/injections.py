@@ -12,8 +12,8 @@ from math import inf
 from random import Random
 from typing import TypeVar
 
-from tests.torture.checkers import Stay, _deadline
-from tests.torture.history import Acquire, Check, History, Operation, Read, Spend, Write
+from leasehold.testing.torture.checkers import Stay, _deadline
+from leasehold.testing.torture.history import Acquire, Check, History, Operation, Read, Spend, Write
 from tests.torture.model import PROMISES
 
 T = TypeVar("T")

@@ -15,8 +15,8 @@ from itertools import count
 from math import inf
 from typing import Any
 
-from tests.torture.checkers import Promises
-from tests.torture.history import (
+from leasehold.testing.torture.checkers import Promises
+from leasehold.testing.torture.history import (
     KILL,
     Acquire,
     Check,

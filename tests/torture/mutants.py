@@ -6,6 +6,8 @@ Each is for one arena, and the harness must find it there. Those of the engine a
 from __future__ import annotations
 
 import hashlib
+import json
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +19,7 @@ import pytest
 from leasehold import _rate
 from leasehold.stores.postgres.advisory import Stake
 from leasehold.stores.redis import _scripts
+from leasehold.testing.torture import worker
 from tests.simulation import mutants as engine
 from tests.simulation import quorum_mutants as quorum
 
@@ -34,9 +37,9 @@ class Mutant(NamedTuple):
 MUTANTS: dict[str, Mutant] = {}
 
 
-def install(name: str, url: str) -> None:
-    """Break something for the rest of this process."""
-    MUTANTS[name].install(pytest.MonkeyPatch(), url)
+def program(name: str) -> tuple[str, ...]:
+    """Say what workers run that have a bug."""
+    return "tests.torture.mutants", name
 
 
 def mutant(arena: str, *rules: str) -> Callable[[Install], Install]:
@@ -191,3 +194,15 @@ def writers_only_read(patch: pytest.MonkeyPatch, _: str) -> None:
 
     original = Stake.__init__
     patch.setattr(Stake, "__init__", init)
+
+
+def main() -> None:
+    """Break something, and work on."""
+    name, orders = sys.argv[1:]
+    MUTANTS[name].install(pytest.MonkeyPatch(), json.loads(orders)["url"])
+    sys.argv[1:] = [orders]
+    worker.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -23,9 +23,9 @@ from typing import Any
 
 import pytest
 
-from tests.torture import checkers
-from tests.torture.checkers import CHECKERS, Promises, Violation, check
-from tests.torture.history import (
+from leasehold.testing.torture import checkers
+from leasehold.testing.torture.checkers import CHECKERS, Promises, Violation, check
+from leasehold.testing.torture.history import (
     KILL,
     Acquire,
     Check,
@@ -790,7 +790,7 @@ class TestRecording:
         path = tmp_path / "p"
         program = (
             "import os, signal, sys, pathlib\n"
-            "from tests.torture.history import Recorder\n"
+            "from leasehold.testing.torture.history import Recorder\n"
             "recorder = Recorder(pathlib.Path(sys.argv[1]), 'p')\n"
             "recorder.ended(recorder.acquire('a', ttl=5), 'refused')\n"
             "recorder.acquire('b', ttl=5)\n"

@@ -25,30 +25,26 @@ from redis.exceptions import TimeoutError as Unresponsive
 from leasehold import DistributedLock
 from leasehold.runtimes import _clock
 from leasehold.stores.postgres._migrations import script
+from leasehold.testing.torture.arena import PROMISES, WORKLOADS, Arena, Fault
+from leasehold.testing.torture.history import KILL, History, Recorder
+from leasehold.testing.torture.nemesis import Nemesis
 from tests.processes.helpers import Worker, eventually, is_free
 from tests.servers.binaries import POSTGRES18
 from tests.servers.clock import SteppedClock
 from tests.servers.disk import SlowDisk
 from tests.servers.postgres import PostgresServer
-from tests.servers.preload import environment_of
 from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer, client_of
 from tests.servers.sentinel import SentinelDeployment
 from tests.torture.arenas import (
     ARENAS,
     CLIENT_FAULTS,
-    PROMISES,
-    WORKLOADS,
-    Arena,
-    Fault,
     PostgresHarm,
     Quintet,
     RedisHarm,
     network,
     sentinel_faults,
 )
-from tests.torture.history import KILL, History, Recorder
-from tests.torture.nemesis import Nemesis
 
 SHORT = 0.2
 """How long to wait for what does not come."""
@@ -479,7 +475,7 @@ def test_harm_on_sqlite(tmp_path: Path) -> None:
         with arena.faults["lock file"].harm(Random(SEED)):
             assert not is_free(path)
         assert is_free(path)
-        worker = Worker("peer.py", path, env=environment_of(arena.preloads))
+        worker = Worker("peer.py", path, env=dict(arena.surround(tmp_path).environment))
         try:
             assert worker.answer()["ready"]
             with arena.faults["full disk"].harm(Random(SEED)):
@@ -630,8 +626,8 @@ def recorder(tmp_path: Path) -> Iterator[Recorder]:
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CALM", "LULL"):
-        monkeypatch.setattr(f"tests.torture.nemesis.{name}", (0.0, 0.01))
-    monkeypatch.setattr("tests.torture.nemesis.LONG", 0.06)
+        monkeypatch.setattr(f"leasehold.testing.torture.nemesis.{name}", (0.0, 0.01))
+    monkeypatch.setattr("leasehold.testing.torture.nemesis.LONG", 0.06)
 
 
 @pytest.mark.parametrize("at_once", [1, 2])

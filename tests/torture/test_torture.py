@@ -14,13 +14,13 @@ from xml.etree.ElementTree import fromstring
 
 import pytest
 
+from leasehold.testing.torture.checkers import CHECKERS, Promises
+from leasehold.testing.torture.driver import torture
+from leasehold.testing.torture.register import Registers, ask
+from leasehold.testing.torture.timeline import draw
 from tests.torture.arenas import ARENAS
-from tests.torture.checkers import CHECKERS, Promises
-from tests.torture.driver import torture
 from tests.torture.model import Model
-from tests.torture.mutants import MUTANTS
-from tests.torture.register import Registers, ask
-from tests.torture.timeline import draw
+from tests.torture.mutants import MUTANTS, program
 
 SECONDS = 8.0
 LONGEST = 100.0
@@ -48,7 +48,11 @@ def in_a_crowd(promises: Promises) -> Promises:
 @pytest.mark.parametrize("arenas", PAIRS, ids="+".join)
 def test_no_promise_is_broken(arenas: tuple[str, ...]) -> None:
     with ThreadPoolExecutor() as pool:
-        reports = list(pool.map(partial(torture, seconds=SECONDS, seed=SEED, promises=in_a_crowd), arenas))
+        reports = list(
+            pool.map(
+                partial(torture, seconds=SECONDS, seed=SEED, promises=in_a_crowd), [ARENAS[arena] for arena in arenas]
+            )
+        )
     for report in reports:
         print(f"{report.arena}, seed {SEED}: {report.operations}, {report.faults}; {report.histories}")
     assert [trouble for report in reports for trouble in report.troubles] == []
@@ -66,7 +70,7 @@ def test_a_bug_is_found(bug: str) -> None:
     mutant = MUTANTS[bug]
     seconds, seed = SECONDS / 2, SEED
     while True:
-        report = torture(mutant.arena, seconds, seed, mutant=bug, promises=in_a_crowd)
+        report = torture(ARENAS[mutant.arena], seconds, seed, program=program(bug), promises=in_a_crowd)
         report.discard()
         print(f"{bug}, seed {seed}, {seconds:g} s: {sorted(report.findings)}")
         if report.findings & mutant.rules:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -19,6 +20,22 @@ REDIS_SCHEMES = (
 )
 POSTGRES_SCHEMES = ("postgresql", "postgres", "postgresql+advisory", "postgres+advisory")
 SCHEMES = ("memory", "sqlite", *REDIS_SCHEMES, *POSTGRES_SCHEMES)
+
+Opener = Callable[..., Store]
+"""Opens a store of somebody else's: `opener(url, runtime, **options)`."""
+_registered: dict[str, Opener] = {}
+
+
+def register(scheme: str, opener: Opener) -> None:
+    """Let URLs with this scheme be opened so, by clients and commands of this process.
+
+    An installed package does it for all processes with an entry point of the group `leasehold.stores` that has the
+    scheme's name.
+    """
+    if scheme in SCHEMES:
+        msg = f"{scheme}:// is a store of leasehold itself"
+        raise InvalidInputError(msg)
+    _registered[scheme] = opener
 
 
 def open_store(source: object, runtime: Runtime, **options: Any) -> Store:
@@ -40,9 +57,7 @@ def open_store(source: object, runtime: Runtime, **options: Any) -> Store:
     if scheme in REDIS_SCHEMES or not isinstance(source, str):
         return _open_redis(source, runtime, options)
     if scheme not in SCHEMES:
-        place = source.rpartition("@")[2] if "@" in source else source  # not the password
-        msg = f"{place!r}: no store has this scheme; there are {', '.join(f'{scheme}://' for scheme in SCHEMES)}"
-        raise InvalidInputError(msg)
+        return _opener_of(source, scheme)(source, runtime, **options)
     if options:
         msg = f"{', '.join(options)}: {scheme}:// takes no such option"
         raise InvalidInputError(msg)
@@ -60,6 +75,20 @@ def _open_embedded(source: str, scheme: str, runtime: Runtime) -> Store:
         msg = f"{source!r}: a path needs three slashes (sqlite:///relative.db) or four (sqlite:////absolute.db)"
         raise InvalidInputError(msg)
     return SqliteStore(runtime, unquote(parts.path[1:]) or None)
+
+
+def _opener_of(source: str, scheme: str) -> Opener:
+    from importlib.metadata import entry_points  # noqa: PLC0415 - it takes longer than all of leasehold
+
+    if scheme in _registered:
+        return _registered[scheme]
+    for entry in entry_points(group="leasehold.stores", name=scheme):
+        opener: Opener = entry.load()
+        return opener
+    place = source.rpartition("@")[2] if "@" in source else source  # not the password
+    schemes = (f"{scheme}://" for scheme in (*SCHEMES, *_registered))
+    msg = f"{place!r}: no store has this scheme; there are {', '.join(schemes)}"
+    raise InvalidInputError(msg)
 
 
 def _origin(source: object) -> str:

@@ -1,7 +1,7 @@
 """Draw what a history tells: a lane for each client, with what it waited for and held, and faults as bands.
 
-`python -m tests.torture.timeline HISTORIES FILE.svg`. Whoever points at something is told what it was, and where it is
-written. It needs no library, so that it can be drawn wherever something went wrong.
+`python -m leasehold.testing.torture.timeline HISTORIES FILE.svg`. Whoever points at something is told what it was, and
+where it is written. It needs no library, so that it can be drawn wherever something went wrong.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from itertools import cycle
 from math import inf
 from pathlib import Path
 
-from tests.torture.checkers import Violation
-from tests.torture.history import Acquire, Fault, History, Operation
+from leasehold.testing.torture.checkers import Violation
+from leasehold.testing.torture.history import Acquire, Fault, History, Operation
 
 X = Callable[[float], float]
 """Where a time is drawn."""

@@ -300,7 +300,7 @@ class Monitor:
     def _check_waiting(self, handle: Handle, holding: dict[str, Place]) -> None:
         if self._server.clock_was_set_back:  # then a place may live longer than was asked
             return
-        mine = [lease for lease in handle._engine.keeper.leases.values() if lease.claim() is handle._claim]  # noqa: SLF001
+        mine = [lease for lease in handle._engine.keeper.leases.values() if lease.claim() is handle._claim]
         if not any(lease.state is State.WAITING and not lease.leaving for lease in mine):
             return
         soon = self._server.now() + 1e-6

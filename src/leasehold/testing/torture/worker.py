@@ -1,8 +1,8 @@
 """A client process of the torture: hands that use one store in every way there is, and write down what came of it.
 
-`python -m tests.torture.worker ORDERS`, where the orders are JSON. On stdin it is told what befalls it (`block loop`,
-`fork`), to `finish`, and to `look` at what is left; it answers each with a line. A hand is a thread or a task. What all
-do is decided by the seed, but for what the others and the store do meanwhile.
+`python -m leasehold.testing.torture.worker ORDERS`, where the orders are JSON. On stdin it is told what befalls it
+(`block loop`, `fork`), to `finish`, and to `look` at what is left; it answers each with a line. A hand is a thread or a
+task. What all do is decided by the seed, but for what the others and the store do meanwhile.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -37,8 +38,8 @@ from leasehold import (
 from leasehold._model import WHOLE, Ask, Refusal, Renewal, Standing
 from leasehold._runtime import drive
 from leasehold.runtimes import _clock
-from tests.torture import register
-from tests.torture.history import Kind, Recorder
+from leasehold.testing.torture import register
+from leasehold.testing.torture.history import Kind, Recorder
 
 T = TypeVar("T")
 Callback = Callable[[Any], Awaitable[None]]
@@ -65,6 +66,8 @@ class Orders:
     client: str
     history: str
     url: str
+    module: str
+    """What is imported before it is opened."""
     options: dict[str, Any]
     workloads: list[str]
     drivers: list[str]
@@ -73,7 +76,6 @@ class Orders:
     """How many each client has."""
     seed: int
     registers: str
-    mutant: str = ""
 
     def dump(self) -> str:
         return json.dumps(asdict(self))
@@ -154,7 +156,7 @@ class Driver(Protocol):
         ...
 
     def block(self, seconds: float) -> None: ...
-    def in_child(self, url: str, options: dict[str, Any]) -> Driver:
+    def in_child(self, orders: Orders) -> Driver:
         """Give what a fork's child goes on with."""
         ...
 
@@ -164,8 +166,8 @@ class GaveUpError(Exception):
 
 
 class Threads:
-    def __init__(self, url: str, options: dict[str, Any], client: DistributedLock | None = None) -> None:
-        self.client = client or DistributedLock(url, retry=RETRY, **options)
+    def __init__(self, orders: Orders, client: DistributedLock | None = None) -> None:
+        self.client = client or DistributedLock(orders.url, retry=RETRY, **orders.options)
         self.hands: list[Hand] = []
 
     async def sleep(self, seconds: float) -> None:
@@ -199,13 +201,13 @@ class Threads:
         """Keep the interpreter to itself, as a long call of some library in C might."""
         ctypes.PyDLL(None).usleep(round(seconds * 1e6))
 
-    def in_child(self, url: str, options: dict[str, Any]) -> Driver:
-        return Threads(url, options, self.client)
+    def in_child(self, orders: Orders) -> Driver:
+        return Threads(orders, self.client)
 
 
 class Loop:
-    def __init__(self, url: str, options: dict[str, Any], new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-        self.client = AsyncDistributedLock(url, retry=RETRY, **options)
+    def __init__(self, orders: Orders, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+        self.client = AsyncDistributedLock(orders.url, retry=RETRY, **orders.options)
         self.hands: list[Hand] = []
         self._loop = new_loop()
 
@@ -252,23 +254,26 @@ class Loop:
         self._loop.call_soon_threadsafe(block)
         over.wait()
 
-    def in_child(self, url: str, options: dict[str, Any]) -> Driver:
-        return Threads(url, options)
+    def in_child(self, orders: Orders) -> Driver:
+        return Threads(orders)
 
 
 def _drivers(orders: Orders) -> list[Driver]:
     makers: dict[str, Callable[[], Driver]] = {
-        "threads": lambda: Threads(orders.url, orders.options),
-        "asyncio": lambda: Loop(orders.url, orders.options, asyncio.new_event_loop),
-        "uvloop": lambda: Loop(orders.url, orders.options, _uvloop()),
+        "threads": lambda: Threads(orders),
+        "asyncio": lambda: Loop(orders, asyncio.new_event_loop),
+        "uvloop": lambda: Loop(orders, _uvloop()),
     }
     return [makers[name]() for name in orders.drivers]
 
 
 def _uvloop() -> Callable[[], asyncio.AbstractEventLoop]:
-    import uvloop  # noqa: PLC0415
+    """Find the other event loop; where it is not installed, there is one only."""
+    with suppress(ImportError):
+        import uvloop  # noqa: PLC0415
 
-    return uvloop.new_event_loop
+        return uvloop.new_event_loop
+    return asyncio.new_event_loop
 
 
 async def _as_coroutine(awaitable: Awaitable[T]) -> T:
@@ -589,7 +594,7 @@ class Worker:
         self._witness.start_afresh(self._recorder(name, ".jsonl" if is_shared else ".apart"))
         for hand in parent.hands:
             assert hand.handle is None or not hand.handle.is_held, "a fork's child holds what its parent does"
-        driver = parent.in_child(self._orders.url, self._orders.options)
+        driver = parent.in_child(self._orders)
         if driver.client is not parent.client:
             self._witness.watch(driver.client._engine.store)
         hand = self._hand(driver, patience=0.5)
@@ -613,10 +618,8 @@ def _answer(line: str) -> None:
 
 def main() -> None:
     orders = Orders(**json.loads(sys.argv[1]))
-    if orders.mutant:
-        from tests.torture import mutants  # noqa: PLC0415
-
-        mutants.install(orders.mutant, orders.url)
+    if orders.module:
+        import_module(orders.module)
     _or_fail(Worker(orders).run)
 
 

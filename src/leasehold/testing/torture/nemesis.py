@@ -11,8 +11,8 @@ from random import Random
 from typing import Protocol
 
 from leasehold.runtimes import _clock
-from tests.torture.arenas import LONG, PAUSE, Arena, Fault
-from tests.torture.history import KILL, Recorder
+from leasehold.testing.torture.arena import LONG, PAUSE, Arena, Fault
+from leasehold.testing.torture.history import KILL, Recorder
 
 STORM = (1, 4)
 """How many faults follow each other closely."""

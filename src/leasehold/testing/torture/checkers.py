@@ -15,7 +15,7 @@ from itertools import pairwise
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 
-from tests.torture.history import KILL, Acquire, History, Operation, Read, Spend, Write
+from leasehold.testing.torture.history import KILL, Acquire, History, Operation, Read, Spend, Write
 
 T = TypeVar("T", Acquire, Write | Read)
 

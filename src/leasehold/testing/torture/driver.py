@@ -16,20 +16,19 @@ import time
 import traceback
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 
 from leasehold.runtimes import _clock
-from tests.servers.clock import SteppedClock
-from tests.torture import worker
-from tests.torture.arenas import ARENAS, Arena
-from tests.torture.checkers import Promises, Violation, check
-from tests.torture.history import History, Recorder
-from tests.torture.nemesis import Nemesis
-from tests.torture.register import Registers
+from leasehold.testing.torture import worker
+from leasehold.testing.torture.arena import Arena, Surroundings
+from leasehold.testing.torture.checkers import Promises, Violation, check
+from leasehold.testing.torture.history import History, Recorder
+from leasehold.testing.torture.nemesis import Nemesis
+from leasehold.testing.torture.register import Registers
 
 CREW = (["threads"], ["asyncio"], ["uvloop"], ["threads"])
 """The drivers of each worker."""
@@ -40,7 +39,11 @@ PATIENCE = 60.0
 NEMESIS = "nemesis"
 JUMPS = (-3600.0, -5.0, -0.5, 0.5, 5.0, 3600.0)
 
+PROGRAM = (worker.__name__,)
+
 Say = Callable[[str], None]
+ArenaMaker = Callable[[Path], AbstractContextManager[Arena]]
+"""Prepares a store in a directory of its own. Its function's name is the arena's."""
 
 
 @dataclass
@@ -83,18 +86,18 @@ class Report:
 class Crew:
     """The workers of an arena. Whoever was killed comes back under another name, and so as another client."""
 
-    def __init__(self, arena: Arena, directory: Path, seed: int, registers: str, mutant: str = "") -> None:
+    def __init__(self, arena: Arena, directory: Path, seed: int, registers: str, program: Sequence[str]) -> None:
         self._arena = arena
         self._directory = directory
         self._chance = random.Random(seed)
         self._registers = registers
-        self._mutant = mutant
+        self._program = program
         self._mutex = threading.Lock()
         self._members: dict[str, Member] = {}
         self.troubles: list[str] = []
 
     def start(self) -> None:
-        for number, drivers in enumerate(ONE_PROCESS if self._arena.name == "memory" else CREW):
+        for number, drivers in enumerate(ONE_PROCESS if self._arena.one_process else CREW):
             self._hire(f"w{number}", drivers, life=1)
 
     def names(self) -> list[str]:
@@ -123,7 +126,7 @@ class Crew:
         """Have something befall a worker, and return when it is over."""
         member = self._members[name]
         if order == "jump clock":
-            member.clock.offset = self._chance.choice(JUMPS)
+            member.surroundings.step_clock(self._chance.choice(JUMPS))
         else:
             with suppress(BrokenPipeError):
                 member.say(order)
@@ -166,15 +169,18 @@ class Crew:
             client=name,
             history=str(self._directory),
             url=self._arena.url,
+            module=self._arena.module,
             options=dict(self._arena.options),
             workloads=sorted(self._arena.workloads),
             drivers=drivers,
             hands=HANDS,
             seed=self._chance.getrandbits(32),
             registers=self._registers,
-            mutant=self._mutant,
         )
-        member = Member(post, life, drivers, orders, self._directory / f"{name}.err")
+        own = self._directory / name
+        own.mkdir()
+        command = [sys.executable, "-X", "faulthandler", "-m", *self._program, orders.dump()]
+        member = Member(post, life, drivers, command, own, self._arena.surround(own))
         with self._mutex:
             self._members[name] = member
 
@@ -184,26 +190,26 @@ class Crew:
 
 
 class Member:
-    """One worker: a process of its own, with a wall clock of its own."""
+    """One worker: a process of its own, in surroundings of its own."""
 
-    def __init__(self, post: str, life: int, drivers: list[str], orders: worker.Orders, errors: Path) -> None:
+    def __init__(
+        self, post: str, life: int, drivers: list[str], command: list[str], own: Path, surroundings: Surroundings
+    ) -> None:
         self.post = post
         self.life = life
         self.drivers = drivers
-        self.errors = errors
+        self.surroundings = surroundings
+        self.errors = own.with_name(f"{own.name}.err")
         self.was_killed = self.is_over = False
-        own = errors.with_suffix("")
-        own.mkdir()
-        self.clock = SteppedClock(own)
         self._answers: queue.Queue[str] = queue.Queue()
-        with errors.open("w") as stderr:
+        with self.errors.open("w") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", "-m", "tests.torture.worker", orders.dump()],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
-                env=os.environ | self.clock.environment,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **surroundings.environment},
                 start_new_session=True,
             )
         threading.Thread(target=self._listen, daemon=True).start()
@@ -258,19 +264,21 @@ def _is_stopped(pid: int) -> bool:
 
 
 def torture(
-    name: str,
+    arena: ArenaMaker,
     seconds: float,
     seed: int,
     *,
-    mutant: str = "",
+    program: Sequence[str] = PROGRAM,
     promises: Callable[[Promises], Promises] = lambda promises: promises,
     say: Say = lambda line: None,
     keep: bool = False,
 ) -> Report:
     """Torture an arena's store for so long, and check what happened. Histories are kept if something was wrong.
 
-    Whatever goes wrong besides, such as a store that does not recover, is one of the troubles.
+    Whatever goes wrong besides, such as a store that does not recover, is one of the troubles. The program is what the
+    workers run.
     """
+    name = arena.__name__
     directory = Path(tempfile.mkdtemp(prefix=f"leasehold-torture-{name}-"))
     report = Report(name, seed, seconds)
     histories = directory / "histories"
@@ -279,9 +287,9 @@ def torture(
     recorder = Recorder(histories / f"{NEMESIS}.jsonl", NEMESIS)
     promised = Promises()
     try:
-        with ARENAS[name](directory / "arena") as arena:
-            promised = promises(arena.promises)
-            _run(arena, report, histories, recorder, mutant=mutant, say=say)
+        with arena(directory / "arena") as place:
+            promised = promises(place.promises)
+            _run(place, report, histories, recorder, program=program, say=say)
     except Exception:
         report.troubles.append(traceback.format_exc())
     recorder.close()
@@ -300,9 +308,11 @@ def read(histories: Path) -> History:
     return History.read(sorted(histories.glob("*.jsonl")))
 
 
-def _run(arena: Arena, report: Report, histories: Path, recorder: Recorder, *, mutant: str, say: Say) -> None:
+def _run(
+    arena: Arena, report: Report, histories: Path, recorder: Recorder, *, program: Sequence[str], say: Say
+) -> None:
     with Registers() as registers, ExitStack() as stack:
-        crew = Crew(arena, histories, report.seed, registers.address, mutant)
+        crew = Crew(arena, histories, report.seed, registers.address, program)
         nemesis = Nemesis(arena, crew, recorder, random.Random(report.seed))
         report.faults, report.troubles = nemesis.done, crew.troubles
         stack.callback(crew.dispose)
@@ -318,7 +328,7 @@ def _run(arena: Arena, report: Report, histories: Path, recorder: Recorder, *, m
         crew.finish()
         time.sleep(_rest(arena.promises))
         number = recorder.inspect()
-        recorder.inspected(number, crew.look() if arena.name == "memory" else arena.inspect())
+        recorder.inspected(number, crew.look() if arena.one_process else arena.inspect())
 
 
 def _rest(promises: Promises) -> float:
