@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import hiredis
 
+from leasehold.testing.proxy import Command
 from tests.servers.wire import CANCEL, ENCRYPTION, Framer, text
 
-Command = list[bytes]
 STARTUP = b"\0startup"
 """What stands for the opening of a connection to PostgreSQL."""
-
-
-class Dialect(Protocol):
-    """One connection's conversation; it yields nothing more once it cannot be understood."""
-
-    @staticmethod
-    def is_handshake(command: Command) -> bool:
-        """Tell what clients say when they connect, which a test that loses "the next request" does not mean."""
-
-    def requests(self, chunk: bytes) -> Iterator[Command]: ...
-
-    def replies(self, chunk: bytes) -> int:
-        """Return how many requests are answered with this chunk."""
 
 
 class Resp:

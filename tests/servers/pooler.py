@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import defaultdict
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal, Protocol, Self
 
+from leasehold.testing._background import Background
 from tests.servers import wire
-from tests.servers.background import Background
 from tests.servers.dialects import Postgres
 from tests.servers.ports import HOST, Port
 from tests.servers.postgres import PostgresServer
@@ -33,7 +32,7 @@ class Pooler(Protocol):
     def port(self) -> int: ...
 
     @property
-    def dialect(self) -> Callable[[], Postgres]: ...
+    def dialect(self) -> type[Postgres]: ...
 
     @property
     def url(self) -> str: ...

@@ -20,10 +20,10 @@ import asyncpg
 import psycopg
 import pytest
 
+from leasehold.testing.proxy import Command
 from tests.cli.conftest import is_alive
 from tests.processes.helpers import eventually
 from tests.servers.binaries import POSTGRES16, POSTGRES18, PostgresFlavour, postgres_flavours
-from tests.servers.dialects import Command
 from tests.servers.guard import children
 from tests.servers.pooler import OwnPooler, Pooler
 from tests.servers.postgres import PostgresServer, query, through

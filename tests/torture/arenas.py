@@ -32,6 +32,7 @@ from leasehold.testing.torture.arena import (
     Harm,
     Surroundings,
     by_kind,
+    network,
 )
 from leasehold.testing.torture.arena import CLIENT_FAULTS as PLAIN_CLIENT_FAULTS
 from leasehold.testing.torture.history import KILL
@@ -41,7 +42,7 @@ from tests.servers.clock import SteppedClock
 from tests.servers.disk import FullDisk, SlowDisk
 from tests.servers.postgres import PostgresServer
 from tests.servers.preload import Preload, environment_of
-from tests.servers.proxy import Direction, FaultProxy
+from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer, client_of
 from tests.servers.sentinel import SentinelDeployment
 
@@ -229,39 +230,6 @@ def advisory(directory: Path) -> Iterator[Arena]:
 
 
 ARENAS = {arena.__name__: arena for arena in (memory, sqlite, redis, sentinel, redlock, postgres, advisory)}
-
-
-def network(proxy: FaultProxy) -> list[Fault]:
-    """List what can be done to the connections to one server."""
-
-    def healing(begin: Callable[[Random], None]) -> Harm:
-        @contextmanager
-        def harm(chance: Random) -> Iterator[None]:
-            begin(chance)
-            try:
-                yield
-            finally:
-                proxy.heal()
-
-        return harm
-
-    def cut(chance: Random) -> None:
-        proxy.refuse()
-        proxy.reset_all()
-
-    return [
-        Fault(kind="lose requests", harm=healing(lambda chance: proxy.lose_request(chance.randint(1, 20)))),
-        Fault(kind="lose replies", harm=healing(lambda chance: proxy.lose_reply(chance.randint(1, 20)))),
-        Fault(
-            kind="delay network",
-            harm=healing(lambda chance: proxy.delay(chance.uniform(0.01, 0.3), _direction(chance))),
-        ),
-        Fault(kind="hold network", harm=healing(lambda chance: proxy.hold(_direction(chance)))),
-        Fault(kind="black hole", harm=healing(lambda chance: proxy.black_hole(_direction(chance)))),
-        Fault(kind="cut network", harm=healing(cut)),
-        Fault(kind="cut connections", harm=healing(lambda chance: proxy.reset_all()), seconds=AT_ONCE),
-        Fault(kind="duplicate connections", harm=healing(lambda chance: proxy.freeze())),
-    ]
 
 
 class Server(Protocol):
@@ -661,11 +629,6 @@ ENDING = (
     f" AND application_name <> '{NEMESIS}' AND pid <> pg_backend_pid() AND random() < %s"
 )
 """End a part of the clients' sessions."""
-
-
-def _direction(chance: Random) -> Direction:
-    directions: tuple[Direction, ...] = ("both", "requests", "replies")
-    return chance.choice(directions)
 
 
 def _hosts(addresses: Iterable[tuple[str, int]]) -> str:

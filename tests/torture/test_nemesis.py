@@ -25,7 +25,7 @@ from redis.exceptions import TimeoutError as Unresponsive
 from leasehold import DistributedLock
 from leasehold.runtimes import _clock
 from leasehold.stores.postgres._migrations import script
-from leasehold.testing.torture.arena import PROMISES, WORKLOADS, Arena, Fault
+from leasehold.testing.torture.arena import PROMISES, WORKLOADS, Arena, Fault, network
 from leasehold.testing.torture.history import KILL, History, Recorder
 from leasehold.testing.torture.nemesis import Nemesis
 from tests.processes.helpers import Worker, eventually, is_free
@@ -42,7 +42,6 @@ from tests.torture.arenas import (
     PostgresHarm,
     Quintet,
     RedisHarm,
-    network,
     sentinel_faults,
 )
 
@@ -600,7 +599,9 @@ class Ward:
         self.most = self._now = 0
         self._mutex = threading.Lock()
         faults = {kind: Fault(kind=kind, harm=self._of(kind), seconds=seconds) for kind in kinds}
-        self.arena = Arena(name="ward", url="", promises=PROMISES, faults=faults, at_once=at_once)
+        self.arena = Arena(
+            name="ward", url="", promises=PROMISES, faults=faults, client_faults=CLIENT_FAULTS, at_once=at_once
+        )
 
     def _of(self, kind: str) -> Callable[[Random], Any]:
         @contextmanager

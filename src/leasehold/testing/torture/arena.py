@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from leasehold import DistributedLock, LockError
+from leasehold.testing.proxy import Direction, FaultProxy
 from leasehold.testing.torture.checkers import Promises
 from leasehold.testing.torture.history import KILL
 
@@ -121,6 +122,44 @@ PROMISES = Promises(
 
 def by_kind(faults: Iterable[Fault]) -> dict[str, Fault]:
     return {fault.kind: fault for fault in faults}
+
+
+def network(proxy: FaultProxy) -> list[Fault]:
+    """List what can be done to the connections to one server."""
+
+    def healing(begin: Callable[[Random], None]) -> Harm:
+        @contextmanager
+        def harm(chance: Random) -> Iterator[None]:
+            begin(chance)
+            try:
+                yield
+            finally:
+                proxy.heal()
+
+        return harm
+
+    def cut(chance: Random) -> None:
+        proxy.refuse()
+        proxy.reset_all()
+
+    return [
+        Fault(kind="lose requests", harm=healing(lambda chance: proxy.lose_request(chance.randint(1, 20)))),
+        Fault(kind="lose replies", harm=healing(lambda chance: proxy.lose_reply(chance.randint(1, 20)))),
+        Fault(
+            kind="delay network",
+            harm=healing(lambda chance: proxy.delay(chance.uniform(0.01, 0.3), _direction(chance))),
+        ),
+        Fault(kind="hold network", harm=healing(lambda chance: proxy.hold(_direction(chance)))),
+        Fault(kind="black hole", harm=healing(lambda chance: proxy.black_hole(_direction(chance)))),
+        Fault(kind="cut network", harm=healing(cut)),
+        Fault(kind="cut connections", harm=healing(lambda chance: proxy.reset_all()), seconds=AT_ONCE),
+        Fault(kind="duplicate connections", harm=healing(lambda chance: proxy.freeze())),
+    ]
+
+
+def _direction(chance: Random) -> Direction:
+    directions: tuple[Direction, ...] = ("both", "requests", "replies")
+    return chance.choice(directions)
 
 
 def _lines(info: Any) -> Iterator[str]:
