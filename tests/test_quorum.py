@@ -144,6 +144,16 @@ def test_a_dead_member_is_knocked_at_by_one_and_ever_more_rarely(servers: list[M
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_member_that_is_found_empty_is_looked_after_even_if_nobody_asks_for_a_lock(
+    servers: list[MemberServer],
+) -> None:
+    quorum = open_quorum(ThreadRuntime(), servers)
+    assert drive(quorum.examine()) == []
+    servers[0].forget()
+    assert [found.subject for found in drive(quorum.examine())] == ["m0"]
+    until(lambda: drive(quorum.examine()) == [])
+
+
 def test_a_forked_child_looks_after_its_members_itself(servers: list[MemberServer]) -> None:
     quorum = open_quorum(ThreadRuntime(), servers, dead=1)
     client = DistributedLock(quorum)

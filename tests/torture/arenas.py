@@ -505,7 +505,11 @@ class Quintet:
         self.await_votes()
 
     def await_votes(self, numbers: Collection[int] = range(5)) -> None:
-        eventually(lambda: not self._abstainers() & {*numbers}, "the nodes vote again", RECOVERY)
+        try:
+            eventually(lambda: not self._abstainers() & {*numbers}, "the nodes vote again", RECOVERY)
+        except AssertionError as error:
+            error.add_note(f"{self._doctor.examine()}")
+            raise
 
     @contextmanager
     def _harm(

@@ -287,11 +287,14 @@ class Nodes:
         return [answer if isinstance(answer, Membership) else None for answer in answers]
 
     async def health(self) -> list[MemberHealth]:
+        memberships = await self._knock()
+        if any(membership is not None and membership.votes_in > 0 for membership in memberships):
+            self.heal()
         return [
             MemberHealth(node.name, False, inf, node.error)
             if membership is None
             else MemberHealth(node.name, True, membership.votes_in, "")
-            for node, membership in zip(self._nodes, await self._knock(), strict=True)
+            for node, membership in zip(self._nodes, memberships, strict=True)
         ]
 
     def _start(self, work: Callable[[], Coroutine[Any, Any, None]], undo: Callable[[], None]) -> None:
