@@ -17,7 +17,7 @@ from leasehold._store import Store
 from leasehold.runtimes.aio import AsyncRuntime
 from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores import open_store
-from tests.contract.rigs import ask
+from leasehold.testing.contract.rigs import ask
 from tests.processes.helpers import PATIENCE
 
 __all__ = ["DRIVERS", "Party", "Work", "ask"]

@@ -18,8 +18,9 @@ import pytest
 from leasehold import ClosedError, LockAcquisitionError
 from leasehold._model import Ask
 from leasehold._runtime import drive
-from tests.contract.rigs import STORES, Rig, ask
-from tests.contract.test_primitives import block, line
+from leasehold.testing.contract.primitives import block, line
+from leasehold.testing.contract.rigs import Rig, ask
+from tests.contract.rigs import STORES
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 FAMILIES = {

@@ -4,7 +4,10 @@ import os
 
 import pytest
 
-from tests.contract.rigs import DRIVERS, EACH_CLOCK, ONE_VERSION, STORES, Rig
+from leasehold.testing.contract.rigs import Rig, driver
+from tests.contract.rigs import EACH_CLOCK, ONE_VERSION, STORES
+
+__all__ = ["driver", "rig"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -19,11 +22,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if marked("no_store"):
         stores = ["memory"]
     metafunc.parametrize("rig", stores, indirect=True)
-
-
-@pytest.fixture(params=DRIVERS)
-def driver(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture

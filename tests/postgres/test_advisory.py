@@ -33,7 +33,7 @@ from leasehold.stores import open_store
 from leasehold.stores.postgres._advisory_sql import COMMENT, comment, label, read_comment
 from leasehold.stores.postgres._key import advisory_key
 from leasehold.stores.postgres.advisory import AdvisoryStore, State
-from tests.contract.rigs import DRIVERS, Rig, ask
+from leasehold.testing.contract.rigs import DRIVERS, Rig, ask
 from tests.processes.helpers import Worker, boottime, eventually
 from tests.servers.binaries import POSTGRES18, PostgresFlavour
 from tests.servers.pooler import OwnPooler

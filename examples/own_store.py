@@ -1,0 +1,214 @@
+"""A store of your own: the lines of all names in one JSON file, shared by the processes of one machine.
+
+Who holds and who waits is decided by leasehold's own rule. The store keeps the places, and makes every step whole:
+one process at a time reads the file, takes the step, and puts a new file in its place.
+
+Run it: python examples/own_store.py
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from math import inf
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from leasehold import DistributedLock, StoreError
+from leasehold.port import (
+    Ask,
+    Capabilities,
+    Line,
+    Place,
+    Refusal,
+    Renewal,
+    Runtime,
+    Standing,
+    Stay,
+    Wake,
+    boot_id,
+    rule,
+    shared_clock,
+)
+from leasehold.stores import register
+
+T = TypeVar("T")
+
+
+class Book:
+    """Everything the store remembers, as one step finds it. What has expired is not even read."""
+
+    def __init__(self, path: Path, now: float) -> None:
+        kept: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        self.now = now
+        self.ticket: int = kept.get("ticket", 0)
+        self.refused = {owner: until for owner, until in kept.get("refused", {}).items() if now < until}
+        self.lines = {
+            name: [Place(**place) for place in places if now < place["expires_at"]]
+            for name, places in kept.get("lines", {}).items()
+        }
+
+    def line(self, name: str) -> FileLine:
+        return FileLine(self, self.lines.setdefault(name, []))
+
+    def as_json(self) -> str:
+        lines = {name: [asdict(place) for place in places] for name, places in self.lines.items() if places}
+        return json.dumps({"ticket": self.ticket, "refused": self.refused, "lines": lines})
+
+
+class FileLine:
+    """One name's places in the order of their tickets: the `Ledger` that the rule works on."""
+
+    def __init__(self, book: Book, places: list[Place]) -> None:
+        self._book = book
+        self._places = places
+
+    def places(self) -> Iterator[Place]:
+        return iter(self._places)
+
+    def find(self, owner: str) -> Place | None:
+        return next((place for place in self._places if place.owner == owner), None)
+
+    def append(self, place: Place) -> bool:
+        if place.owner in self._book.refused:
+            return False
+        # A ticket is a fence: it grows for ever, even where the file that counted is gone.
+        self._book.ticket = place.ticket = max(self._book.ticket + 1, time.time_ns() // 1000)
+        self._places.append(place)
+        return True
+
+    def update(self, place: Place) -> None:
+        """Do nothing: the rule has changed the very place that will be written."""
+
+    def rename(self, place: Place, owner: str) -> None:
+        place.owner = owner
+
+    def remove(self, owner: str) -> float:
+        place = self.find(owner)
+        if place is None:
+            return -inf
+        self._places.remove(place)
+        return place.expires_at
+
+    def refuse(self, owner: str, until: float) -> None:
+        self._book.refused[owner] = until
+
+
+class FileStore:
+    """Lines in a file of `folder`, a new one after each boot: no holder outlives the machine.
+
+    Not promised: anything across machines, or once somebody has removed its files. A process stopped in the midst of
+    a step keeps everybody out until it goes on or is killed.
+    """
+
+    capabilities = Capabilities(push=False)  # nobody is woken: the engine asks again, with growing pauses
+
+    def __init__(self, runtime: Runtime, folder: str | Path, clock: Callable[[], float] | None = None) -> None:
+        self.runtime = runtime
+        self._path = Path(folder, f"locks-{boot_id()}.json").absolute()
+        self._clock = clock or shared_clock()  # all processes agree on it, and nobody sets it
+
+    async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
+        return await self._step(lambda book: rule.join(book.line(ask.name), ask, book.now)[0], timeout)
+
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+        return await self._step(
+            lambda book: [rule.renew(book.line(each.name), each, book.now)[0] for each in renewals], timeout
+        )
+
+    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+        return await self._step(lambda book: rule.leave(book.line(name), owner, book.now, unsure)[0], timeout)
+
+    async def wait(self, name: str, owner: str, timeout: float) -> Wake:
+        await self.runtime.sleep(timeout)
+        return Wake.SILENCE
+
+    async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
+        def look() -> list[Line]:
+            book = Book(self._path, self._clock())  # always a whole one: no lock is needed
+            names = sorted(name for name in book.lines if (name == prefix if exact else name.startswith(prefix)))
+            lines = [Line(name, book.now, rule.live(book.lines[name], book.now)) for name in names]
+            return [line for line in lines if line.places]
+
+        return await self.runtime.offload(look)
+
+    async def close(self) -> None:
+        """Do nothing: between steps, nothing is open."""
+
+    async def linger(self, stay: Stay, timeout: float) -> bool:
+        """Let names stay taken: one of the things that a store need not be able to do."""
+        return await self._step(lambda book: rule.linger(book.line(stay.name), stay, book.now)[0], timeout)
+
+    async def _step(self, step: Callable[[Book], T], timeout: float) -> T:
+        def take() -> T:
+            try:
+                with self._alone(timeout):
+                    book = Book(self._path, self._clock())
+                    result = step(book)
+                    new = self._path.with_suffix(".new")
+                    new.write_text(book.as_json(), "utf-8")
+                    new.replace(self._path)  # whoever is killed before this has done nothing
+                    return result
+            except OSError as error:
+                raise StoreError(f"{self._path}: {error.strerror}") from error
+
+        return await self.runtime.offload(take)  # where waiting for the disk holds nobody up
+
+    @contextmanager
+    def _alone(self, timeout: float) -> Iterator[None]:
+        """Keep all others out, threads and processes. The lock is of a file that is never replaced."""
+        deadline = time.monotonic() + timeout
+        with self._path.with_suffix(".lock").open("a") as lock:
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if time.monotonic() >= deadline:
+                        raise StoreError(f"{self._path} is locked", transient=True) from error
+                time.sleep(0.0005)
+            try:
+                yield
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)  # to close it would not do, had somebody forked meanwhile
+
+
+def open_file(url: str, runtime: Runtime) -> FileStore:
+    """Open `file:///var/lib/app`: a store in that folder."""
+    return FileStore(runtime, unquote(urlsplit(url).path))
+
+
+register("file", open_file)
+
+
+def work(url: str, journal: Path) -> None:
+    """Be one of several processes that append to a journal, one at a time."""
+    with DistributedLock(url) as locks:
+        for _ in range(5):
+            with locks.lock("journal", timeout=30) as handle:
+                written = journal.read_text("utf-8")
+                journal.write_text(f"{written}{handle.fence}\n", "utf-8")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        work(sys.argv[1], Path(sys.argv[2]))
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            journal = Path(folder, "journal")
+            journal.touch()
+            command = [sys.executable, __file__, f"file://{folder}", str(journal)]
+            workers = [subprocess.Popen(command) for _ in range(4)]
+            assert [worker.wait() for worker in workers] == [0] * 4
+            fences = [int(line) for line in journal.read_text("utf-8").split()]
+        print(f"{len(fences)} entries by {len(workers)} processes; fences grow: {fences == sorted(set(fences))}")
+        assert len(fences) == 20
+        assert fences == sorted(set(fences))

@@ -1,0 +1,13 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from examples.own_store import FileStore
+from leasehold.port import Runtime
+from leasehold.testing.contract import *  # noqa: F403
+
+
+@pytest.fixture
+def open_store(tmp_path: Path) -> Callable[[Runtime], FileStore]:
+    return lambda runtime: FileStore(runtime, tmp_path)
