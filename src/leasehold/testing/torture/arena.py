@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 from leasehold import DistributedLock, LockError
+from leasehold._store import Rated
 from leasehold.testing.proxy import Direction, FaultProxy
 from leasehold.testing.torture.checkers import Promises
 from leasehold.testing.torture.history import KILL
@@ -47,6 +48,22 @@ class Fault:
     target: str = ""
 
 
+PROMISES = Promises(
+    # "A process that was stopped sees, when it resumes, that it lost": not before.
+    halting=(KILL, PAUSE, BLOCK_LOOP),
+    slack=0.5,
+    # "A waiter whose message is lost finds out within half a heartbeat" (`docs/redis.md`; so it is on all stores).
+    wakes_within=TTL / 2 + 1.0,
+    # A request that was on its way is given up after 5 s, and a dead place ends by itself after a ttl.
+    recovers_within=5.0 + 2 * TTL,
+    # "A dead holder blocks for its ttl": from its last renewal, which may have been on its way for a while.
+    longest_ttl=TTL + 1.0,
+    # "A fifth of the ttl, if you say nothing" (`docs/election.md`).
+    grace=TTL / 5,
+)
+"""What all stores promise."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
     """What a client's process finds around itself."""
@@ -65,8 +82,9 @@ class Arena:
     """What clients import first: it registers the URL's scheme, unless `leasehold` knows that by itself."""
     options: Mapping[str, Any] = field(default_factory=lambda: {"ttl": TTL})
     """What clients are opened with. No lease may be asked for that lives longer than this `ttl`."""
-    promises: Promises
+    promises: Promises = PROMISES
     workloads: frozenset[str] = WORKLOADS
+    """What clients do, as far as the store carries it."""
     faults: Mapping[str, Fault] = field(default_factory=dict)
     client_faults: frozenset[str] = CLIENT_FAULTS
     at_once: int = 1
@@ -82,6 +100,17 @@ class Arena:
     def client(self) -> DistributedLock:
         """Open a client as those do that are tortured here."""
         return DistributedLock(self.url, **self.options)
+
+    def carried(self) -> frozenset[str]:
+        """Leave out of the workloads what the store cannot carry."""
+        with self.client() as locks:
+            store = locks._engine.store
+        able = {
+            "readwrite": store.capabilities.shared,
+            "semaphore": store.capabilities.semaphore,
+            "limiter": isinstance(store, Rated),
+        }
+        return frozenset(workload for workload in self.workloads if able.get(workload, True))
 
     def settle(self) -> None:
         """Heal everything, and wait until the store gives locks to a client that comes now."""
@@ -102,22 +131,6 @@ class Arena:
             locks.acquire("settled", timeout=TTL).release()
             return True
         return False
-
-
-PROMISES = Promises(
-    # "A process that was stopped sees, when it resumes, that it lost": not before.
-    halting=(KILL, PAUSE, BLOCK_LOOP),
-    slack=0.5,
-    # "A waiter whose message is lost finds out within half a heartbeat" (`docs/redis.md`; so it is on all stores).
-    wakes_within=TTL / 2 + 1.0,
-    # A request that was on its way is given up after 5 s, and a dead place ends by itself after a ttl.
-    recovers_within=5.0 + 2 * TTL,
-    # "A dead holder blocks for its ttl": from its last renewal, which may have been on its way for a while.
-    longest_ttl=TTL + 1.0,
-    # "A fifth of the ttl, if you say nothing" (`docs/election.md`).
-    grace=TTL / 5,
-)
-"""What all stores promise."""
 
 
 def by_kind(faults: Iterable[Fault]) -> dict[str, Fault]:

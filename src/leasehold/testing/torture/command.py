@@ -72,11 +72,7 @@ def _torture(arena: ArenaMaker, seconds: float, seed: int, arguments: argparse.N
             print(f"{name:>9} {now - began:4.0f} s  {line}", flush=True)
 
     report = torture(arena, seconds, seed, say=say, keep=arguments.keep or arguments.plot is not None)
-    verdict = "good" if report.is_good else f"{len(report.violations)} violations, {len(report.troubles)} troubles"
-    print(
-        f"{name:>9} seed {seed}: {report.operations.total()} operations, {report.faults.total()} faults: {verdict}",
-        flush=True,
-    )
+    print(f"{report}".partition("\n")[0], flush=True)
     return report
 
 
@@ -101,9 +97,7 @@ def summarize(reports: list[Report]) -> None:
         print(f"  worst recovery: {seconds:.2f} s, after {kind}")
     bad = [report for report in reports if not report.is_good]
     for report in bad:
-        print(f"\n{report.arena}, seed {report.seed}: histories in {report.histories}")
-        for trouble in [*report.troubles, *map(str, report.violations)]:
-            print(f"  {trouble}")
+        print(f"\n{report}")
     operations = sum(report.operations.total() for report in reports)
     faults = sum(report.faults.total() for report in reports)
     violations = sum(len(report.violations) + len(report.troubles) for report in reports)

@@ -63,6 +63,12 @@ class Report:
     histories: Path | None = None
     """Where the histories are, if they were kept."""
 
+    def __str__(self) -> str:
+        verdict = "good" if self.is_good else f"{len(self.violations)} violations, {len(self.troubles)} troubles"
+        done = f"{self.operations.total()} operations, {self.faults.total()} faults: {verdict}"
+        where = [f"histories in {self.histories}"] if self.histories else []
+        return "\n".join([f"{self.arena} seed {self.seed}: {done}", *self.troubles, *map(str, self.violations), *where])
+
     @property
     def is_good(self) -> bool:
         return not self.violations and not self.troubles
@@ -88,6 +94,7 @@ class Crew:
 
     def __init__(self, arena: Arena, directory: Path, seed: int, registers: str, program: Sequence[str]) -> None:
         self._arena = arena
+        self._workloads = sorted(arena.carried())
         self._directory = directory
         self._chance = random.Random(seed)
         self._registers = registers
@@ -171,7 +178,7 @@ class Crew:
             url=self._arena.url,
             module=self._arena.module,
             options=dict(self._arena.options),
-            workloads=sorted(self._arena.workloads),
+            workloads=self._workloads,
             drivers=drivers,
             hands=HANDS,
             seed=self._chance.getrandbits(32),

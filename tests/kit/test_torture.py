@@ -1,0 +1,67 @@
+"""The few lines that torture a store of one's own; and that they find what is wrong with one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from examples import own_store
+from leasehold.port import Runtime
+from leasehold.stores import register
+from leasehold.testing.torture import Arena, Report, torture
+
+SECONDS = 6.0
+SEED = 1
+
+
+@contextmanager
+def file_store(directory: Path) -> Iterator[Arena]:
+    yield Arena(name="file", url=f"file://{directory}", module="examples.own_store")
+
+
+@contextmanager
+def leaky_store(directory: Path) -> Iterator[Arena]:
+    yield Arena(name="leaky", url=f"leaky://{directory}", module=__name__)
+
+
+class LeakyStore(own_store.FileStore):
+    """Whoever leaves takes the next one along."""
+
+    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+        was_there = await super().leave(name, owner, timeout, unsure)
+        for line in await self.inspect(name, exact=True):
+            await super().leave(name, line.places[0].owner, timeout)
+        return was_there
+
+
+def open_leaky(url: str, runtime: Runtime) -> LeakyStore:
+    return LeakyStore(runtime, url.removeprefix("leaky://"))
+
+
+register("leaky", open_leaky)
+
+
+@pytest.fixture(scope="module")
+def reports() -> Iterator[list[Report]]:
+    with ThreadPoolExecutor() as pool:
+        reports = list(pool.map(lambda arena: torture(arena, SECONDS, SEED), (file_store, leaky_store)))
+    yield reports
+    for report in reports:
+        report.discard()
+
+
+def test_a_store_of_ones_own_survives(reports: list[Report]) -> None:
+    assert reports[0].is_good, str(reports[0])
+
+
+def test_what_a_store_cannot_carry_is_not_asked_of_it(reports: list[Report]) -> None:
+    assert {"lock granted", "read granted", "permit granted", "leader granted"} <= {*reports[0].operations}
+    assert "rates spent" not in reports[0].operations
+
+
+def test_a_store_that_is_wrong_is_found_out(reports: list[Report]) -> None:
+    assert reports[1].findings & {"exclusion", "retractions"}, str(reports[1])
