@@ -36,6 +36,8 @@ ONE_PROCESS = (["threads", "asyncio"],)
 HANDS = 5
 PATIENCE = 60.0
 """How long workers may take to finish once all is well again."""
+STARTING = 10.0
+"""How long to wait for the first of them to have done something."""
 NEMESIS = "nemesis"
 JUMPS = (-3600.0, -5.0, -0.5, 0.5, 5.0, 3600.0)
 
@@ -325,6 +327,7 @@ def _run(
         stack.callback(crew.dispose)
         crew.start()
         progress = Progress(histories)
+        _until(lambda: bool(progress.operations()), STARTING)  # else the first harm would be done to nobody
         with _in_background(lambda: nemesis.run(_clock.now() + report.seconds)) as is_over:
             while not is_over(1.0):
                 crew.look_after()
@@ -336,6 +339,12 @@ def _run(
         time.sleep(_rest(arena.promises))
         number = recorder.inspect()
         recorder.inspected(number, crew.look() if arena.one_process else arena.inspect())
+
+
+def _until(condition: Callable[[], bool], patience: float) -> None:
+    deadline = time.monotonic() + patience
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def _rest(promises: Promises) -> float:

@@ -22,9 +22,11 @@ X = Callable[[float], float]
 SECOND = 60
 """Pixels."""
 LEFT, TOP, ROW, BAR = 110, 58, 13, 9
+LABELS = 3
+"""Rows that the names of faults share, since some are close to each other."""
 COLOURS = ("#0a58ca", "#2f8fe6", "#6aa5dd", "#041f4d", "#a8693a", "#6d8764", "#8d6e97", "#4d4d4d")
 FAULT, WRONG = "#d9534f", "#d00000"
-STYLE = "text{font:11px sans-serif;fill:#333} .n{font-weight:bold}"
+STYLE = "text{font:11px sans-serif;fill:#333} .n{font-weight:bold} .f{fill:#a33}"
 
 
 def draw(history: History, accused: Collection[Operation] = ()) -> str:
@@ -36,7 +38,8 @@ def draw(history: History, accused: Collection[Operation] = ()) -> str:
     colours = dict(zip(names, cycle(COLOURS), strict=False))
     lanes = _lanes(history)
     width = LEFT + (end - zero) * SECOND + 20
-    height = TOP + sum(len(rows) * ROW + 8 for rows in lanes.values()) + 10
+    bottom = TOP + sum(len(rows) * ROW + 8 for rows in lanes.values())
+    height = bottom + LABELS * ROW + 10
 
     def x(at: float) -> float:
         return LEFT + (min(at, end) - zero) * SECOND
@@ -46,10 +49,13 @@ def draw(history: History, accused: Collection[Operation] = ()) -> str:
         f"<style>{STYLE}</style>",
         f'<rect width="{width:.0f}" height="{height:.0f}" fill="white"/>',
         *_legend(colours),
-        *_scale(zero, end, height, x),
+        *_scale(zero, end, bottom, x),
     ]
     wrong = {(one.client, one.line) for one in accused}
-    parts += [_band(one, x, TOP, height - TOP - 10) for one in history.faults if not one.target]
+    for number, fault in enumerate(fault for fault in history.faults if not fault.target):
+        parts.append(_band(fault, x, TOP, bottom - TOP))
+        under = bottom + ROW * (1 + number % LABELS)
+        parts.append(f'<text class="f" x="{x(fault.invoked):.1f}" y="{under}">{escape(fault.name)}</text>')
     top = TOP
     for client, rows in lanes.items():
         depth = len(rows) * ROW
@@ -128,10 +134,10 @@ def _legend(colours: dict[str, str]) -> Iterator[str]:
     yield f'<text x="{at + 14}" y="17">fault; lines wait, bars hold, pale ones are past their trust</text>'
 
 
-def _scale(zero: float, end: float, height: float, x: X) -> Iterator[str]:
+def _scale(zero: float, end: float, bottom: float, x: X) -> Iterator[str]:
     for second in range(int(end - zero) + 1):
         at = x(zero + second)
-        yield f'<line x1="{at}" x2="{at}" y1="{TOP - 14}" y2="{height - 10}" stroke="#f0f0f0"/>'
+        yield f'<line x1="{at}" x2="{at}" y1="{TOP - 14}" y2="{bottom}" stroke="#f0f0f0"/>'
         yield f'<text x="{at + 2}" y="{TOP - 18}">{zero + second:.0f} s</text>'
 
 
