@@ -15,7 +15,7 @@ COMPILE := $(UV) pip compile --quiet --upgrade --universal --generate-hashes --p
 
 # Two installations into one .venv would tread on each other.
 .NOTPARALLEL:
-.PHONY: help demo test check bench bench-quick soak docs format pins clean
+.PHONY: help demo test check bench bench-quick soak mutants docs format pins clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,10 +37,8 @@ bench: .venv/installed .venv/bench ## compare with peers and floors, into bench/
 bench-quick: .venv/installed .venv/bench ## the same in two minutes, with fewer cases and rounds
 	$(BIN)/python -m bench --quick $(ARGS)
 
-soak: .venv/installed .venv/test ## torture every store for MINUTES=10, try all deliberate bugs, check models, simulate histories
+soak: .venv/installed .venv/test ## torture every store for MINUTES=10, then simulate histories for a quarter of that
 	$(BIN)/python -m tests.torture --minutes $(MINUTES) --plot torture.svg
-	LEASEHOLD_TORTURE=1 LEASEHOLD_MUTANTS=all $(PYTEST) tests/torture
-	LEASEHOLD_LARGE_MODELS=1 $(PYTEST) -rP tests/model
 	@end=$$(($$(date +%s) + 15 * $(MINUTES))); \
 	while [ $$(date +%s) -lt $$end ]; do \
 		export LEASEHOLD_SEED=$$($(BIN)/python -c 'import secrets; print(secrets.randbelow(10**12))'); \
@@ -48,6 +46,10 @@ soak: .venv/installed .venv/test ## torture every store for MINUTES=10, try all 
 		echo "LEASEHOLD_SEED=$$LEASEHOLD_SEED LEASEHOLD_HISTORIES=$(HISTORIES)"; \
 		$(PYTEST) tests/simulation $(ARGS) || exit 1; \
 	done
+
+mutants: .venv/installed .venv/test ## see that the torture finds every deliberate bug, and check the models in large scopes
+	LEASEHOLD_TORTURE=1 $(PYTEST) tests/torture
+	LEASEHOLD_LARGE_MODELS=1 $(PYTEST) -rP tests/model
 
 docs: .venv/docs ## build the site into site/
 	$(BIN)/zensical build --clean

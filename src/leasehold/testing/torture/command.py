@@ -99,11 +99,13 @@ def summarize(reports: list[Report]) -> None:
     for report in bad:
         print(f"\n{report}")
     operations = sum(report.operations.total() for report in reports)
-    faults = sum(report.faults.total() for report in reports)
+    faults = sum((report.faults for report in reports), Counter[str]())
     violations = sum(len(report.violations) + len(report.troubles) for report in reports)
     seconds, kind = max(report.worst_recovery for report in reports)
+    print(f"\nall faults: {_list(faults)}")
     print(
-        f"\n{operations} operations, {faults} faults, {violations} violations; worst recovery {seconds:.2f} s ({kind})"
+        f"{operations} operations, {faults.total()} faults, {violations} violations; "
+        f"worst recovery {seconds:.2f} s, after {kind}"
     )
 
 
