@@ -39,7 +39,7 @@ bench-quick: .venv/installed .venv/bench ## the same in two minutes, with fewer 
 
 soak: .venv/installed .venv/test ## torture every store for MINUTES=10, try all deliberate bugs, check models, simulate histories
 	$(BIN)/python -m tests.torture --minutes $(MINUTES) --plot torture.svg
-	LEASEHOLD_TORTURE=1 LEASEHOLD_MUTANTS=all $(PYTEST) tests/torture
+	LEASEHOLD_TORTURE=1 LEASEHOLD_MUTANTS=all $(PYTEST) tests/torture tests/kit
 	LEASEHOLD_LARGE_MODELS=1 $(PYTEST) -rP tests/model
 	@end=$$(($$(date +%s) + 15 * $(MINUTES))); \
 	while [ $$(date +%s) -lt $$end ]; do \
