@@ -24,6 +24,7 @@ from leasehold import (
     LockHandle,
     RateLimiter,
     errors,
+    port,
 )
 
 SRC = Path(leasehold.__file__).parent
@@ -61,8 +62,10 @@ def test_both_facades_offer_the_same(blocking: type, asynchronous: type) -> None
 def test_all_is_sorted_and_true() -> None:
     assert leasehold.__all__ == sorted(leasehold.__all__)
     assert errors.__all__ == sorted(errors.__all__)
-    for name in leasehold.__all__:
-        assert hasattr(leasehold, name)
+    assert sorted(port.__all__) == sorted(set(port.__all__))
+    for module in (leasehold, port):
+        for name in module.__all__:
+            assert hasattr(module, name)
     assert set(errors.__all__) <= set(leasehold.__all__)
 
 
@@ -90,9 +93,10 @@ def test_the_core_knows_no_driver() -> None:
         assert not re.search(r"^(import|from) (asyncio|threading|time|random)\b", path.read_text(), re.MULTILINE), path
 
 
-def test_the_package_needs_nothing_but_python() -> None:
+@pytest.mark.parametrize("module", ["leasehold", "leasehold.port", "leasehold.testing"])
+def test_the_package_needs_nothing_but_python(module: str) -> None:
     program = (
-        "import sys; before = set(sys.modules); import leasehold;"
+        f"import sys; before = set(sys.modules); import {module};"
         "print({name.partition('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))"
     )
     done = subprocess.run(

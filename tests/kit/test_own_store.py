@@ -1,3 +1,7 @@
+"""The contract on a store that is not ours: these few lines are all its author writes."""
+
+from __future__ import annotations
+
 from collections.abc import Callable
 from pathlib import Path
 

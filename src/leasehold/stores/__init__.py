@@ -32,6 +32,7 @@ def register(scheme: str, opener: Opener) -> None:
     An installed package does it for all processes with an entry point of the group `leasehold.stores` that has the
     scheme's name.
     """
+    scheme = scheme.lower()
     if scheme in SCHEMES:
         msg = f"{scheme}:// is a store of leasehold itself"
         raise InvalidInputError(msg)
@@ -82,11 +83,12 @@ def _opener_of(source: str, scheme: str) -> Opener:
 
     if scheme in _registered:
         return _registered[scheme]
-    for entry in entry_points(group="leasehold.stores", name=scheme):
+    installed = entry_points(group="leasehold.stores")
+    for entry in installed.select(name=scheme):
         opener: Opener = entry.load()
         return opener
     place = source.rpartition("@")[2] if "@" in source else source  # not the password
-    schemes = (f"{scheme}://" for scheme in (*SCHEMES, *_registered))
+    schemes = (f"{scheme}://" for scheme in (*SCHEMES, *_registered, *sorted(installed.names)))
     msg = f"{place!r}: no store has this scheme; there are {', '.join(schemes)}"
     raise InvalidInputError(msg)
 

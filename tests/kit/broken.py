@@ -1,0 +1,64 @@
+"""Copies of the example's store, each with something broken that the contract must find."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from examples.own_store import Book, FileLine, FileStore
+from leasehold.port import Ask, Place, Refusal, Renewal, Standing, rule
+
+
+class AnybodyLeaves(FileStore):
+    """Whoever leaves takes the first place of the line along."""
+
+    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+        lines = await self.inspect(name, exact=True)
+        return await super().leave(name, lines[0].places[0].owner if lines else owner, timeout, unsure)
+
+
+class RenewalsResurrect(FileStore):
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+        for each in renewals:
+            await self.join(Ask(each.name, each.owner, each.ttl, each.heartbeat), timeout)
+        return await super().renew(renewals, timeout)
+
+
+class NewcomersOvertake(FileStore):
+    """Whoever comes sees those who hold only."""
+
+    async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
+        class Holders(FileLine):
+            def places(self) -> Iterator[Place]:
+                return (place for place in super().places() if place.acquired_at is not None)
+
+        def step(book: Book) -> Standing | Refusal:
+            return rule.join(Holders(book, book.lines.setdefault(ask.name, [])), ask, book.now)[0]
+
+        return await self._step(step, timeout)
+
+
+class TicketsRepeat(FileStore):
+    """Whoever finds nobody in the line begins to count anew."""
+
+    async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
+        class Forgetful(FileLine):
+            def append(self, place: Place) -> bool:
+                is_in = super().append(place)
+                place.ticket = sum(1 for _ in self.places())
+                return is_in
+
+        return await self._step(
+            lambda book: rule.join(Forgetful(book, book.lines.setdefault(ask.name, [])), ask, book.now)[0], timeout
+        )
+
+
+class RefusalsAreForgotten(FileStore):
+    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+        return await super().leave(name, owner, timeout)
+
+
+class WaitersLiveOn(FileStore):
+    """Whoever waits is given the life of one who holds."""
+
+    async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
+        return await super().join(ask._replace(heartbeat=ask.ttl), timeout)

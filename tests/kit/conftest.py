@@ -1,0 +1,5 @@
+"""What takes long on a store that is an example only is for `make soak`."""
+
+import os
+
+collect_ignore = [] if os.environ.get("LEASEHOLD_TORTURE") else ["test_own_store.py"]
