@@ -1,4 +1,4 @@
-"""What takes long on a store that is an example only is for `make soak`."""
+"""What takes long on a store that is an example only is for `make mutants`."""
 
 import os
 
