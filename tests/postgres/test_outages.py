@@ -235,16 +235,18 @@ async def test_a_grant_survives_a_crash_right_after_it_was_told(party: Party, fr
     handles = []
     for number in range(2):
         handles.append(await ask(locks.acquire(f"x-{number}", retry=PATIENT)))
+        await ask((await ask(locks.acquire(f"stays-{number}", at_least=60))).release())
         fresh.kill()
         fresh.restart()
     other = party.client(fresh.url)
     assert [(await ask(other.info(f"x-{n}"))).fence for n in range(2)] == [handle.fence for handle in handles]
+    assert all([(await ask(other.info(f"stays-{n}"))).holders[0].lingers for n in range(2)])
     assert await ask(other.try_acquire("x-1")) is None
     assert handles[0].fence < handles[1].fence < (await ask(other.acquire("y"))).fence
     for handle in handles:
         with suppress(StoreError):  # a session that has just ended shows when it is used
             await ask(handle.release())
-    await party.until(lambda: len(places(party, fresh)) == 1, "all but the other's are given up")
+    await party.until(lambda: len(places(party, fresh)) == 3, "all are given up but the other's, and what stays")
 
 
 @pytest.mark.parametrize("driver", ["threads"])

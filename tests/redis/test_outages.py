@@ -99,9 +99,14 @@ async def test_a_server_killed_and_restarted_with_its_log_keeps_its_locks(party:
     waiting = party.start(hold(party, server))
     watch = party.client(server.url)
     await party.waits(watch, "x")
+    await ask((await ask(watch.acquire("stays", at_least=60))).release())
+    assert await ask(watch.rate_limiter("rate", 1, 60).spend())
     server.kill()
     server.restart()
-    assert (await ask(party.client(server.url).info("x"))).fence == handle.fence
+    after = party.client(server.url)
+    assert (await ask(after.info("x"))).fence == handle.fence
+    assert (await ask(after.info("stays"))).holders[0].lingers
+    assert not await ask(after.rate_limiter("rate", 1, 60).spend())
     await party.passes(2.0)
     assert handle.is_held
     assert not handle.lost.is_set()
