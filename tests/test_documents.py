@@ -53,8 +53,16 @@ def test_there_are_pages_and_examples_to_test() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):
-        assert (page.parent / target).exists(), target
+    for name, heading in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", page.read_text("utf-8")):
+        target = page.parent / name if name else page
+        assert target.exists(), name
+        assert not heading or heading in headings(target), f"{name}#{heading}"
+
+
+def headings(page: Path) -> set[str]:
+    """Name a page's headings as links do."""
+    lines = re.findall(r"^#+ (.*)", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", line).strip().lower()) for line in lines}
 
 
 def run(program: Path, folder: Path, **environment: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -13,8 +13,11 @@ import pytest
 from leasehold import LockLostError, StoreError
 from leasehold._model import Ask
 from leasehold._retry import RetryPolicy
+from leasehold.stores.postgres._migrations import script
 from tests.party import Party, ask
 from tests.postgres.sessions import asking, listening, named, places
+from tests.servers.binaries import POSTGRES18
+from tests.servers.clock import SteppedClock
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import FaultProxy
 
@@ -232,16 +235,18 @@ async def test_a_grant_survives_a_crash_right_after_it_was_told(party: Party, fr
     handles = []
     for number in range(2):
         handles.append(await ask(locks.acquire(f"x-{number}", retry=PATIENT)))
+        await ask((await ask(locks.acquire(f"stays-{number}", at_least=60))).release())
         fresh.kill()
         fresh.restart()
     other = party.client(fresh.url)
     assert [(await ask(other.info(f"x-{n}"))).fence for n in range(2)] == [handle.fence for handle in handles]
+    assert all([(await ask(other.info(f"stays-{n}"))).holders[0].lingers for n in range(2)])
     assert await ask(other.try_acquire("x-1")) is None
     assert handles[0].fence < handles[1].fence < (await ask(other.acquire("y"))).fence
     for handle in handles:
         with suppress(StoreError):  # a session that has just ended shows when it is used
             await ask(handle.release())
-    await party.until(lambda: len(places(party, fresh)) == 1, "all but the other's are given up")
+    await party.until(lambda: len(places(party, fresh)) == 3, "all are given up but the other's, and what stays")
 
 
 @pytest.mark.parametrize("driver", ["threads"])
@@ -272,3 +277,32 @@ async def test_a_server_that_is_gone_for_good_is_an_error_for_waiters_and_a_loss
     await party.until(handle.lost.is_set, "the loss is told", within=TTL + SLACK)
     with pytest.raises(LockLostError):
         await ask(handle.release())
+
+
+@pytest.fixture
+def clocked(schema: str) -> Iterator[PostgresServer]:
+    """Give a server of the test's own whose clock can be set."""
+    with PostgresServer(POSTGRES18, SteppedClock, fsync="off") as server:
+        server.sql(script(schema))
+        yield server
+
+
+@pytest.mark.parametrize("driver", ["threads"])
+async def test_a_clock_stepped_forward_ends_leases_and_back_keeps_them_and_fences_grow(
+    party: Party, clocked: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = await hold(party, clocked.url)
+    waiting = party.start(hold(party, clocked.url))
+    await party.waits(party.client(clocked.url), "x")
+    clocked.step_clock(60)
+    await party.until(first.lost.is_set, "the loss is told", within=TTL)
+    second = await waiting.result()
+    assert second.fence > first.fence
+    await party.passes(TTL / 2)  # its clock is read for the first time
+    dead: Any = await party.store(clocked.url).join(Ask("y", "dead/1", TTL, TTL), 5.0)
+    clocked.step_clock(-60)
+    assert (await hold(party, clocked.url, "y")).fence > dead.ticket
+    assert "clock stepped by -60." in caplog.text
+    assert second.is_held
+    await ask(second.release())
+    assert (await hold(party, clocked.url)).fence > second.fence

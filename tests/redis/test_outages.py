@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from leasehold import LockLostError, StoreError
+from leasehold._model import Ask
 from tests.party import Party, ask
 from tests.servers.redis import RedisServer
 
@@ -98,9 +99,14 @@ async def test_a_server_killed_and_restarted_with_its_log_keeps_its_locks(party:
     waiting = party.start(hold(party, server))
     watch = party.client(server.url)
     await party.waits(watch, "x")
+    await ask((await ask(watch.acquire("stays", at_least=60))).release())
+    assert await ask(watch.rate_limiter("rate", 1, 60).spend())
     server.kill()
     server.restart()
-    assert (await ask(party.client(server.url).info("x"))).fence == handle.fence
+    after = party.client(server.url)
+    assert (await ask(after.info("x"))).fence == handle.fence
+    assert (await ask(after.info("stays"))).holders[0].lingers
+    assert not await ask(after.rate_limiter("rate", 1, 60).spend())
     await party.passes(2.0)
     assert handle.is_held
     assert not handle.lost.is_set()
@@ -203,23 +209,28 @@ async def test_a_stepped_clock_is_reported(
     assert (await waiting.result()).fence > handle.fence
 
 
+async def die_holding(party: Party, server: RedisServer) -> Any:
+    """Take a place that nobody will ever give up."""
+    return await party.store(server.url).join(Ask("x", "dead/1", TTL, TTL), 5.0)
+
+
 async def test_after_a_step_back_a_dead_holders_lock_is_free_within_its_ttl(party: Party, start: Start) -> None:
     server = start(clock=True)
-    dead = await ask(party.client(server.url).acquire("x", ttl=TTL, renew=False))
+    dead = await die_holding(party, server)
     waiting = party.start(hold(party, server))
     await party.waits(party.client(server.url), "x")
     server.step_clock(-60)
     stepped = time.monotonic()
     second = await waiting.result()
     assert waiting.ended_at - stepped < TTL + SLACK
-    assert second.fence > dead.fence
+    assert second.fence > dead.ticket
 
 
 async def test_after_a_step_back_a_dead_holders_lock_is_free_for_a_newcomer_too(party: Party, start: Start) -> None:
     server = start(clock=True)
-    dead = await ask(party.client(server.url).acquire("x", ttl=TTL, renew=False))
+    dead = await die_holding(party, server)
     server.step_clock(-60)
-    assert (await hold(party, server)).fence > dead.fence
+    assert (await hold(party, server)).fence > dead.ticket
 
 
 async def test_a_step_forward_and_back_again_keeps_what_is_held(party: Party, start: Start) -> None:

@@ -1,4 +1,4 @@
-"""Processes that are killed, end or fork while they hold and wait. The scenarios are in tests/workers.py."""
+"""Processes that are killed, stopped, end or fork while they hold and wait. The scenarios are in tests/workers.py."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def spawn(server: RedisServer, key_prefix: str) -> Iterator[Spawn]:
     """Start processes that do not outlive the test."""
     processes: list[Process] = []
 
-    def spawn(scenario: str) -> Process:
-        command = [sys.executable, str(WORKERS), scenario, server.url, f"key_prefix={key_prefix}"]
+    def spawn(scenario: str, url: str = server.url) -> Process:
+        command = [sys.executable, str(WORKERS), scenario, url, f"key_prefix={key_prefix}"]
+        pipe = subprocess.PIPE
         processes.append(
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+            subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
         )
         return processes[-1]
 
@@ -41,6 +42,13 @@ def spawn(server: RedisServer, key_prefix: str) -> Iterator[Spawn]:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest, server: RedisServer, redlock_servers: list[RedisServer]) -> str:
+    """Lead to the shared server, or to a Redlock."""
+    nodes = ",".join(f"{host}:{port}" for host, port in (node.address for node in redlock_servers))
+    return f"redlock://{nodes}" if request.param == "redlock" else server.url
 
 
 async def holds(party: Party, locks: Any, name: str = "x") -> Any:
@@ -71,6 +79,30 @@ async def test_a_killed_waiter_delays_the_next_by_a_heartbeat(party: Party, serv
     await ask(held.release())
     assert (await waiting.result()).fence > held.fence
     assert waiting.ended_at - killed < 1.5 + SLACK
+
+
+@pytest.mark.parametrize("driver", ["threads"])
+@pytest.mark.parametrize(
+    ("url", "scenario"), [("redis", "holds_a_block_in_asyncio"), ("redlock", "holds_a_block")], indirect=["url"]
+)
+async def test_a_holder_that_was_stopped_for_longer_than_its_ttl_knows_that_it_lost(
+    party: Party, url: str, spawn: Spawn, scenario: str
+) -> None:
+    locks = party.client(url)
+    stopped = spawn(scenario, url)
+    assert stopped.stdout is not None
+    assert stopped.stdout.readline() == "holds\n"
+    first = await holds(party, locks)
+    stopped.send_signal(signal.SIGSTOP)
+    second = await ask(locks.acquire("x", timeout=10))
+    assert second.fence > first.fence
+    stopped.send_signal(signal.SIGCONT)
+    said, errors = stopped.communicate("go on\n", timeout=10)
+    assert errors.count("Traceback") == 0, errors
+    assert said.split()[-1] == "lost"
+    assert "True" not in said
+    assert second.is_held
+    assert (await ask(locks.info("x"))).fence == second.fence
 
 
 @pytest.mark.parametrize("driver", ["threads"])

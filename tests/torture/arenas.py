@@ -182,8 +182,8 @@ def postgres(directory: Path) -> Iterator[Arena]:
             name="postgres",
             url=proxy.url,
             direct=server.url,
-            # "Exclusion after the store's clock was set forward"; "Charges by Python are asynchronous: a crash of the
-            # server may forget those of the last moment" (`docs/postgres.md`), but "a crash loses no grant".
+            # "Exclusion after the store's clock was set forward"; "Releases and charges of the last moment before a
+            # crash", but "a crash of the server loses no grant" (`docs/postgres.md`).
             promises=replace(PROMISES, forgetting={"clock forward"}, forgiving={"crash server"}),
             faults=by_kind([*network(proxy), *harm.faults()]),
             heal=heal,

@@ -52,8 +52,8 @@ PROMISES = Promises(
     # "A process that was stopped sees, when it resumes, that it lost": not before.
     halting=(KILL, PAUSE, BLOCK_LOOP),
     slack=0.5,
-    # "A waiter whose message is lost finds out within half a heartbeat" (`docs/redis.md`; so it is on all stores).
-    wakes_within=TTL / 2 + 1.0,
+    # "A waiter whose message is lost finds out within a heartbeat: 3 s, or its ttl if that is shorter".
+    wakes_within=TTL,
     # A request that was on its way is given up after 5 s, and a dead place ends by itself after a ttl.
     recovers_within=5.0 + 2 * TTL,
     # "A dead holder blocks for its ttl": from its last renewal, which may have been on its way for a while.
