@@ -142,8 +142,6 @@ def test_a_dead_member_is_knocked_at_by_one_and_ever_more_rarely(servers: list[M
         assert 2 <= dead.knocks <= 8
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_member_that_is_found_empty_is_looked_after_even_if_nobody_asks_for_a_lock(
     servers: list[MemberServer],
 ) -> None:
@@ -154,6 +152,25 @@ def test_a_member_that_is_found_empty_is_looked_after_even_if_nobody_asks_for_a_
     until(lambda: drive(quorum.examine()) == [])
 
 
+def test_a_member_that_is_admitted_by_another_thread_meanwhile_trips_nobody(
+    servers: list[MemberServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with DistributedLock(open_quorum(ThreadRuntime(), servers)) as locks:
+        nodes = locks._engine.store._nodes  # type: ignore[attr-defined]
+        assert locks.try_acquire("x")
+        servers[0].forget()
+
+        def meanwhile(_: str, name: str) -> None:
+            assert name == nodes._nodes[0].name
+            nodes._note_admitted(nodes._nodes[0], Membership("", 0, 0.0, 0.0))
+
+        monkeypatch.setattr("leasehold.stores._nodes.log.warning", meanwhile)
+        memberships = drive(nodes._visit())
+        assert [membership.votes_in for membership in memberships[1:]] == [0.0] * 4
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_child_looks_after_its_members_itself(servers: list[MemberServer]) -> None:
     quorum = open_quorum(ThreadRuntime(), servers, dead=1)
     client = DistributedLock(quorum)

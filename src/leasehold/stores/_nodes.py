@@ -241,11 +241,12 @@ class Nodes:
             if membership.votes_in < inf:
                 self._note_admitted(node, membership)
                 continue
-            if node.found_empty is None or node.found_empty[0] != membership.token:
-                node.found_empty = membership.token, now
+            found = node.found_empty  # another thread's visit may have had it admitted by now
+            if found is None or found[0] != membership.token:
+                found = node.found_empty = membership.token, now
                 if admitted:
                     log.warning("%s has come back empty: it does not vote until it is safe", node.name)
-            waiting.append((number, membership, node.found_empty[1]))
+            waiting.append((number, membership, found[1]))
         ticket = max((each.ticket for each in admitted), default=0)
         longest = max((each.longest for each in admitted), default=0.0)
         patience = self._patience_with(len(admitted), [sent - since for _, _, since in waiting])
