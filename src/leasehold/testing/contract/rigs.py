@@ -34,6 +34,7 @@ class Rig:
         self.driver = driver
         self._open_store = open_store
         self._opened: list[Any] = []
+        self._failures: list[Exception] = []
         self._runtime: Runtime = ThreadRuntime() if driver == "threads" else AsyncRuntime()
 
     def run(self, test: Coroutine[Any, Any, None]) -> None:
@@ -65,12 +66,21 @@ class Rig:
         return client
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._runtime.spawn(work, "test")
+        async def watched() -> None:
+            try:
+                await work()
+            except Exception as error:
+                self._failures.append(error)
+                raise
+
+        self._runtime.spawn(watched, "test")
 
     async def until(self, condition: Callable[[], Any], seconds: float = 10.0) -> float:
         """Wait for a condition, and tell how long it took."""
         began = time.monotonic()
         while not await ask(condition()):
+            if self._failures:
+                raise self._failures[0]
             assert time.monotonic() - began < seconds, "waited in vain"
             await self._runtime.sleep(0.002)
         return time.monotonic() - began

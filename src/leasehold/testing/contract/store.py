@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from leasehold._model import WHOLE, Ask, Refusal, Renewal, Standing
 from leasehold._store import Store
-from leasehold.errors import UnsupportedError
+from leasehold.errors import StoreError, UnsupportedError
 from leasehold.testing.contract.rigs import Rig
 
 TIMEOUT = 5.0
@@ -27,6 +28,18 @@ def life(owner: str, name: str = "x", ttl: float = 30.0, heartbeat: float = 3.0,
 async def join(store: Store, ask: Ask) -> Any:
     """Ask as the engine would, which does not ask for a line where there is none."""
     return await store.join(ask._replace(queue=ask.queue and store.capabilities.fifo), TIMEOUT)
+
+
+async def insist(store: Store, ask: Ask) -> Any:
+    """Join, and again if nobody could tell what came of it, as the engine would."""
+    for attempt in range(7):
+        try:
+            return await join(store, ask)
+        except StoreError as error:
+            if not error.transient:
+                raise
+        await store.runtime.sleep(0.01 * 2**attempt)
+    return await join(store, ask)
 
 
 async def cannot_wait(store: Store) -> bool:
@@ -245,6 +258,37 @@ def test_the_line_is_served_in_the_order_of_joining(rig: Rig) -> None:
                 *[False] * (len(owners) - position - 1),
             ]
             await leave(store, owner)
+
+    rig.run(test())
+
+
+def test_of_many_who_come_at_once_one_holds_and_all_have_tickets_of_their_own(rig: Rig) -> None:
+    async def test() -> None:
+        stores = [rig.store() for _ in range(3)]
+        names = ("x", "y", "z")
+        outcomes: list[tuple[str, Any]] = []
+        left: list[bool] = []
+
+        async def come(number: int) -> None:
+            for name in names:
+                outcome = await insist(stores[number % 3], wish(f"{name}-{number}", name))
+                outcomes.append((name, outcome))
+
+        async def go(number: int) -> None:
+            left.extend([await leave(stores[number % 3], f"{name}-{number}", name) for name in names])
+
+        for number in range(6):
+            rig.start(partial(come, number))
+        await rig.until(lambda: len(outcomes) == 18)
+        for name in names:
+            given = [each for line, each in outcomes if line == name and isinstance(each, Standing)]
+            assert len({standing.ticket for standing in given}) == len(given)
+            held = sum(standing.held for standing in given)
+            assert (len(given), held) == (6, 1) if stores[0].capabilities.fifo else held <= 1
+        for number in range(6):
+            rig.start(partial(go, number))
+        await rig.until(lambda: len(left) == 18)
+        assert await stores[0].inspect() == []
 
     rig.run(test())
 
