@@ -1,4 +1,4 @@
-"""Copies of the example's store, each with something broken that the contract must find."""
+"""Copies of the example's store, each with something broken that contract and simulation must find."""
 
 from __future__ import annotations
 

@@ -29,3 +29,7 @@ class SteppedClock(Preload):
     def step(self, seconds: float) -> None:
         """Set the clock forward, or back, for the next time the server looks at it."""
         self.offset += seconds
+
+    def stop_at(self, seconds: float) -> None:
+        """Let it stand still and read so many seconds since the epoch, until it is stopped at another time."""
+        self._tell(self.offset, seconds)

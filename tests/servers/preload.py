@@ -28,9 +28,9 @@ class Preload:
         self._library = _compile(self.source, directory / f"{self.source.stem}.so")
         self._tell(0.0)
 
-    def _tell(self, seconds: float) -> None:
+    def _tell(self, seconds: float, *more: float) -> None:
         self._number = seconds
-        content = round(seconds * MICROSECONDS).to_bytes(8, "little", signed=True)
+        content = b"".join(round(each * MICROSECONDS).to_bytes(8, "little", signed=True) for each in (seconds, *more))
         # In place, since the server has it mapped.
         with self._file.open("r+b" if self._file.exists() else "wb") as file:
             file.write(content)

@@ -1,6 +1,7 @@
 /* Adds what a shared file says to the wall clock of the program this is preloaded into; CLOCK_MONOTONIC is left alone.
  *
- * LEASEHOLD_CLOCK names the file: one native 64-bit integer, in microseconds, read at every look at the clock.
+ * LEASEHOLD_CLOCK names the file: a native 64-bit integer, in microseconds, read at every look at the clock. A second
+ * one, unless it is 0 or missing, is the time at which the clock stands still.
  * Everything is declared here, and asked of the kernel directly: it is compiled without headers, and works before
  * the program's allocator does. */
 
@@ -30,7 +31,7 @@ __attribute__((constructor)) static void map_offset(void)
 {
     const char *path = getenv("LEASEHOLD_CLOCK");
     int file = path ? open(path, O_RDONLY) : -1;
-    void *page = file < 0 ? (void *)-1 : mmap(0, sizeof *offset, PROT_READ, MAP_SHARED, file, 0);
+    void *page = file < 0 ? (void *)-1 : mmap(0, 2 * sizeof *offset, PROT_READ, MAP_SHARED, file, 0);
     if (page == (void *)-1)
         abort();
     offset = page;
@@ -40,6 +41,12 @@ int clock_gettime(int clock, struct timespec *now)
 {
     long failed = syscall(SYS_clock_gettime, clock, now);
     if (!failed && offset && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) {
+        long stopped = offset[1];
+        if (stopped) {
+            now->seconds = stopped / 1000000;
+            now->nanoseconds = stopped % 1000000 * 1000;
+            return failed;
+        }
         long micro = now->nanoseconds / 1000 + *offset % 1000000;
         now->seconds += *offset / 1000000;
         if (micro < 0) {

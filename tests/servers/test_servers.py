@@ -217,6 +217,16 @@ class TestClock:
         server.restart()
         assert seconds_ahead(server.client()) == pytest.approx(3600, abs=0.1)
 
+    def test_it_can_stand_still(self, start_server: Start):
+        server = start_server(clock=True)
+        server.clock.stop_at(2_000_000_000.25)
+        client = server.client()
+        for _ in range(2):
+            time.sleep(0.02)
+            seconds, microseconds = client.time()
+            assert seconds == 2_000_000_000
+            assert microseconds == pytest.approx(250_000, abs=1500)
+
 
 class TestStats:
     def test_commands_are_counted_but_not_those_of_the_count(self, fresh_server: RedisServer):

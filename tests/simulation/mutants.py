@@ -29,6 +29,7 @@ def one_more_fits(patch: Patch) -> None:
         head = original(ledger, now)
         if head.waiting is not None and head.waiting.acquired_at is None:
             head.waiting.acquired_at = now
+            ledger.update(head.waiting)
             head.woken.append(head.waiting)
         return head
 
@@ -98,6 +99,7 @@ def a_repeated_join_does_not_refresh(patch: Patch) -> None:
         outcome = original(ledger, ask, now)
         if own is not None:
             own.expires_at = before
+            ledger.update(own)
         return outcome
 
     original = _rule.join

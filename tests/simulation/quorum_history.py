@@ -9,7 +9,7 @@ from leasehold._store import Store
 from leasehold.runtimes.simulated import Process
 from leasehold.stores.quorum import LEAD, Quorum
 from leasehold.testing import QuorumMonitor, SimulatedMember, SimulatedMemberStore, ViolationError
-from tests.simulation.history import History
+from leasehold.testing.simulation.history import History
 
 
 @dataclass
@@ -109,4 +109,4 @@ class QuorumHistory(History):
             traces = [trace for trace in quorum._traces.values() if trace.until + 30.0 > process.now()]
             debts = [node.debts for node in quorum._nodes._nodes if node.debts]
             if not process.crashed and (traces or debts):
-                raise ViolationError(f"seed {self.seed}: {process.name} remembers {traces} {debts}")
+                raise ViolationError(f"{process.name} remembers {traces} {debts}")

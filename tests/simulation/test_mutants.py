@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from leasehold.testing import ViolationError
-from tests.simulation.history import some_history
+from leasehold.testing.simulation.history import some_history
 from tests.simulation.mutants import MUTANTS
 
 SEEDS = 400

@@ -66,7 +66,7 @@ class Process:
         self.crashed = False
         self.paused_until = 0.0
         self.current: Task[Any] | None = None
-        self.tasks: set[Task[Any]] = set()
+        self.tasks: dict[Task[Any], None] = {}  # in order, or a seed would not replay
         self._rate = rate
         self._offset = offset
         world.processes.append(self)
@@ -135,7 +135,7 @@ class Task(Generic[T]):
         self._work = work
         self._parked_on: Parking[Any] | None = None
         self._cancelled = False
-        process.tasks.add(self)
+        process.tasks[self] = None
         process.after(0, lambda: self._advance(None))
         if process.crashed:
             self.drop()
@@ -143,7 +143,7 @@ class Task(Generic[T]):
     def drop(self) -> None:
         """Let go of the coroutine wherever it is."""
         self._work.close()
-        self.process.tasks.discard(self)
+        self.process.tasks.pop(self, None)
 
     def outcome(self) -> T:
         """Return what a finished task returned, or raise what it raised."""
@@ -190,7 +190,7 @@ class Task(Generic[T]):
 
     def _finish(self, result: T | None, error: BaseException | None) -> None:
         self.result, self.error, self.finished = result, error, True
-        self.process.tasks.discard(self)
+        self.process.tasks.pop(self, None)
         self.done.wake(None)
         if self.on_end is not None:
             self.on_end()

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from leasehold.testing.simulation import (
-    Faults,
-    Monitor,
-    QuorumMonitor,
-    SimulatedMember,
-    SimulatedMemberStore,
-    SimulatedServer,
-    SimulatedStore,
-    ViolationError,
-)
+from leasehold.testing.simulation.any_store import simulate
+from leasehold.testing.simulation.memory import SimulatedMember, SimulatedMemberStore, SimulatedServer
+from leasehold.testing.simulation.monitor import Monitor, QuorumMonitor, ViolationError
+from leasehold.testing.simulation.network import Faults, SimulatedStore
 
 __all__ = [
     "Faults",
@@ -22,4 +16,5 @@ __all__ = [
     "SimulatedServer",
     "SimulatedStore",
     "ViolationError",
+    "simulate",
 ]

@@ -9,8 +9,8 @@ from leasehold._election import Contest, Leading
 from leasehold._engine import Engine
 from leasehold.errors import LockError
 from leasehold.runtimes.simulated import Process
-from leasehold.testing import ViolationError
-from tests.simulation.history import DEFAULTS, History
+from leasehold.testing.simulation.history import DEFAULTS, History
+from leasehold.testing.simulation.monitor import ViolationError
 
 
 @dataclass
@@ -108,7 +108,7 @@ class ElectionHistory(History):
         for name, offices in self.offices.items():
             for office in offices:
                 if not office.process.crashed:
-                    raise ViolationError(f"seed {self.seed}: {office.process.name} was never told to leave {name}")
+                    raise ViolationError(f"{office.process.name} was never told to leave {name}")
         for process, engine in self.processes:
             if not process.crashed and (engine.candidates or engine.leaders):
-                raise ViolationError(f"seed {self.seed}: {process.name} stands on")
+                raise ViolationError(f"{process.name} stands on")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from leasehold import _primitives
@@ -16,7 +16,9 @@ from leasehold._retry import RetryPolicy
 from leasehold._store import Store
 from leasehold.errors import CapacityMismatchError, LockError, LockLostError
 from leasehold.runtimes.simulated import Cancelled, Process, Task, World
-from leasehold.testing import Faults, Monitor, SimulatedServer, SimulatedStore, ViolationError
+from leasehold.testing.simulation.memory import SimulatedServer
+from leasehold.testing.simulation.monitor import Monitor, ViolationError
+from leasehold.testing.simulation.network import Faults, Server, SimulatedStore
 
 CALM_AFTER = 25.0
 """When faults end; whoever still lives must then be served."""
@@ -37,6 +39,7 @@ class History:
     forgetful: bool = False
     mixed: bool = True
     """Let some ask for another capacity."""
+    make_server: Callable[[World, Faults], Server] = SimulatedServer
     sections: int = 0
     steps: int = 0
     stumbles: list[str] = field(default_factory=list)
@@ -50,8 +53,11 @@ class History:
         self._build()
 
     def _build(self) -> None:
-        self.server = SimulatedServer(self.world, self._weather())
-        self.servers = [self.server]
+        self.server = self.make_server(self.world, self._weather())
+        self.servers: Sequence[Server] = [self.server]
+        self.can = self.server.capabilities
+        if not self.can.carry(self.capacity, 1):
+            self.capacity = 1
         self.monitor = Monitor(self.world, self.server)
 
     def _weather(self) -> Faults:
@@ -67,7 +73,7 @@ class History:
         )
 
     def run(self) -> History:
-        """Run to the end and check that nobody was forgotten."""
+        """Run to the end and check that nobody was forgotten. Raises ViolationError, whatever goes wrong."""
         for number in range(self.random.randint(2, 4)):
             self._add_process(f"p{number}")
         if self.faulty:
@@ -80,13 +86,16 @@ class History:
         logger.setLevel(logging.ERROR)
         try:
             self._run_until_served()
+        except Exception as error:
+            what = error if isinstance(error, ViolationError) else repr(error)
+            raise ViolationError(f"seed {self.seed}: {what}") from error
         finally:
             self.world.end()
+            for server in self.servers:
+                server.close()
             logger.removeHandler(handler)
             logger.setLevel(level)
             logger.propagate = True
-        if self.stumbles:
-            raise ViolationError(f"seed {self.seed}: {self.stumbles[0]}")
         return self
 
     def _run_until_served(self) -> None:
@@ -97,10 +106,12 @@ class History:
                 break
         for task in self._living_tasks():
             if not task.finished:
-                raise ViolationError(f"seed {self.seed}: somebody waits for ever in {task.process.name}")
+                raise ViolationError(f"somebody waits for ever in {task.process.name}")
             if task.error is not None and not isinstance(task.error, Cancelled):
-                raise ViolationError(f"seed {self.seed}: {task.error!r}") from task.error
+                raise ViolationError(repr(task.error)) from task.error
         self._check_nothing_is_left()
+        if self.stumbles:
+            raise ViolationError(self.stumbles[0])
 
     def _check_nothing_is_left(self) -> None:
         """Whoever lives has given up every place soon after he is done; the dead are gone after their ttl."""
@@ -110,28 +121,32 @@ class History:
             for line in server.inspect("", exact=False):
                 for place in line.places:
                     if place.owner.rpartition("/")[0] in alive and not server.clock_was_set_back:
-                        raise ViolationError(f"seed {self.seed}: {place.owner} was left behind in {line.name}")
+                        raise ViolationError(f"{place.owner} was left behind in {line.name}")
         for process, engine in self.processes:
             if not process.crashed and engine.keeper.leases:
-                raise ViolationError(f"seed {self.seed}: {process.name} still keeps {list(engine.keeper.leases)}")
+                raise ViolationError(f"{process.name} still keeps {list(engine.keeper.leases)}")
         self._check_all_can_be_had()
         for _ in range(3):  # the first visit lets each line notice a clock that was set back
             self._run_for(30.0)
             for server in self.servers:
                 for name in self.names:
-                    server.leave(name, "nobody/0", 0.0)
+                    self._visit(server, name)
         if any(server.size() for server in self.servers):
-            raise ViolationError(f"seed {self.seed}: the server still remembers something")
+            raise ViolationError("the server still remembers something")
 
     def _check_all_can_be_had(self) -> None:
         """Nothing is stranded: whoever wants everything gets it."""
         if self.forgetful or self.server.clock_was_set_back:
             return
         for name in self.names:
-            outcome, _ = self.server.join(Ask(name, "last/0", 1.0, 1.0, self.capacity, self.capacity, queue=False))
+            outcome = self._visit(self.server, name)
             if isinstance(outcome, Refusal):
-                raise ViolationError(f"seed {self.seed}: some of {name} is stranded with {outcome.holder}")
-            self.server.leave(name, "last/0", 0.0)
+                raise ViolationError(f"some of {name} is stranded with {outcome.holder}")
+
+    def _visit(self, server: Server, name: str) -> Standing | Refusal:
+        outcome, _ = server.join(Ask(name, "last/0", 1.0, 1.0, self.capacity, self.capacity, queue=False))
+        server.leave(name, "last/0", 0.0)
+        return outcome
 
     def _run_for(self, seconds: float) -> None:
         until = self.world.now + seconds
@@ -142,7 +157,7 @@ class History:
     def _step(self) -> bool:
         self.steps += 1
         if self.steps > MOST_STEPS:
-            raise ViolationError(f"seed {self.seed}: something spins")
+            raise ViolationError("something spins")
         goes_on = self.world.step()
         self.monitor.check()
         return goes_on
@@ -206,9 +221,11 @@ class History:
             "renew": chance() >= 0.2,
             "max_hold": 2.0 if chance() < 0.2 else None,
         }
-        if chance() < 0.2:
+        if chance() < 0.2 and self.server.can_linger:
             options["at_least"] = chance() * 4
-        capacity = self.random.choice((1, 3, WHOLE)) if self.mixed and chance() < 0.05 else self.capacity
+        capacity = self.capacity
+        if self.mixed and chance() < 0.05:
+            capacity = self.random.choice([other for other in (1, 3, WHOLE) if self.can.carry(other, 1)])
         if capacity == 1 and len(self.names) > 1 and chance() < 0.4:
             wanted = self.random.sample(self.names, self.random.randint(2, len(self.names)))
             return _primitives.several(wanted, DEFAULTS, **options)
@@ -243,9 +260,10 @@ class History:
             self._sometimes(0.1, task.cancel)
         for server in self.servers:
             self._sometimes(0.2, lambda server=server: server.stall(self.random.choice((0.5, 3.0, 8.0))))
-            self._sometimes(0.2, lambda server=server: server.set_clock_back(self.random.choice((0.5, 600.0))))
+            if server.clock_goes_back:
+                self._sometimes(0.2, lambda server=server: server.set_clock_back(self.random.choice((0.5, 600.0))))
 
-    def _sometimes(self, chance: float, fault) -> None:
+    def _sometimes(self, chance: float, fault: Callable[..., None]) -> None:
         if self.random.random() < chance:
             self.world.after(self.random.random() * CALM_AFTER * 0.8, fault)
 
@@ -257,9 +275,10 @@ class History:
             server.faults.lost_request = server.faults.lost_reply = server.faults.slow = 0.0
 
 
-def some_history(seed: int) -> History:
+def some_history(seed: int, make_server: Callable[[World, Faults], Server] = SimulatedServer) -> History:
     """Make a history of locks, of semaphores, or of readers and writers."""
-    return History(seed, names=("a", "b", "c")[: 2 + seed % 2], capacity=(3, 1, 1, WHOLE, 1)[seed % 5])
+    names = ("a", "b", "c")[: 2 + seed % 2]
+    return History(seed, names=names, capacity=(3, 1, 1, WHOLE, 1)[seed % 5], make_server=make_server)
 
 
 class ScatteredStore(SimulatedStore):

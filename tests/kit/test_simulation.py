@@ -1,0 +1,60 @@
+"""The few lines that simulate a store of one's own; and that they find what is broken in one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from examples.own_store import FileStore
+from leasehold.testing import ViolationError, simulate
+from tests.kit import broken
+
+SEEDS = 300
+BROKEN: dict[type[FileStore], int] = {
+    broken.AnybodyLeaves: 0,
+    broken.RenewalsResurrect: 5,
+    broken.NewcomersOvertake: 5,
+    broken.TicketsRepeat: 1,
+    broken.RefusalsAreForgotten: 8,
+    broken.WaitersLiveOn: 2,
+}
+"""What is broken, and the seed that has shown it, which is tried first."""
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def set(self, seconds: float) -> None:
+        self.time = seconds
+
+    def read(self) -> float:
+        return self.time
+
+
+def test_nothing_forbidden_happens_to_a_store_of_ones_own(tmp_path: Path) -> None:
+    clock = Clock()
+    assert simulate(
+        lambda runtime: FileStore(runtime, tmp_path, clock.read), clock.set, range(10), clock_goes_back=False
+    )
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # whoever is told nonsense may leave coroutines unawaited
+@pytest.mark.parametrize("store", BROKEN, ids=lambda store: store.__name__)
+def test_a_store_that_is_broken_is_found_out(store: type[FileStore], tmp_path: Path) -> None:
+    clock = Clock()
+    with pytest.raises(ViolationError) as violation:
+        simulate(
+            lambda runtime: store(runtime, tmp_path, clock.read),
+            clock.set,
+            [BROKEN[store], *range(SEEDS)],
+            clock_goes_back=False,
+        )
+    print(violation.value)
+
+
+def test_a_clock_that_is_set_back_is_too_much_for_a_store_that_takes_no_notice(tmp_path: Path) -> None:
+    clock = Clock()
+    with pytest.raises(ViolationError, match=r"seed \d+"):
+        simulate(lambda runtime: FileStore(runtime, tmp_path, clock.read), clock.set, [37, *range(SEEDS)])

@@ -1,0 +1,266 @@
+"""Random histories of our own stores, on real servers whose clocks follow the simulated world's.
+
+A failure names its seed. LEASEHOLD_SEED moves the first seed, LEASEHOLD_HISTORIES changes how many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from leasehold import UnsupportedError
+from leasehold._model import Ask, Capabilities, Line, Place, Refusal, Renewal, Standing, Wake
+from leasehold._runtime import Runtime, drive
+from leasehold._store import Store
+from leasehold.runtimes.threads import ThreadRuntime
+from leasehold.stores import open_store
+from leasehold.stores.memory import MemoryServer, MemoryStore
+from leasehold.stores.postgres._migrations import script
+from leasehold.stores.redis import _scripts
+from leasehold.stores.sqlite import SqliteStore, _SqliteLine
+from leasehold.testing import ViolationError, simulate
+from leasehold.testing.simulation.any_store import StoreClock, StoreServer
+from leasehold.testing.simulation.history import some_history
+from tests.servers.binaries import POSTGRES18, REDIS62
+from tests.servers.clock import SteppedClock
+from tests.servers.postgres import PostgresServer
+from tests.servers.redis import RedisServer
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.test_histories import FIRST_SEED, HISTORIES
+from tests.torture.mutants import MUTANTS as SERVER_MUTANTS
+
+SEEDS = 300
+
+
+class Rig(NamedTuple):
+    open_store: Callable[[Runtime], Store]
+    set_clock: Callable[[float], None]
+    url: str = ""
+
+    def simulate(self, seeds: Iterable[int]) -> int:
+        return simulate(self.open_store, self.set_clock, seeds)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def set(self, seconds: float) -> None:
+        self.time = seconds
+
+    def read(self) -> float:
+        return self.time
+
+
+@contextmanager
+def memory(folder: Path) -> Iterator[Rig]:
+    clock = Clock()
+    server = MemoryServer(clock.read)
+    yield Rig(lambda runtime: MemoryStore(runtime, server), clock.set)
+
+
+@contextmanager
+def sqlite(folder: Path, **options: Any) -> Iterator[Rig]:
+    clock = Clock()
+    yield Rig(lambda runtime: SqliteStore(runtime, folder / "locks.db", clock=clock.read, **options), clock.set)
+
+
+@contextmanager
+def redis(folder: Path) -> Iterator[Rig]:
+    # Valkey 9 looks at its clock once a millisecond only, and counts on from there.
+    with RedisServer(REDIS62, clock=True) as server:
+        yield Rig(lambda runtime: open_store(server.url, runtime), server.clock.stop_at)
+
+
+@contextmanager
+def postgres(folder: Path) -> Iterator[Rig]:
+    with PostgresServer(POSTGRES18, SteppedClock, fsync="off") as server:
+        server.sql(script("leases"))
+        yield Rig(lambda runtime: open_store(server.url, runtime, schema="leases"), server.clock.stop_at, server.url)
+
+
+SHARES = {sqlite: 30, redis: 40, postgres: 100}
+"""What part of the histories of a simulated server each store has: its steps take real time."""
+
+
+@pytest.mark.timeout(120 + HISTORIES)
+@pytest.mark.parametrize("store", SHARES, ids=lambda store: store.__name__)
+def test_nothing_forbidden_happens_to_a_real_store_whatever_goes_wrong(store: Any, tmp_path: Path) -> None:
+    seeds = range(FIRST_SEED, FIRST_SEED + max(HISTORIES // SHARES[store], 1))
+    with store(tmp_path) as rig:
+        sections = rig.simulate(seeds)
+    assert sections > len(seeds) or len(seeds) < 5, "hardly anybody got anything: these histories prove nothing"
+
+
+def test_a_store_that_follows_the_rule_makes_the_histories_of_the_simulated_server(tmp_path: Path) -> None:
+    """Wake-ups included: whom a step lets hold is found by looking."""
+    with memory(tmp_path) as rig:
+        make = partial(StoreServer, open_store=rig.open_store, clock=StoreClock(rig.set_clock), clock_goes_back=True)
+        for seed in range(10):
+            simulated, real = some_history(seed).run(), some_history(seed, make).run()
+            assert (real.steps, real.sections) == (simulated.steps, simulated.sections), f"seed {seed}"
+
+
+def test_nobody_is_woken_by_a_store_that_wakes_nobody(tmp_path: Path) -> None:
+    with sqlite(tmp_path, push=False) as rig:
+        assert rig.simulate(range(3)) > 3
+
+
+class Plain:
+    """A store that has no line, carries exclusive locks only, and has none of the abilities that it need not have."""
+
+    capabilities = Capabilities(fifo=False, push=False, semaphore=False, shared=False)
+
+    def __init__(self, runtime: Runtime, server: MemoryServer) -> None:
+        self.runtime = runtime
+        self._store = MemoryStore(runtime, server)
+
+    async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
+        assert not ask.queue
+        assert ask.capacity == 1
+        return await self._store.join(ask, timeout)
+
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+        return await self._store.renew(renewals, timeout)
+
+    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+        return await self._store.leave(name, owner, timeout, unsure)
+
+    async def wait(self, name: str, owner: str, timeout: float) -> Wake:
+        raise NotImplementedError
+
+    async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
+        return await self._store.inspect(prefix, exact=exact)
+
+    async def close(self) -> None:
+        return None
+
+
+def test_what_a_store_cannot_do_is_not_asked_of_it() -> None:
+    clock = Clock()
+    server = MemoryServer(clock.read)
+    assert simulate(lambda runtime: Plain(runtime, server), clock.set, range(20)) > 20
+
+
+def test_a_store_whose_places_do_not_expire_is_refused(tmp_path: Path) -> None:
+    def open_endless(runtime: Runtime) -> Store:
+        store = rig.open_store(runtime)
+        store.capabilities = Capabilities(expiry=False)  # type: ignore[misc]
+        return store
+
+    with memory(tmp_path) as rig, pytest.raises(UnsupportedError):
+        simulate(open_endless, rig.set_clock)
+
+
+def test_a_store_that_somebody_else_uses_is_refused(tmp_path: Path) -> None:
+    with memory(tmp_path) as rig:
+        drive(rig.open_store(ThreadRuntime()).join(Ask("mine", "me/1", inf, inf), 5.0))
+        with pytest.raises(ViolationError, match="mine is not empty"):
+            rig.simulate(range(5))
+
+
+def test_a_store_that_fails_is_a_violation_that_names_its_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_SqliteLine, "find", lambda self, owner: 1 / 0)
+    with sqlite(tmp_path) as rig, pytest.raises(ViolationError, match=r"seed 70: .*ZeroDivisionError"):
+        rig.simulate(range(70, 80))
+
+
+def everybody_has_a_file_of_his_own(patch: pytest.MonkeyPatch) -> None:
+    def init(self, runtime, path, **options):
+        original(self, runtime, path.with_name(f"{id(self)}.db"), **options)
+
+    original = SqliteStore.__init__
+    patch.setattr(SqliteStore, "__init__", init)
+
+
+def tickets_repeat(patch: pytest.MonkeyPatch) -> None:
+    def append(self: _SqliteLine, place: Place) -> bool:
+        is_in = original(self, place)
+        first = self._execute("SELECT count(*) FROM place WHERE name = ?", (self._name,)).fetchone()[0] == 1
+        if is_in and first:
+            self._execute("UPDATE place SET ticket = 1 WHERE name = ?", (self._name,))
+            place.ticket = 1
+        return is_in
+
+    original = _SqliteLine.append
+    patch.setattr(_SqliteLine, "append", append)
+
+
+def ghosts_are_let_in(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(_SqliteLine, "refuse", lambda self, owner, until: None)
+
+
+def a_clock_set_back_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SqliteStore, "_follow_clock", lambda self, cursor, now: None)
+
+
+def a_name_that_stays_taken_keeps_its_owner(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(_SqliteLine, "rename", lambda self, place, owner: None)
+
+
+BROKEN = {
+    **{
+        MUTANTS[name]: seed
+        for name, seed in {
+            "one_more_fits": 0,
+            "newcomers_overtake": 13,
+            "anybody_may_leave_for_the_holder": 0,
+            "anybody_may_renew_for_the_holder": 0,
+            "renewals_resurrect": 0,
+            "a_repeated_join_does_not_refresh": 275,
+            "renewals_shorten": 0,
+            "waiting_places_never_buy_their_ttl": 0,
+            "the_dead_hold_for_ever": 3,
+            "a_refusal_of_several_leaves_the_first_behind": 19,
+            "a_name_that_should_stay_taken_is_left": 0,
+            "the_capacity_of_the_dead_counts": 1,
+        }.items()
+    },
+    everybody_has_a_file_of_his_own: 0,
+    tickets_repeat: 1,
+    ghosts_are_let_in: 68,
+    a_clock_set_back_is_ignored: 16,
+    a_name_that_stays_taken_keeps_its_owner: 0,
+}
+"""What is broken, and the seed that has shown it, which is tried first."""
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # whoever is told nonsense may leave coroutines unawaited
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
+def test_a_broken_store_is_caught(broken: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch)
+    with sqlite(tmp_path) as rig, pytest.raises(ViolationError) as violation:
+        rig.simulate([BROKEN[broken], *range(SEEDS)])
+    print(violation.value)
+
+
+SERVERS = {
+    "redis: whoever_leaves_need_not_be_the_owner": 1,
+    "redis: a_renewal_resurrects": 4,
+    "redis: a_line_does_not_add_up": 0,
+    "redis: newcomers_do_not_look_who_waits": 13,
+    "redis: tickets_start_over": 1,
+    "postgres: the_sql_lets_one_more_in": 0,
+    "postgres: the_sql_renews_for_less_than_it_says": 0,
+}
+"""What is broken in scripts and SQL, and the seed that has shown it."""
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_bug_in_the_server_is_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for command in (_scripts.JOIN, _scripts.JOIN_ALL, _scripts.RENEW, _scripts.LEAVE):
+        for part in ("_text", "_digest"):
+            monkeypatch.setattr(command, part, getattr(command, part))  # to have it back afterwards
+    mutant = SERVER_MUTANTS[name]
+    with {"redis": redis, "postgres": postgres}[mutant.arena](tmp_path) as rig:
+        mutant.install(monkeypatch, rig.url)
+        with pytest.raises(ViolationError) as violation:
+            rig.simulate([SERVERS[name], *range(SEEDS)])
+    print(violation.value)
