@@ -19,6 +19,7 @@ import pytest
 from leasehold import DistributedLock, LockLostError, RetryPolicy, StoreError
 from leasehold.stores import _machine
 from tests.processes.helpers import Worker, boottime, client_of, eventually, rows, transaction_of_a_stranger, url_of
+from tests.servers.disk import FullDisk
 
 Peer = Callable[..., Worker]
 
@@ -353,3 +354,24 @@ def test_a_holder_locked_out_beyond_its_ttl_knows_that_it_lost_before_anybody_el
         eventually(lambda: holder.ask("state")["lost"], "the window closes", within=2)
         known = boottime()
     assert known < granted["at"] + 0.6 + 0.6
+
+
+def test_on_a_full_disk_nobody_gets_anything_and_holders_are_told_and_all_is_well_once_there_is_room(
+    start: Callable[..., Worker], path: Path, locks: DistributedLock
+) -> None:
+    disk = FullDisk(path.parent)
+    holder, leaver, newcomer = workers = [start("peer.py", path, env=disk.environment) for _ in range(3)]
+    for worker in workers:
+        assert worker.answer()["ready"]
+    granted, left = holder.ask("acquire", "short", ttl=0.6), leaver.ask("acquire", "long", ttl=60)
+    disk.is_full = True
+    began = boottime()
+    assert newcomer.ask("acquire", "other")["error"] == "StoreError"
+    assert boottime() - began < 2, "it is not tried again"
+    assert leaver.ask("release")["error"] == "StoreError"
+    eventually(lambda: holder.ask("state")["lost"], "the window closes", within=2)
+    assert boottime() < granted["at"] + 0.6 + 0.6
+    disk.is_full = False
+    assert newcomer.ask("acquire", "long", timeout=5)["fence"] > left["fence"], "what was released is given up by now"
+    assert newcomer.ask("acquire", "short", timeout=5)["fence"] > granted["fence"]
+    assert [info.name for info in locks.inspect()] == ["long", "short"]

@@ -70,6 +70,12 @@ class ClusterDeployment:
     def masters(self) -> list[RedisServer]:
         return [node for node in self.nodes if node.is_running and "master" in _view(node)[self._ids[node]].flags]
 
+    def ports_seen_by(self, node: RedisServer) -> set[int]:
+        """Tell by which ports a node would send clients to the others, and to itself."""
+        with node.client() as client:
+            seen = client.execute_command("CLUSTER NODES")
+        return {int(address.partition(":")[2]) for address in seen}
+
     def move_slot(self, slot: int, to: RedisServer) -> None:
         """Move a slot and its keys to another master."""
         with self.moving_slot(slot, to):

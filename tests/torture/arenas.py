@@ -17,11 +17,14 @@ from threading import Lock
 from typing import Protocol, Self
 
 import psycopg
+from redis.crc import key_slot
 
 from leasehold import DistributedLock, StoreError
 from leasehold.stores.postgres._migrations import script
+from leasehold.stores.redis import RedisStore
 from leasehold.testing.torture.arena import (
     AT_ONCE,
+    FORCE_RELEASE,
     JUMP_CLOCK,
     LONG,
     PROMISES,
@@ -36,9 +39,11 @@ from leasehold.testing.torture.arena import (
 )
 from leasehold.testing.torture.arena import CLIENT_FAULTS as PLAIN_CLIENT_FAULTS
 from leasehold.testing.torture.history import KILL
+from leasehold.testing.torture.worker import NAMES
 from tests.processes.helpers import eventually, transaction_of_a_stranger, url_of
 from tests.servers.binaries import POSTGRES18
 from tests.servers.clock import SteppedClock
+from tests.servers.cluster import ClusterDeployment
 from tests.servers.disk import FullDisk, SlowDisk
 from tests.servers.postgres import PostgresServer
 from tests.servers.preload import Preload, environment_of
@@ -135,11 +140,28 @@ def sentinel(directory: Path) -> Iterator[Arena]:
     with SentinelDeployment() as deployment:
         arena = ArenaOfOurs(
             name="sentinel",
+            # Its networks are good: Sentinels tell clients the address by which they themselves watch, and a proxy that
+            # a busy machine holds up for two seconds would be a fail-over that nobody recorded.
             url=f"redis+sentinel://{_hosts(deployment.addresses)}/{deployment.service}",
             # "A fail-over to a replica that had not heard".
             promises=replace(PROMISES, forgetting={"fail over", "pause primary"}),
             faults=by_kind(sentinel_faults(deployment)),
             heal=deployment.restore,
+        )
+        arena.settle()
+        yield arena
+
+
+@contextmanager
+def cluster(directory: Path) -> Iterator[Arena]:
+    with Sextet() as sextet:
+        arena = ArenaOfOurs(
+            name="cluster",
+            url=sextet.url,
+            # "A fail-over to a replica that had not heard".
+            promises=replace(PROMISES, forgetting={"fail over", "pause primary"}),
+            faults=by_kind(sextet.faults()),
+            heal=sextet.heal,
         )
         arena.settle()
         yield arena
@@ -155,8 +177,13 @@ def redlock(directory: Path) -> Iterator[Arena]:
             # "Exclusive, with growing fences, while any minority is killed, paused or emptied": nothing is forgotten.
             # "It is not fair" (`docs/redis.md`). "If a majority restarts empty, even one after another, within one
             # hold, the hold is lost, and its holder told in time" (decision 0006).
-            promises=replace(PROMISES, fifo=False, retracting={"kill node", "empty node"}),
-            workloads=frozenset({"lock", "multi", "election", "register"}),
+            # "Nor that a name stays taken after its holder if nodes come back empty meanwhile" (`docs/redis.md`).
+            promises=replace(
+                PROMISES,
+                fifo=False,
+                retracting={"kill node", "empty node"},
+                freeing={"kill node", "empty node"},
+            ),
             faults=by_kind(quintet.faults()),
             at_once=2,
             heal=quintet.heal,
@@ -221,7 +248,8 @@ def advisory(directory: Path) -> Iterator[Arena]:
                     "cut connections",
                 },
             ),
-            workloads=frozenset({"lock", "readwrite", "multi", "election", "register"}),
+            # It would end a session, and with it whatever else is held there.
+            client_faults=CLIENT_FAULTS - {FORCE_RELEASE},
             faults=by_kind([*network(proxy), *(fault for fault in harm.faults() if fault.kind in kept)]),
             heal=heal,
         )
@@ -229,7 +257,7 @@ def advisory(directory: Path) -> Iterator[Arena]:
         yield arena
 
 
-ARENAS = {arena.__name__: arena for arena in (memory, sqlite, redis, sentinel, redlock, postgres, advisory)}
+ARENAS = {arena.__name__: arena for arena in (memory, sqlite, redis, sentinel, cluster, redlock, postgres, advisory)}
 
 
 class Server(Protocol):
@@ -323,7 +351,7 @@ class RedisHarm(ServerHarm):
     def faults(self) -> list[Fault]:
         return [
             *super().faults(),
-            *redis_faults(lambda: self._server),
+            *redis_faults(lambda chance: self._server),
             Fault(kind="empty server", harm=self.emptied, seconds=(0.0, LONG)),
             Fault(kind="flush server", harm=self.flushed, seconds=AT_ONCE),
             Fault(kind="exhaust connections", harm=self.without_connections),
@@ -389,19 +417,19 @@ class RedisHarm(ServerHarm):
         self._server.step_clock(self._forward - self._server.clock.offset)
 
 
-def redis_faults(primary: Callable[[], RedisServer]) -> list[Fault]:
+def redis_faults(server: Callable[[Random], RedisServer]) -> list[Fault]:
     """List what can be said to any server."""
 
     @contextmanager
     def flushed(chance: Random) -> Iterator[None]:
-        with client_of(primary().url) as client:
+        with client_of(server(chance).url) as client:
             client.script_flush()
         yield
 
     @contextmanager
     def put_out(chance: Random) -> Iterator[None]:
         kind = chance.choice(("normal", "pubsub"))
-        with client_of(primary().url) as client:
+        with client_of(server(chance).url) as client:
             client.client_kill_filter(_type=kind, skipme=True)
         yield
 
@@ -442,12 +470,111 @@ def sentinel_faults(deployment: SentinelDeployment) -> list[Fault]:
             deployment.restore()
 
     return [
-        *redis_faults(deployment.master),
+        *redis_faults(lambda chance: deployment.master()),
         Fault(kind="fail over", harm=killed, seconds=(0.0, 1.0)),
         Fault(kind="pause primary", harm=paused, seconds=(0.0, 1.0)),
         Fault(kind="kill replica", harm=lambda chance: without(chance.choice(deployment.replicas()))),
         Fault(kind="kill sentinel", harm=lambda chance: without(chance.choice(deployment.sentinels))),
     ]
+
+
+class Sextet:
+    """A cluster of three primaries with a replica each, all behind networks that can be bad.
+
+    Only what its nodes tell each other goes past those, so a bad network alone leads to no fail-over.
+    """
+
+    def __init__(self) -> None:
+        with ExitStack() as stack:
+            self.deployment = stack.enter_context(ClusterDeployment(replicas=1))
+            self.proxies = [stack.enter_context(FaultProxy(node)) for node in self.deployment.nodes]
+            self._stack = stack.pop_all()
+        self.url = f"redis+cluster://{_hosts(proxy.address for proxy in self.proxies)}"
+        with DistributedLock(self.url) as locks:
+            store = locks._engine.store
+            assert isinstance(store, RedisStore)
+            self.slots = sorted({key_slot(store._key(name)) for name in NAMES})
+        for node, proxy in zip(self.deployment.nodes, self.proxies, strict=True):
+            node.options["cluster_announce_port"] = str(proxy.port)
+            with client_of(node.url) as client:
+                client.config_set("cluster-announce-port", proxy.port)
+        eventually(self._is_known_by_its_networks, "all are known by the ports of their networks", RECOVERY)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def faults(self) -> list[Fault]:
+        return [
+            *redis_faults(self._primary),
+            *(replace(fault, harm=self._on_the_way(fault.kind)) for fault in network(self.proxies[0])),
+            Fault(kind="fail over", harm=lambda chance: self._harm(self._failed_over(chance)), seconds=(0.0, 1.0)),
+            Fault(kind="pause primary", harm=lambda chance: self._harm(self._paused(chance))),
+            Fault(kind="kill replica", harm=lambda chance: self._harm(self._without_replica(chance))),
+            Fault(kind="move slot", harm=lambda chance: self._harm(self._moving(chance))),
+        ]
+
+    def heal(self) -> None:
+        for proxy in self.proxies:
+            proxy.heal()
+        self.deployment.restore()
+
+    def _on_the_way(self, kind: str) -> Harm:
+        @contextmanager
+        def harm(chance: Random) -> Iterator[None]:
+            proxy = self.proxies[self.deployment.nodes.index(self._primary(chance))]
+            with by_kind(network(proxy))[kind].harm(chance):
+                yield
+            if kind == "black hole":
+                proxy.reset_all()  # else a replica goes on without what was lost, as over no real network
+
+        return lambda chance: self._harm(harm(chance))
+
+    @contextmanager
+    def _harm(self, harm: AbstractContextManager[None]) -> Iterator[None]:
+        """Do it, and wait until replicas have again what their primaries have: else a fail-over would forget more."""
+        with harm:
+            yield
+        self.heal()
+
+    @contextmanager
+    def _failed_over(self, chance: Random) -> Iterator[None]:
+        self.deployment.fail_over(self._primary(chance))
+        yield
+
+    @contextmanager
+    def _paused(self, chance: Random) -> Iterator[None]:
+        """Stop one for a while: for long enough, perhaps, that its replica is elected."""
+        node = self._primary(chance)
+        node.pause()
+        try:
+            yield
+        finally:
+            node.resume()
+
+    @contextmanager
+    def _without_replica(self, chance: Random) -> Iterator[None]:
+        primaries = self.deployment.masters()
+        chance.choice([node for node in self.deployment.nodes if node not in primaries]).kill()
+        yield
+
+    @contextmanager
+    def _moving(self, chance: Random) -> Iterator[None]:
+        """Move a slot in use: its keys when it begins, or when it is over."""
+        slot = chance.choice(self.slots)
+        with self.deployment.moving_slot(slot, self.deployment.stranger(slot)) as move:
+            if chance.random() < 0.5:
+                move.move_keys()
+            yield
+
+    def _primary(self, chance: Random) -> RedisServer:
+        return chance.choice(self.deployment.masters())
+
+    def _is_known_by_its_networks(self) -> bool:
+        ports = {proxy.port for proxy in self.proxies}
+        return all(self.deployment.ports_seen_by(node) == ports for node in self.deployment.nodes)
 
 
 SKEWS = (0.0, 1.5, -1.5, 4.0, -4.0)

@@ -12,8 +12,8 @@ from math import inf
 from random import Random
 from typing import TypeVar
 
-from leasehold.testing.torture.checkers import Stay, _deadline
-from leasehold.testing.torture.history import Acquire, Check, History, Operation, Read, Spend, Write
+from leasehold.testing.torture.checkers import Stay, _deadline, _taken
+from leasehold.testing.torture.history import Acquire, Check, Eviction, History, Operation, Read, Spend, Write
 from tests.torture.model import PROMISES
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ def what_is_trusted_is_found_gone(history: History, chance: Random) -> bool:
 
 
 def a_fence_is_given_twice(history: History, chance: Random) -> bool:
-    grants = [one for one in history.acquires if one.is_granted and one.is_exclusive]
+    grants = [one for one in history.acquires if one.is_granted and one.is_exclusive and one.fence]
     for one, other in _some(chance, _pairs(grants)):
         other.fence = one.fence
         return True
@@ -66,7 +66,7 @@ def a_fence_is_given_twice(history: History, chance: Random) -> bool:
 
 
 def a_fence_goes_back(history: History, chance: Random) -> bool:
-    grants = [one for one in history.acquires if one.is_granted and one.is_exclusive]
+    grants = [one for one in history.acquires if one.is_granted and one.is_exclusive and one.fence]
     for one, other in _some(chance, _pairs(grants)):
         if one.completed < other.invoked:
             one.fence, other.fence = other.fence, one.fence
@@ -166,7 +166,7 @@ def a_wake_up_is_lost(history: History, chance: Random) -> bool:
     for done, waiter in _some(chance, _pairs([one for one in history.acquires if one.is_granted])):
         if done.release is None or done.release.outcome != "done":
             continue
-        at = done.release.completed
+        at = done.free_by
         if waiter.in_line_by > at or waiter.completed < at:
             continue
         late = _deadline(history, at, PROMISES) + TICK
@@ -184,7 +184,7 @@ def nobody_in_a_crowd_is_woken(history: History, chance: Random) -> bool:
     """Let all who wait when somebody releases go on waiting, and nobody come later."""
     for done in _some(chance, [one for one in history.acquires if one.is_exclusive and one.release is not None]):
         assert done.release is not None
-        at = done.release.completed
+        at = done.free_by
         crowd = [one for one in history.acquires if one.name == done.name and one.in_line_by <= at <= one.completed]
         crowd = [one for one in crowd if one.is_granted]
         if done.release.outcome != "done" or len(crowd) < 2:
@@ -197,6 +197,48 @@ def nobody_in_a_crowd_is_woken(history: History, chance: Random) -> bool:
         ]
         for one in crowd:
             one.completed = chance.uniform(late, late + 1)
+        return True
+    return False
+
+
+def what_was_left_taken_is_had(history: History, chance: Random) -> bool:
+    return _is_had_early(history, chance, [hold for hold in history.acquires if hold.at_least])
+
+
+def what_was_done_is_done_again(history: History, chance: Random) -> bool:
+    return _is_had_early(history, chance, [hold for hold in history.acquires if hold.period])
+
+
+def somebody_is_told_what_nobody_did(history: History, chance: Random) -> bool:
+    for one in _some(chance, [one for one in history.acquires if one.outcome == "remembered"]):
+        one.value = "nobody's"
+        return True
+    return False
+
+
+def somebody_is_told_what_was_not_done_yet(history: History, chance: Random) -> bool:
+    for done in _some(chance, [one for one in history.acquires if one.value is not None and one.is_granted]):
+        at = done.released_at - TICK
+        told = replace(done, client="ghost", invoked=at - TICK, completed=at, outcome="remembered", release=None)
+        history.add(told)
+        return True
+    return False
+
+
+def whoever_was_evicted_is_renewed(history: History, chance: Random) -> bool:
+    for hold in _some(chance, [hold for hold in _sure(history) if hold.fence]):
+        at = _evict(history, hold, chance)
+        hold.checks.append(Check(at, at, at + hold.ttl + TICK))
+        return True
+    return False
+
+
+def whoever_was_evicted_is_not_told(history: History, chance: Random) -> bool:
+    for hold in _some(chance, [hold for hold in _sure(history) if hold.fence]):
+        if history.harm(None, hold.client, hold.completed - 2 * hold.ttl, hold.believed_until + 2 * hold.ttl):
+            continue
+        late = _evict(history, hold, chance) + hold.ttl / 2 + PROMISES.slack + TICK
+        hold.checks.append(Check(late, late, late + TICK))
         return True
     return False
 
@@ -277,6 +319,12 @@ INJECTIONS: dict[Injection, str] = {
     somebody_returns_before_whoever_came_first: "fifo",
     a_wake_up_is_lost: "wake_ups",
     nobody_in_a_crowd_is_woken: "wake_ups",
+    what_was_left_taken_is_had: "left_taken",
+    what_was_done_is_done_again: "left_taken",
+    somebody_is_told_what_nobody_did: "outcomes",
+    somebody_is_told_what_was_not_done_yet: "outcomes",
+    whoever_was_evicted_is_renewed: "evictions",
+    whoever_was_evicted_is_not_told: "evictions",
     a_place_is_left: "nothing_left",
     nobody_looks: "nothing_left",
     too_much_is_allowed_at_once: "rates",
@@ -329,6 +377,25 @@ def _terms(history: History, chance: Random) -> Iterator[tuple[Acquire, Acquire]
             yield leader, other
 
 
+def _is_had_early(history: History, chance: Random, holds: list[Acquire]) -> bool:
+    for hold in _some(chance, holds):
+        taken = _taken(history, hold, PROMISES)
+        if taken is not None and taken.end > taken.start + TICK:
+            at = chance.uniform(taken.start + TICK, taken.end - TICK / 2)
+            history.add(_ghost(hold, at - TICK / 2, at, at + 1))
+            return True
+    return False
+
+
+def _evict(history: History, hold: Acquire, chance: Random) -> float:
+    """Let somebody's hold be taken away while he is sure of it, and tell when it was."""
+    at = chance.uniform(hold.completed, hold.believed_until)
+    history.add(
+        Eviction(client="stranger", line=1, invoked=at - TICK, completed=at, name=hold.name, fences=[hold.fence])
+    )
+    return at
+
+
 def _ghost(one: Acquire, asked: float, returned: float, until: float) -> Acquire:
     """Make somebody who takes all there is, in the line of another."""
     checks = [Check(returned, returned, until)]
@@ -340,6 +407,8 @@ def _ghost(one: Acquire, asked: float, returned: float, until: float) -> Acquire
         weight=one.capacity,
         outcome="granted",
         fence=FOREVER,
+        at_least=0.0,
+        period=0.0,
         waits=[],
         checks=checks,
         watched=False,

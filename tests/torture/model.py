@@ -1,7 +1,8 @@
 """A tiny model of the right behaviour: histories in which nothing is wrong, for the checkers to find nothing in.
 
-One store serves clients that acquire, hold, renew, lose and release, are paused, cut off and killed, write to fenced
-registers and spend. Time is virtual, requests and answers take some of it, and the seed decides everything.
+One store serves clients that acquire, hold, renew, lose and release, leave names taken, do things once, are paused, cut
+off and killed, write to fenced registers and spend. Time is virtual, requests and answers take some of it, and the seed
+decides everything.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from leasehold.testing.torture.history import (
     KILL,
     Acquire,
     Check,
+    Eviction,
     Fault,
     History,
     Inspection,
@@ -64,6 +66,8 @@ class Place:
     ticket: int
     expires_at: float
     holds: bool = False
+    lingers: bool = False
+    """Its owner has gone, and left it taken."""
 
 
 @dataclass
@@ -123,13 +127,23 @@ class Model:
         place.expires_at = max(place.expires_at, self.now + life)
         return True
 
-    def leave(self, place: Place) -> bool:
+    def leave(self, place: Place, stay: float = 0.0) -> bool:
+        """Give a place up, or leave it taken for so long."""
         line = self.settle(place.owner.name)
         was_there = place in line
-        if was_there:
+        if was_there and stay > 0 and place.holds:
+            place.lingers, place.expires_at = True, self.now + stay
+        elif was_there:
             line.remove(place)
             self.settle(place.owner.name)
         return was_there
+
+    def evict(self, name: str) -> list[int]:
+        """Take a name away from whoever holds it."""
+        evicted = [place for place in self.settle(name) if place.holds]
+        self.lines[name] = [place for place in self.lines[name] if place not in evicted]
+        self.settle(name)
+        return [place.ticket for place in evicted if not place.lingers]
 
     def settle(self, name: str) -> list[Place]:
         """Take away who is dead, and let hold whoever fits."""
@@ -163,9 +177,15 @@ class Model:
             sent = self.now
             yield self._travel()
             place = self.join(one)
+            first = next(iter(self.lines[one.name]), None)
+            value = first.owner.value if first is not None and first.lingers else None
             yield self._travel()
-            if place is None:
+            if place is None and value is not None:
+                one.completed, one.outcome, one.value = self.now, "remembered", value
+            elif place is None:
                 one.completed, one.outcome = self.now, "refused"
+            elif one.period:
+                yield from self._do(client, one, place)
             elif place.holds:
                 yield from self._hold(client, one, place, sent)
             elif place := (yield from self._wait(client, one, place, sent)):
@@ -177,6 +197,7 @@ class Model:
             ("read", 1000, 1),
             ("write", 1000, 1000),
             ("leader", 1, 1),
+            ("once", 1, 1),
         ]
         permits: Kind = "permit"
         kind, capacity, weight = self.random.choice([*kinds, (permits, 3, self.random.randint(1, 3))])
@@ -189,10 +210,12 @@ class Model:
             kind=kind,
             capacity=capacity,
             weight=weight,
-            queue=self.random.random() < 0.8,
+            queue=kind != "once" and self.random.random() < 0.8,
             timeout=self.random.choice((None, self.random.random() * 3)),
             ttl=self.random.choice((0.5, 1.0, 3.0)),
-            watched=kind != "leader",
+            watched=kind not in {"leader", "once"},
+            at_least=self.random.random() * 2 if kind == "lock" and self.random.random() < 0.5 else 0.0,
+            period=self.random.random() if kind == "once" else 0.0,
             holder=client.name,
         )
         self.history.add(one)
@@ -244,6 +267,7 @@ class Model:
             trusted = sent + min(one.ttl, HEARTBEAT) - MARGIN
         one.outcome, one.fence = "granted", place.ticket
         one.completed = self.now
+        lingers_until = self.now + one.at_least
         self._check(one, trusted)
         if self.now >= trusted:
             self._lose(one)
@@ -274,9 +298,21 @@ class Model:
                 yield from self._write_and_read(client, one)
             return
         one.release = Release(self.now)
-        answer = yield from self._request(client, partial(self.leave, place))
+        answer = yield from self._request(client, partial(self.leave, place, lingers_until - self.now))
         one.release.completed = self.now
         one.release.outcome = "error" if answer is None else "done" if answer else "lost"
+        self.history._see(client.name, self.now)
+
+    def _do(self, client: Client, one: Acquire, place: Place) -> Story:
+        """Do what is to be done once, or fail at it, without a handle by which to know whether it is still held."""
+        one.outcome, one.completed = "granted", self.now
+        self._check(one, one.invoked + one.ttl - MARGIN)
+        yield self.random.random() * 0.6
+        one.value = None if self.random.random() < 0.2 else one.line
+        one.release = Release(self.now)
+        stay = one.period if one.value is not None else 0.0
+        answer = yield from self._request(client, partial(self.leave, place, stay))
+        one.release.completed, one.release.outcome = self.now, "done" if answer else "error"
         self.history._see(client.name, self.now)
 
     def _check(self, one: Acquire, trusted: float) -> None:
@@ -359,6 +395,14 @@ class Model:
             target=client.name if kind in PROMISES.halting else "",
         )
         self.history.add(fault)
+
+    def _force_release(self, name: str) -> Story:
+        eviction = Eviction(client="stranger", line=next(self.numbers), invoked=self.now, name=name)
+        self.history.add(eviction)
+        yield self._travel()
+        fences = self.evict(name)
+        yield self._travel()
+        eviction.completed, eviction.fences = self.now, fences
 
     def _end(self) -> None:
         """Let everybody be gone, and look at what is left."""

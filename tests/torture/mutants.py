@@ -16,12 +16,13 @@ from typing import NamedTuple
 import psycopg
 import pytest
 
-from leasehold import _rate
+from leasehold import _once, _rate
 from leasehold.stores.postgres.advisory import Stake
 from leasehold.stores.redis import _scripts
 from leasehold.testing.torture import worker
 from tests.simulation import mutants as engine
 from tests.simulation import quorum_mutants as quorum
+from tests.simulation import test_election_histories as elections
 
 Install = Callable[[pytest.MonkeyPatch, str], None]
 """Puts the bug in; it is told the store's URL."""
@@ -96,6 +97,8 @@ for _arena, _bug, _rules in (
     ("redis", engine.unknown_counts_as_renewed, ("exclusion", "retractions", "losses")),
     ("redis", engine.nobody_watches_the_window, ("losses", "exclusion")),
     ("sqlite", engine.waiting_places_never_buy_their_ttl, ("exclusion", "retractions")),
+    ("sqlite", engine.a_name_that_should_stay_taken_is_left, ("left_taken",)),
+    ("redis", elections.a_resigned_lock_is_given_up_before_on_lost_has_ended, ("elections",)),
     ("redlock", quorum.the_fence_is_the_maximum_only, ("fences",)),
     ("redlock", quorum.half_is_a_majority, ("exclusion", "fences")),
     ("redlock", quorum.a_refused_join_keeps_what_it_was_given, ("retractions", "wake_ups", "nothing_left")),
@@ -109,12 +112,24 @@ def debts_are_forgotten(patch: pytest.MonkeyPatch, _: str) -> None:
     patch.setattr(_rate, "debt_at", lambda debt, now: original(debt, now) / 2)
 
 
+@mutant("sqlite", "outcomes")
+def what_failed_counts_as_done(patch: pytest.MonkeyPatch, _: str) -> None:
+    async def begin(engine, acquire, plan):
+        handle = await original(engine, acquire, plan)
+        if not isinstance(handle, _once.Outcome):
+            handle._leave_taken(1.0, _once.encode("nothing", handle.name))
+        return handle
+
+    original = _once.begin
+    patch.setattr(_once, "begin", begin)
+
+
 @mutant("redis", "exclusion", "retractions")
 def whoever_leaves_need_not_be_the_owner(patch: pytest.MonkeyPatch, _: str) -> None:
     _rewrite(_scripts.LEAVE, "if holder == owner then", "if true then")
 
 
-@mutant("redis", "exclusion", "retractions", "fences", "losses")
+@mutant("redis", "exclusion", "retractions", "fences", "losses", "evictions")
 def a_renewal_resurrects(patch: pytest.MonkeyPatch, _: str) -> None:
     """It says that a place is there which is gone."""
     _rewrite(

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from math import inf
 from pathlib import Path
@@ -29,6 +29,7 @@ from leasehold.testing.torture.history import (
     KILL,
     Acquire,
     Check,
+    Eviction,
     Fault,
     History,
     Inspection,
@@ -41,7 +42,7 @@ from leasehold.testing.torture.history import (
     Write,
 )
 from tests.torture.injections import INJECTIONS, Injection
-from tests.torture.model import FORGET, PROMISES, Model, Place, Register
+from tests.torture.model import FORGET, PROMISES, Client, Model, Place, Register
 
 FIRST_SEED = int(os.environ.get("LEASEHOLD_SEED", "0"))
 HISTORIES = max(int(os.environ.get("LEASEHOLD_HISTORIES", "3000")) // 150, 1)
@@ -105,7 +106,7 @@ class TestRandomHistories:
     def test_nobody_is_accused_who_did_nothing_wrong(self, part: int) -> None:
         first = FIRST_SEED + part * HISTORIES
         for seed in range(first, first + HISTORIES):
-            for model in (Model, Forgetful):
+            for model in (Model, Forgetful, Violent):
                 found = check(model(seed).run(), PROMISES)
                 assert not found, f"{model.__name__}({seed}): {found[0]}"
 
@@ -131,6 +132,14 @@ class TestRandomHistories:
             rules |= {rule for rule in ("exclusion", "retractions", "rates") if find(rule, history, strict)}
         assert rules == {"exclusion", "retractions", "rates"}
 
+    def test_what_force_excuses_is_found_without_the_excuse(self) -> None:
+        rules = set()
+        for seed in range(FIRST_SEED, FIRST_SEED + HISTORIES):
+            history = Violent(seed).run()
+            history.evictions.clear()
+            rules |= {rule for rule in ("exclusion", "retractions", "left_taken") if find(rule, history)}
+        assert rules == {"exclusion", "retractions", "left_taken"}
+
 
 @cache
 def _pickled(seed: int) -> bytes:
@@ -145,9 +154,20 @@ def good_history(seed: int) -> History:
 class Forgetful(Model):
     """A store that often forgets."""
 
-    def _harm(self, client: Any) -> None:
+    def _harm(self, client: Client) -> None:
         for _ in range(2):
             self._at(self.random.random() * 10, lambda: self._hurt(client, FORGET, 0))
+
+
+class Violent(Model):
+    """Names are often taken away by force."""
+
+    def _harm(self, client: Client) -> None:
+        super()._harm(client)
+        stranger = Client("stranger")
+        for _ in range(4):
+            story = self._force_release(self.random.choice(("lock", "shared", "permit", "leader", "once")))
+            self._at(self.random.random() * 10, partial(self._tell, stranger, story))
 
 
 class Overtaking(Model):
@@ -180,7 +200,7 @@ class EndingEarly(Model):
 
 
 class ForgettingToWake(Model):
-    def leave(self, place: Place) -> bool:
+    def leave(self, place: Place, stay: float = 0.0) -> bool:
         line = self.settle(place.owner.name)
         if place not in line:
             return False
@@ -231,6 +251,28 @@ class KeepingPlaces(Model):
         return super().settle(name)
 
 
+class LeavingNothingTaken(Model):
+    def leave(self, place: Place, stay: float = 0.0) -> bool:
+        return super().leave(place, stay / 2)
+
+
+class MixingOutcomesUp(Model):
+    def leave(self, place: Place, stay: float = 0.0) -> bool:
+        was_there = super().leave(place, stay)
+        if place.lingers and place.owner.value is not None:
+            place.owner = replace(place.owner, value=-place.owner.value)
+        return was_there
+
+
+class LettingTheEvictedLiveOn(Violent):
+    def renew(self, place: Place) -> bool:
+        """Let a place live on, if it is there or not."""
+        line = self.settle(place.owner.name)
+        if place not in line:
+            line.insert(0, place)
+        return super().renew(place)
+
+
 class TrustingTooLong(Model):
     def _check(self, one: Acquire, trusted: float) -> None:
         super()._check(one, trusted + 0.2)
@@ -248,6 +290,9 @@ BROKEN: dict[type[Model], set[str]] = {
     LettingTwiceAsMuchThrough: {"rates"},
     KeepingPlaces: {"nothing_left"},
     TrustingTooLong: {"exclusion"},
+    LeavingNothingTaken: {"left_taken"},
+    MixingOutcomesUp: {"outcomes"},
+    LettingTheEvictedLiveOn: {"evictions"},
 }
 
 
@@ -592,6 +637,126 @@ class TestWakeUps:
         assert not self.find(*readers, self.waiter("q", 6, capacity=9, weight=9))
 
 
+class TestLeftTaken:
+    def left(self, until: float, **fields: Any) -> Acquire:
+        """Make a hold that was asked for and granted at 1, and released at 2."""
+        return hold("p", 1, 9, **{"invoked": 1, "at_least": until - 1, "release": Release(2, 2.1, "done")} | fields)
+
+    def test_nobody_holds_before_the_time_is_over(self) -> None:
+        assert find("left_taken", history_of(self.left(6), hold("q", 5, 7)))
+        assert not find("left_taken", history_of(self.left(6), hold("q", 6, 7)))
+        assert not find("left_taken", history_of(self.left(2), hold("q", 2.2, 7)))
+        assert not find("exclusion", history_of(self.left(6), hold("q", 5, 7)))
+
+    def test_it_counts_from_the_grant(self) -> None:
+        waited = self.left(6, invoked=0, fence=5, waits=[Wait(0.5, 0.6, 5)])
+        assert not find("left_taken", history_of(waited, hold("q", 5.6, 7)))
+        assert find("left_taken", history_of(waited, hold("q", 5.3, 7)))
+
+    def test_permits_are_left_taken_as_many_as_they_were(self) -> None:
+        some = self.left(6, capacity=3), hold("q", 5, 7, capacity=3, weight=2)
+        assert not find("left_taken", history_of(*some))
+        assert find("left_taken", history_of(*some, hold("r", 5.5, 7, capacity=3)))
+
+    def test_only_what_is_done_is_remembered(self) -> None:
+        done = self.left(1, period=3, value=42)
+        assert find("left_taken", history_of(done, hold("q", 4.5, 7)))
+        assert not find("left_taken", history_of(done, hold("q", 5, 7)))
+        done.value = None
+        assert not find("left_taken", history_of(done, hold("q", 4.5, 7)))
+
+    def test_who_was_not_answered_may_have_left_nothing(self) -> None:
+        unanswered, other = self.left(6, release=Release(2, 2.1, "error")), hold("q", 5, 7)
+        assert find("left_taken", history_of(unanswered, other))
+        assert not find("left_taken", history_of(unanswered, other, fault("cut off", 1.5, 2.05)))
+        assert find("left_taken", history_of(unanswered, other, fault("cut off", 3, 4)))
+
+    def test_whoever_released_too_late_left_nothing(self) -> None:
+        late = self.left(12, release=Release(8.9, 9.1, "done"))
+        assert not find("left_taken", history_of(late, hold("q", 10, 11)))
+
+    def test_faults_excuse_from_when_they_began(self) -> None:
+        some = self.left(6), hold("q", 5, 7, invoked=4.9)
+        assert not find("left_taken", history_of(*some, fault(FORGET, 3, 3)))
+        assert find("left_taken", history_of(*some, fault("empty node", 3, 3)))
+        promises = replace(PROMISES, freeing={"empty node"})
+        assert not find("left_taken", history_of(*some, fault("empty node", 3, 3)), promises)
+        assert not find("left_taken", history_of(*some, eviction(3, 4)))
+
+    def test_nobody_is_expected_to_be_woken_before_the_name_is_free(self) -> None:
+        promises = Promises(wakes_within=1, recovers_within=5, longest_ttl=5)
+        waiter = hold("q", 6.9, 9, invoked=1.5, fence=5, waits=[Wait(1.5, 2, 5)])
+        assert find("wake_ups", history_of(self.left(2), waiter), promises)
+        assert not find("wake_ups", history_of(self.left(6), waiter), promises)
+        waiter.completed = 7.2
+        assert find("wake_ups", history_of(self.left(6), waiter), promises)
+
+
+class TestOutcomes:
+    def told(self, at: float, value: object) -> Acquire:
+        return hold("q", at, at, outcome="remembered", value=value, checks=[])
+
+    def test_who_is_told_is_told_what_was_given(self) -> None:
+        done = hold("p", 1, 4, value=42, release=Release(2, 3, "done"))
+        assert not find("outcomes", history_of(done, self.told(3, 42)))
+        assert not find("outcomes", history_of(done, self.told(2.5, 42)))
+        assert find("outcomes", history_of(done, self.told(3, 43)))
+        assert find("outcomes", history_of(done, self.told(1.9, 42)))
+
+    def test_what_failed_has_no_outcome(self) -> None:
+        failed = hold("p", 1, 4, release=Release(2, 3, "done"))
+        assert find("outcomes", history_of(failed, self.told(3, 42)))
+        assert find("outcomes", history_of(failed, self.told(3, None)))
+
+    def test_another_name_has_another_outcome(self) -> None:
+        done = hold("p", 1, 4, name="b", value=42, release=Release(2, 3, "done"))
+        assert find("outcomes", history_of(done, self.told(3, 42)))
+
+
+def eviction(start: float, end: float, *fences: int, name: str = "a") -> Eviction:
+    return Eviction(client="stranger", line=next(lines), invoked=start, completed=end, name=name, fences=list(fences))
+
+
+class TestEvictions:
+    def test_whoever_lost_it_is_told_at_the_next_renewal(self) -> None:
+        evicted = hold("p", 1, 6, fence=7, checks=[Check(1, 1, 6), Check(4.4, 4.4, 6)])
+        assert not find("evictions", history_of(evicted, eviction(1.9, 2, 7)))
+        evicted.checks.append(Check(4.6, 4.6, 6))
+        assert find("evictions", history_of(evicted, eviction(1.9, 2, 7)))
+        assert not find("evictions", history_of(evicted, eviction(1.9, 2, 6)))
+        assert not find("evictions", history_of(evicted, eviction(1.9, 2, 7), fault("cut off", 3, 3)))
+        evicted.renew = False
+        assert not find("evictions", history_of(evicted, eviction(1.9, 2, 7)))
+
+    def test_nobody_who_lost_it_is_renewed(self) -> None:
+        evicted = hold("p", 1, 6, fence=7, checks=[Check(1, 1, 6), Check(3, 3, 7.1)])
+        assert find("evictions", history_of(evicted, eviction(1.9, 2, 7), fault("cut off", 3, 3)))
+        assert not find("evictions", history_of(evicted, eviction(1.9, 2.2, 7), fault("cut off", 3, 3)))
+
+    def test_two_may_hold_after_it(self) -> None:
+        some = hold("p", 1, 6), hold("q", 4, 6, invoked=3.1)
+        assert not find("exclusion", history_of(*some, eviction(2, 3)))
+        assert find("exclusion", history_of(*some, eviction(2, 3, name="b")))
+        assert find("exclusion", history_of(*some, hold("z", 5, 6), eviction(2, 3)))
+
+    def test_whoever_loses_one_of_several_loses_all(self) -> None:
+        lost = hold("p", 1, 9, lost_at=4)
+        assert find("retractions", history_of(lost, eviction(2, 3, name="b")))
+        lost.several = True
+        assert not find("retractions", history_of(lost, eviction(2, 3, name="b")))
+
+    def test_fences_grow_all_the_same(self) -> None:
+        some = hold("p", 1, 6, fence=7), hold("q", 4, 6, invoked=3.1, fence=6)
+        assert find("fences", history_of(*some, eviction(2, 3)))
+
+    def test_nobody_knows_when_a_killed_one_evicted(self) -> None:
+        some = hold("p", 1, 6), hold("q", 4, 6, invoked=3.1), eviction(2, inf)
+        assert not find("exclusion", history_of(*some))
+        later = hold("r", 7, 9, invoked=6.5), hold("s", 8, 9)
+        assert find("exclusion", history_of(*later, eviction(2, inf), fault(KILL, 3, 3, "stranger")))
+        assert not find("exclusion", history_of(*later, eviction(2, inf), fault(KILL, 6.6, 6.6, "stranger")))
+
+
 class TestNothingLeft:
     def look(self, at: float, *left: str) -> Inspection:
         return Inspection(client="nemesis", line=next(lines), invoked=at, completed=at + 1, left=list(left))
@@ -669,6 +834,13 @@ class TestElections:
         assert find("elections", history_of(self.term("p", 1, 4, 4.09), self.term("q", 4.03, 6)))
         assert not find("elections", history_of(self.term("p", 1, 4, 4.2), self.term("q", 4.03, 6)))
 
+    def test_whoever_resigns_has_stopped_before_the_next(self) -> None:
+        resigned = self.term("p", 1, 4, 4.3)
+        assert not find("elections", history_of(resigned, self.term("q", 4.2, 6)))
+        resigned.checks.append(Check(3, 3, 5))
+        assert find("elections", history_of(resigned, self.term("q", 4.2, 6)))
+        assert not find("elections", history_of(resigned, self.term("q", 4.3, 6)))
+
     def test_whoever_is_never_told_leads_for_as_long_as_he_lives(self) -> None:
         never = self.term("p", 1, inf)
         assert not find("elections", history_of(never, self.term("q", 4, 6)))
@@ -734,6 +906,11 @@ class TestRecording:
         recorder.deposed(number)
         recorder.stopped(number)
         recorder.ended(recorder.acquire("b", ttl=5, queue=False), "refused")
+        once = recorder.acquire("c", ttl=5, kind="once", renew=False, at_least=1, period=2)
+        recorder.granted(once, Handle(3), fence=0)
+        recorder.release(once, 42)
+        recorder.remembered(recorder.acquire("c", ttl=5, kind="once", period=2), 42)
+        recorder.evicted(recorder.evict("c"), [7])
         recorder.wrote(recorder.write("r", "x", 7), "accepted")
         recorder.got(recorder.read("r"), "x", 7)
         recorder.spent(recorder.spend("l", 2, interval=0.5, burst=3), allowed=False, retry_after=1.5)
@@ -742,7 +919,7 @@ class TestRecording:
         recorder.write("r", "y", 8)
         recorder.close()
         history = History.read([tmp_path / "p.jsonl"])
-        granted, refused = history.acquires
+        granted, refused, done, told = history.acquires
         assert granted == Acquire(
             client="p",
             line=2,
@@ -767,13 +944,16 @@ class TestRecording:
             stopped_at=16,
         )
         assert (refused.outcome, refused.queue) == ("refused", False)
+        assert (done.renew, done.at_least, done.period, done.value) == (False, 1, 2, 42)
+        assert (told.outcome, told.value) == ("remembered", 42)
+        assert [(one.name, one.fences, one.is_known) for one in history.evictions] == [("c", [7], True)]
         assert [one.outcome for one in history.writes] == ["accepted", "unknown"]
         assert [(one.value, one.fence) for one in history.reads] == [("x", 7)]
         assert [(one.cost, one.allowed, one.retry_after) for one in history.spends] == [(2, False, 1.5)]
         assert [(one.name, one.target, one.is_known) for one in history.faults] == [("pause", "p", True)]
         assert [one.left for one in history.inspections] == [["a: p"]]
-        assert history.last_seen == {"p": 29}
-        assert len(history.operations) == 8
+        assert history.last_seen == {"p": 38}
+        assert len(history.operations) == 11
 
     def test_many_files_are_one_history_and_a_torn_line_is_dropped(self, tmp_path: Path) -> None:
         for client in "pq":

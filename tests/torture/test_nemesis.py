@@ -28,6 +28,7 @@ from leasehold.stores.postgres._migrations import script
 from leasehold.testing.torture.arena import PROMISES, WORKLOADS, Arena, Fault, network
 from leasehold.testing.torture.history import KILL, History, Recorder
 from leasehold.testing.torture.nemesis import Nemesis
+from leasehold.testing.torture.worker import NAMES
 from tests.processes.helpers import Worker, eventually, is_free
 from tests.servers.binaries import POSTGRES18
 from tests.servers.clock import SteppedClock
@@ -42,6 +43,7 @@ from tests.torture.arenas import (
     PostgresHarm,
     Quintet,
     RedisHarm,
+    Sextet,
     sentinel_faults,
 )
 
@@ -515,6 +517,67 @@ def test_harm_on_sentinel(sentinel: SentinelDeployment) -> None:
 
 
 @pytest.fixture(scope="module")
+def sextet() -> Iterator[Sextet]:
+    with Sextet() as sextet:
+        yield sextet
+
+
+@pytest.mark.parametrize("kind", ["fail over", "pause primary", "kill replica", "move slot", "cut network"])
+def test_harm_on_a_cluster(sextet: Sextet, kind: str) -> None:
+    deployment = sextet.deployment
+    faults = {fault.kind: fault for fault in sextet.faults()}
+    before = {slot: deployment.owner(slot) for slot in sextet.slots}
+    primaries = {*deployment.masters()}
+    with faults[kind].harm(Random(SEED)):
+        down = {node for node in deployment.nodes if node.is_paused or not node.is_running}
+        cut = [proxy for proxy in sextet.proxies if fails(redis.RedisError, partial(_ping, proxy.url))]
+        match kind:
+            case "fail over":
+                assert down < primaries
+                assert not down & {*deployment.masters()}
+            case "pause primary":
+                assert down < primaries
+            case "kill replica":
+                assert len(down - primaries) == 1
+            case "move slot":
+                assert not down
+            case "cut network":
+                assert (down, len(cut)) == (set(), 1)
+    assert all(node.is_running and not node.is_paused for node in deployment.nodes)
+    for proxy in sextet.proxies:
+        _ping(proxy.url)
+    assert ({*deployment.masters()} != primaries) == (kind == "fail over")
+    assert (before != {slot: deployment.owner(slot) for slot in before}) or kind != "move slot"
+    with DistributedLock(sextet.url) as locks:
+        for name in NAMES:
+            locks.acquire(name, timeout=10).release()
+
+
+def _ping(url: str) -> None:
+    with client_of(url, socket_timeout=SHORT) as client:
+        client.ping()
+
+
+def test_all_harm_on_a_cluster(sextet: Sextet) -> None:
+    assert {fault.kind for fault in sextet.faults()} == {
+        "flush scripts",
+        "kill connections",
+        "lose requests",
+        "lose replies",
+        "delay network",
+        "hold network",
+        "black hole",
+        "cut network",
+        "cut connections",
+        "duplicate connections",
+        "fail over",
+        "pause primary",
+        "kill replica",
+        "move slot",
+    }
+
+
+@pytest.fixture(scope="module")
 def quintet() -> Iterator[Quintet]:
     with Quintet() as quintet:
         quintet.heal()
@@ -550,7 +613,7 @@ def test_never_more_than_two_redlock_nodes_are_harmed(quintet: Quintet) -> None:
             pass
 
 
-@pytest.mark.parametrize("name", ["memory", "sqlite", "redis", "redlock", "postgres", "advisory"])
+@pytest.mark.parametrize("name", ARENAS)
 def test_an_arena_settles_and_shows_who_is_left(name: str, tmp_path: Path) -> None:
     with ARENAS[name](tmp_path) as arena:
         assert arena.name == name

@@ -26,7 +26,7 @@ SECONDS = 8.0
 LONGEST = 100.0
 """For so long a bug may stay hidden."""
 SEED = int(os.environ.get("LEASEHOLD_SEED") or secrets.randbelow(10**9))
-PAIRS = (("memory", "sqlite"), ("redis", "sentinel"), ("redlock",), ("postgres", "advisory"))
+PAIRS = (("memory", "sqlite"), ("redis", "sentinel"), ("cluster", "redlock"), ("postgres", "advisory"))
 """What is tortured at the same time, to save some."""
 QUICK = (
     "redis: a_line_does_not_add_up",

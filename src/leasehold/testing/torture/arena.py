@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from leasehold import DistributedLock, LockError
-from leasehold._store import Rated
+from leasehold._store import Lingering, Rated
 from leasehold.testing.proxy import Direction, FaultProxy
 from leasehold.testing.torture.checkers import Promises
 from leasehold.testing.torture.history import KILL
@@ -19,9 +19,11 @@ from leasehold.testing.torture.history import KILL
 PAUSE = "pause"
 BLOCK_LOOP = "block loop"
 FORK = "fork"
+FORCE_RELEASE = "force release"
 JUMP_CLOCK = "jump clock"
-CLIENT_FAULTS = frozenset({KILL, PAUSE, BLOCK_LOOP, FORK})
-"""What may be done to a client, on any store that outlives it. To step its clock takes `Surroundings` that can."""
+CLIENT_FAULTS = frozenset({KILL, PAUSE, BLOCK_LOOP, FORK, FORCE_RELEASE})
+"""What may be done to a client, or by one that is told to, on any store that outlives it. To step its clock takes
+`Surroundings` that can."""
 
 TTL = 2.0
 LONG = 1.5 * TTL
@@ -31,7 +33,22 @@ STEP = (0.1, 5 * TTL)
 """By how much a clock is set: always by more than the margin of a lease."""
 RECOVERY = 60.0
 """How long a store may take, after whatever was done to it, until the driver gives up."""
-WORKLOADS = frozenset({"lock", "readwrite", "semaphore", "multi", "election", "limiter", "register"})
+WORKLOADS = frozenset(
+    {
+        "lock",
+        "reentrant",
+        "readwrite",
+        "semaphore",
+        "multi",
+        "election",
+        "background",
+        "limiter",
+        "register",
+        "at_least",
+        "singleton",
+        "once",
+    }
+)
 
 Harm = Callable[[Random], AbstractContextManager[None]]
 
@@ -109,6 +126,8 @@ class Arena:
             "readwrite": store.capabilities.shared,
             "semaphore": store.capabilities.semaphore,
             "limiter": isinstance(store, Rated),
+            "at_least": isinstance(store, Lingering),
+            "once": isinstance(store, Lingering),
         }
         return frozenset(workload for workload in self.workloads if able.get(workload, True))
 

@@ -15,7 +15,18 @@ from itertools import pairwise
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 
-from leasehold.testing.torture.history import KILL, Acquire, History, Operation, Read, Spend, Write
+from leasehold._lease import margin
+from leasehold.testing.torture.history import (
+    KILL,
+    Acquire,
+    Eviction,
+    Fault,
+    History,
+    Operation,
+    Read,
+    Spend,
+    Write,
+)
 
 T = TypeVar("T", Acquire, Write | Read)
 
@@ -29,7 +40,10 @@ class Promises:
 
     forgetting: Collection[str] = ()
     """Faults after which it may have let in others: a restart without persistence, a step of its clock, the end of a
-    session that holds. What was asked for before such a fault ended is not relied on from when it began."""
+    session that holds. What was asked for before such a fault ended is not relied on from when it began; nor, on any
+    store, is a name that was taken away by force."""
+    freeing: Collection[str] = ()
+    """Faults after which a name may be free that was left taken."""
     forgiving: Collection[str] = ()
     """Faults after which it may have forgotten what was spent, though it let nobody in."""
     retracting: Collection[str] = ()
@@ -47,7 +61,7 @@ class Promises:
     recovers_within: float = inf
     """How soon after the last of the faults that came in between."""
     longest_ttl: float = inf
-    """After so long nothing is left of anybody who is gone."""
+    """After so long nothing is left of anybody who is gone, nor of what he left taken."""
     drift: float = 0.01
     """How much faster than ours the clock may run by which rates wear off."""
     grace: float = 0.0
@@ -102,7 +116,8 @@ def retractions(history: History, promises: Promises) -> list[Violation]:
         )
         for hold in history.acquires
         if hold.retracted_at < inf
-        and not history.harm({*promises.forgetting, *promises.retracting}, hold.client, hold.invoked, hold.retracted_at)
+        and not history.harm(promises.retracting, hold.client, hold.invoked, hold.retracted_at)
+        and not _forgot(history, hold, hold.retracted_at, promises)
     ]
 
 
@@ -121,16 +136,67 @@ def fences(history: History, promises: Promises) -> list[Violation]:
             for grant in grants
             if (other := seen.setdefault(grant.fence, grant)) is not grant
         ]
-        sure = [
-            one
-            for one in grants
-            if _is_sure(one) and not history.harm(promises.forgetting, one.client, one.invoked, one.completed)
-        ]
+        sure = [one for one in grants if _is_sure(one) and not _forgot(history, one, one.completed, promises)]
         pairs = {(id(a), id(b)): (a, b) for a, b in [*_went_back(grants, _asked), *_went_back(sure, _returned)]}
         found += [
             Violation("fences", f"the fence of {name!r} went back from {a.fence} to {b.fence}", (a, b))
             for a, b in pairs.values()
         ]
+    return found
+
+
+def left_taken(history: History, promises: Promises) -> list[Violation]:
+    """Nobody is sure to hold a name that was left taken, before the time is over that was asked for.
+
+    That it was left so is known if its release is done; or if nobody was harmed meanwhile, and it was still held then.
+    The store may be faster than we are by a margin. So it sees nothing of a name whose release was not answered, nor
+    of whoever was let in early and did not believe it.
+    """
+    found = []
+    for name, holds in _by_name(history.acquires):
+        taken = [window for hold in holds if (window := _taken(history, hold, promises))]
+        for at, crowd in _crowds([*_beliefs(history, holds, promises), *taken] if taken else []):
+            left = [one.hold for one in crowd if one in taken]
+            others = [one.hold for one in crowd if one not in taken]
+            if left and others:
+                message = f"at {at:.6f} {name!r} was left taken until {left[0].taken_until:.6f}, and is surely held"
+                found.append(Violation("left_taken", message, (*left, *others)))
+    return found
+
+
+def outcomes(history: History, promises: Promises) -> list[Violation]:
+    """Whoever is told what came of something was told what somebody who did it gave, before or meanwhile."""
+    found = []
+    for name, acquires in _by_name(history.acquires):
+        given = {one.value: one for one in acquires if one.is_granted and one.value is not None}
+        for one in acquires:
+            if one.outcome == "remembered":
+                source = given.get(one.value)
+                if source is None or source.released_at > one.completed:
+                    message = f"nobody had given {one.value!r} for {name!r} by {one.completed:.6f}"
+                    found.append(Violation("outcomes", message, (one, *([source] if source else []))))
+    return found
+
+
+def evictions(history: History, promises: Promises) -> list[Violation]:
+    """Whoever a name was taken from by force is told at his next renewal, and never renewed any more.
+
+    He renews twice within a ttl, unless there is a fault or he was never to be; what was answered before it was taken
+    away counts for a ttl. Not seen: what somebody believed who did not look again.
+    """
+    found = []
+    for name, holds in _by_name(history.acquires):
+        by_fence = {hold.fence: hold for hold in holds if hold.is_granted and hold.fence}
+        for eviction in history.evictions:
+            for hold in (by_fence[fence] for fence in eviction.fences if eviction.name == name and fence in by_fence):
+                latest = eviction.completed + hold.ttl
+                told = eviction.completed + hold.ttl / 2 + promises.slack
+                if not hold.renew or history.harm(None, hold.client, eviction.invoked - hold.ttl, told):
+                    told = inf
+                late = [look for look in hold.checks if look.is_sure and (look.until > latest or look.at > told)]
+                if late:
+                    message = f"{name!r} was taken away by {eviction.completed:.6f}, and held at {late[0].at:.6f}"
+                    found.append(Violation("evictions", message, (eviction, hold)))
     return found
 
 
@@ -201,7 +267,7 @@ def fifo(history: History, promises: Promises) -> list[Violation]:
             returned = waiter.completed if _is_sure(waiter) else until
             if since == inf or not _keeps_place(history, waiter, max(until, returned), promises):
                 continue
-            if history.harm(promises.forgetting, waiter.client, since, max(until, returned)):
+            if _forgot(history, waiter, max(until, returned), promises, since=since):
                 continue
             for other in grants[bisect_right(invoked, since) : bisect_left(invoked, max(until, returned))]:
                 too_many = waiter.weight + other.weight > waiter.capacity
@@ -293,8 +359,9 @@ def rates(history: History, promises: Promises) -> list[Violation]:
 def elections(history: History, promises: Promises) -> list[Violation]:
     """Nobody is elected before whoever led, and was not halted, was told to stop; and nobody stops without beginning.
 
-    Of an on_lost that takes less than the grace, the end counts. That two lead inside their trust windows is a matter
-    of `exclusion`. Not seen: an on_lost that is late by less than the slack.
+    Of an on_lost that takes less than the grace, the end counts; so it does if he was sure to hold until then, as
+    somebody is who resigns. That two lead inside their trust windows is a matter of `exclusion`. Not seen: an on_lost
+    of somebody who lost the lead that is late by less than the slack.
     """
     found = []
     for name, acquires in _by_name(history.acquires):
@@ -310,7 +377,7 @@ def elections(history: History, promises: Promises) -> list[Violation]:
                 at = other.elected_at
                 if not (
                     history.harm(promises.halting, leader.client, at - leader.ttl, at + promises.slack)
-                    or history.harm(promises.forgetting, leader.client, leader.invoked, at)
+                    or _forgot(history, leader, at, promises)
                 ):
                     message = f"{other.client} was elected to {name!r} at {at:.6f}, while {leader.client} still led"
                     found.append(Violation("elections", message, (leader, other)))
@@ -321,6 +388,9 @@ CHECKERS: tuple[Callable[[History, Promises], list[Violation]], ...] = (
     exclusion,
     retractions,
     fences,
+    left_taken,
+    outcomes,
+    evictions,
     losses,
     stale_writes,
     linearizability,
@@ -356,8 +426,8 @@ class Stay(NamedTuple):
         waits = one.completed if one.is_known else history.last_seen[one.client]
         if one.several:
             waits = -inf
-        if _released(one) < inf:
-            return cls(one, waits, _released(one))
+        if one.free_by < inf:
+            return cls(one, waits, one.free_by)
         if one.outcome in {"refused", "cancelled"}:
             left = one.completed + promises.wakes_within
             if not history.harm(None, one.client, one.invoked, left):
@@ -403,9 +473,33 @@ def _beliefs(history: History, holds: Iterable[Acquire], promises: Promises) -> 
     for hold in holds:
         if hold.is_granted:
             end = hold.believed_until
-            forgot = history.harm(promises.forgetting, hold.client, hold.invoked, end)
+            forgot = _forgot(history, hold, end, promises)
             windows.append(Window(hold.completed, min([end, *(one.invoked for one in forgot)]), hold))
     return windows
+
+
+def _forgot(
+    history: History, hold: Acquire, end: float, promises: Promises, *, since: float = -inf
+) -> list[Fault | Eviction]:
+    """Find why the store need not have kept it until then; since it was asked for, if nothing else is said.
+
+    Whoever loses one of several names gives up the others.
+    """
+    start = max(hold.invoked, since)
+    faults = history.harm(promises.forgetting, hold.client, start, end)
+    return [*faults, *history.evictions_of(None if hold.several else hold.name, start, end)]
+
+
+def _taken(history: History, hold: Acquire, promises: Promises) -> Window | None:
+    """Tell for how long a name was surely left taken by who released it, as far as the store is to be relied on."""
+    release, until = hold.release, hold.taken_until
+    if until == -inf or release is None or not hold.is_granted or release.completed >= hold.trusted_until:
+        return None
+    if release.outcome != "done" and history.harm(None, hold.client, hold.invoked, release.completed):
+        return None
+    until -= margin(until - hold.invoked)
+    forgot = [*_forgot(history, hold, until, promises), *history.harm(promises.freeing, None, hold.invoked, until)]
+    return Window(release.invoked, min([until, *(one.invoked for one in forgot)]), hold)
 
 
 def _untold(history: History, hold: Acquire, promises: Promises) -> tuple[float, Acquire, bool] | None:
@@ -419,7 +513,7 @@ def _untold(history: History, hold: Acquire, promises: Promises) -> tuple[float,
         proofs.append(history.last_seen[hold.client])
     end, ended = max(proofs, default=-inf), hold.trusted_until
     halts = history.harm(promises.halting, hold.client, ended - promises.slack, end)
-    forgot = history.harm(promises.forgetting, hold.client, hold.invoked, end)
+    forgot = _forgot(history, hold, end, promises)
     end = min([end, *(fault.invoked for fault in [*halts, *forgot])]) - promises.slack
     end = min(end, hold.released_at)
     if end <= ended:
@@ -464,14 +558,11 @@ def _keeps_place(history: History, waiter: Acquire, until: float, promises: Prom
     return not history.harm(promises.displacing, waiter.client, waiter.in_line_by, until)
 
 
-def _released(hold: Acquire) -> float:
-    """Tell when its room was surely free because it was released."""
-    return inf if hold.release is None or hold.release.outcome != "done" else hold.release.completed
-
-
 def _gone(history: History, one: Acquire) -> float:
     """Tell when its client was surely done with it, or was heard of for the last time."""
-    gone = _released(one) if one.is_granted else one.completed
+    gone = one.completed
+    if one.is_granted:
+        gone = one.release.completed if one.release is not None and one.release.outcome == "done" else inf
     return gone if gone < inf else history.last_seen[one.client]
 
 
@@ -547,6 +638,8 @@ def _worst_window(begun: Sequence[Spend], end: float, rate: float) -> list[Spend
 
 def _leads_on(history: History, leader: Acquire, promises: Promises) -> float:
     """Tell until when somebody surely was not told to stop, or had not ended what his grace was enough for."""
+    if leader.stopped_at < leader.trusted_until:  # he holds on until he has stopped, however slow the machine is
+        return leader.stopped_at
     if leader.stopped_at - leader.deposed_at < promises.grace:
         end = leader.stopped_at
     elif leader.deposed_at < inf:

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from leasehold.runtimes import _clock
 
-Kind = Literal["lock", "read", "write", "permit", "leader"]
+Kind = Literal["lock", "read", "write", "permit", "leader", "job", "once"]
 
 
 class Wait(NamedTuple):
@@ -88,7 +88,7 @@ class Operation:
 class Acquire(Operation):
     """An acquisition, and all that is known of the hold it led to. One of several names is recorded once for each.
 
-    Not foreseen: what is entered again by who holds it already, and names left taken (`at_least`).
+    What is entered again by who holds it already is no acquisition, but one more look at what he holds.
     """
 
     kind: Kind = "lock"
@@ -102,7 +102,15 @@ class Acquire(Operation):
     """Other names are asked for with it, so it may be held long before the acquisition returns."""
     watched: bool = False
     """Its loss would have been recorded: it has an on_lost, and its handle is kept."""
-    outcome: Literal["granted", "refused", "cancelled", "error", "unknown"] = "unknown"
+    renew: bool = True
+    at_least: float = 0.0
+    """Seconds from the grant for which the name stays taken, however early it is released."""
+    period: float = 0.0
+    """Seconds from the release for which the name stays taken, of something that is done once, if it is done."""
+    outcome: Literal["granted", "refused", "cancelled", "error", "remembered", "unknown"] = "unknown"
+    """Remembered: it was done before, and what came of it is the value."""
+    value: Any = None
+    """What came of something that is done once; None if it failed."""
     fence: int = 0
     """0 if nobody knows it."""
     holder: str = ""
@@ -161,6 +169,23 @@ class Acquire(Operation):
         if unsure or self.lost_at < until or (found_gone and released < until):
             until = max((check.at for check in self.checks if check.is_sure), default=-inf)
         return min(until, released)
+
+    @property
+    def taken_until(self) -> float:
+        """Tell until when, by what was asked for, the name is taken even if it is released; -infinite if it is not."""
+        granted = self.surely_waited_until + self.at_least if self.at_least else -inf
+        done = self.released_at + self.period if self.period and self.value is not None else -inf
+        return max(granted, done)
+
+    @property
+    def free_by(self) -> float:
+        """Tell when its room was surely free because it was released; infinite if nobody knows."""
+        if self.release is None or self.release.outcome != "done":
+            return inf
+        took = self.release.completed - self.release.invoked
+        period = 0.0 if self.value is None else self.period
+        left = max(self.completed + self.at_least - self.release.invoked, period, 0.0)
+        return self.release.completed + left + (took if left else 0.0)
 
     @property
     def waits_of_its_place(self) -> list[Wait]:
@@ -232,6 +257,17 @@ class Fault(Operation):
 
 
 @dataclass(slots=True, kw_only=True)
+class Eviction(Operation):
+    """A name taken away from whoever held it, by a stranger."""
+
+    fences: list[int] = field(default_factory=list)
+    """Of those who lost it; empty, too, if the store did not answer."""
+
+    def describe(self) -> str:
+        return f"force release of {self.name!r} with {', '.join(f'fence {fence}' for fence in self.fences) or 'nobody'}"
+
+
+@dataclass(slots=True, kw_only=True)
 class Inspection(Operation):
     """What a look at the store showed of the names that begin with this one."""
 
@@ -250,6 +286,7 @@ class History:
     spends: list[Spend] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     inspections: list[Inspection] = field(default_factory=list)
+    evictions: list[Eviction] = field(default_factory=list)
     last_seen: dict[str, float] = field(default_factory=dict)
     """When each client recorded something for the last time: until then it surely lived."""
 
@@ -288,6 +325,16 @@ class History:
             number -= 1
         return found
 
+    def evictions_of(self, name: str | None, start: float, end: float) -> list[Eviction]:
+        """Find when a name, or any, was taken away by force, at some moment in between."""
+        return [
+            one
+            for one in self.evictions
+            if one.name == (name or one.name)
+            and one.invoked <= end
+            and start <= (one.completed if one.is_known else self.killed_at(one.client))
+        ]
+
     def killed_at(self, client: str) -> float:
         """Tell by when a client was surely dead; infinite if nobody recorded that it was killed."""
         kills = self.harm((KILL,), client, -inf, inf)
@@ -295,7 +342,7 @@ class History:
 
     @cached_property
     def _lists(self) -> dict[type[Operation], list[Any]]:
-        lists = self.acquires, self.writes, self.reads, self.spends, self.faults, self.inspections
+        lists = self.acquires, self.writes, self.reads, self.spends, self.faults, self.inspections, self.evictions
         return dict(zip(EVENTS.values(), lists, strict=True))
 
     def _faults_of(self, client: str | None) -> tuple[list[Fault], list[float], list[float]]:
@@ -345,7 +392,7 @@ def _continue(operation: Operation, event: str, at: float, entry: dict[str, Any]
         case "check":
             operation.checks.append(Check(at, **entry))
         case "release":
-            operation.release = Release(at)
+            operation.release, operation.value = Release(at), entry.get("value")
         case "released":
             assert operation.release is not None
             operation.release.completed, operation.release.outcome = at, entry["outcome"]
@@ -362,6 +409,7 @@ EVENTS: dict[str, type[Operation]] = {
     "spend": Spend,
     "fault": Fault,
     "inspection": Inspection,
+    "eviction": Eviction,
 }
 
 KILL = "kill"
@@ -411,6 +459,9 @@ class Recorder:
         timeout: float | None = None,
         several: bool = False,
         watched: bool = False,
+        renew: bool = True,
+        at_least: float = 0.0,
+        period: float = 0.0,
     ) -> int:
         """Record that it is about to be asked for."""
         return self._begin(
@@ -424,6 +475,9 @@ class Recorder:
             ttl=ttl,
             several=several,
             watched=watched,
+            renew=renew,
+            at_least=at_least,
+            period=period,
         )
 
     def waits(self, number: int, asked: float, ticket: int = 0) -> None:
@@ -438,6 +492,10 @@ class Recorder:
     def ended(self, number: int, outcome: Literal["refused", "cancelled", "error"]) -> None:
         self._note("end", number, outcome=outcome)
 
+    def remembered(self, number: int, value: Any) -> None:
+        """Record that it was done before, and what is said to have come of it."""
+        self._note("end", number, outcome="remembered", value=value)
+
     def check(self, number: int, handle: Held) -> bool:
         """Record for how long it is sure to be held, and return whether it is: what the work goes on by."""
         at = self._clock()
@@ -445,9 +503,9 @@ class Recorder:
         self._write("check", number, at, seen=self._clock(), until=at + remaining, told=told)
         return remaining > 0
 
-    def release(self, number: int) -> None:
-        """Record that it is about to be released, so that it is believed in no more."""
-        self._note("release", number)
+    def release(self, number: int, value: Any = None) -> None:
+        """Record that it is about to be released, so that it is believed in no more; and what came of it."""
+        self._note("release", number, **({} if value is None else {"value": value}))
 
     def released(self, number: int, outcome: Literal["done", "lost", "error"] = "done") -> None:
         self._note("released", number, outcome=outcome)
@@ -494,6 +552,14 @@ class Recorder:
     def healed(self, number: int) -> None:
         """Record that the harm is surely over."""
         self._note("end", number)
+
+    def evict(self, name: str) -> int:
+        """Record that a name is about to be taken away from whoever holds it."""
+        return self._begin("eviction", name=name)
+
+    def evicted(self, number: int, fences: Iterable[int] = ()) -> None:
+        """Record that it is over; without fences, also that nobody knows what came of it."""
+        self._note("end", number, fences=list(fences))
 
     def inspect(self, prefix: str = "") -> int:
         return self._begin("inspection", name=prefix)

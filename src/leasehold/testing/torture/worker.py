@@ -1,8 +1,8 @@
 """A client process of the torture: hands that use one store in every way there is, and write down what came of it.
 
-`python -m leasehold.testing.torture.worker ORDERS`, where the orders are JSON. On stdin it is told what befalls it
-(`block loop`, `fork`), to `finish`, and to `look` at what is left; it answers each with a line. A hand is a thread or a
-task. What all do is decided by the seed, but for what the others and the store do meanwhile.
+`python -m leasehold.testing.torture.worker ORDERS`, where the orders are JSON. On stdin it is told what befalls it or
+others (`block loop`, `fork`, `force release`), to `finish`, and to `look` at what is left; it answers each with a line.
+A hand is a thread or a task. What all do is decided by the seed, but for what the others and the store do meanwhile.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from leasehold import (
     RetryPolicy,
     StoreError,
 )
+from leasehold._lease import margin
 from leasehold._model import WHOLE, Ask, Refusal, Renewal, Standing
 from leasehold._runtime import drive
 from leasehold.runtimes import _clock
@@ -51,7 +52,13 @@ SHARED = "shared-0"
 PERMITS, NUMBER_OF_PERMITS = "permits-0", 4
 LEADER, TERM, GRACE, STOPPING = "leader-0", 2.0, 0.8, 0.4
 """A leader has twice the time it takes to stop."""
+JOB, KEYS = "job-0", ("once-0", "once-1")
+AT_LEAST = 0.4
+PERIODS = (0.2, 1.0)
+"""Between these, for how many seconds an outcome is remembered: for less than a lease lives."""
 RATE, LIMIT, BURST = "rate-0", 20, 5
+NAMES = (*LOCKS, SHARED, PERMITS, LEADER, JOB, *KEYS)
+"""All that are held."""
 RETRY = RetryPolicy(max_retries=4, max_delay=0.3)
 BLOCKED = (0.1, 1.5)
 """Between these, how many seconds an event loop is blocked."""
@@ -151,6 +158,7 @@ class Driver(Protocol):
 
     async def ask_registers(self, address: str, **request: Any) -> dict[str, Any]: ...
     def callback(self, function: Callback) -> Callable[[Any], Any]: ...
+    def function(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Callable[[], Any]: ...
     def run(self) -> None:
         """Have all hands work, and close the client once they are done."""
         ...
@@ -163,6 +171,10 @@ class Driver(Protocol):
 
 class GaveUpError(Exception):
     pass
+
+
+class FailureError(Exception):
+    """What work ends with that is not done."""
 
 
 class Threads:
@@ -188,6 +200,9 @@ class Threads:
 
     def callback(self, function: Callback) -> Callable[[Any], Any]:
         return lambda handle: drive(_as_coroutine(function(handle)))
+
+    def function(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Callable[[], Any]:
+        return lambda: drive(work())
 
     def run(self) -> None:
         threads = [threading.Thread(target=_or_fail, args=(partial(drive, hand.work()),)) for hand in self.hands]
@@ -235,6 +250,9 @@ class Loop:
 
     def callback(self, function: Callback) -> Callable[[Any], Any]:
         return function
+
+    def function(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Callable[[], Any]:
+        return work
 
     def run(self) -> None:
         async def work() -> None:
@@ -321,10 +339,16 @@ class Hand:
             "semaphore": [self._permits],
             "multi": [self._several],
             "election": [self._stand],
+            "background": [self._stand_in_background],
             "limiter": [self._spend],
             "register": [self._read],
+            "singleton": [self._run_a_job],
+            "once": [self._do_once],
         }
-        return [story for workload in self.orders.workloads for story in stories[workload]]
+        return [story for workload in self.orders.workloads for story in stories.get(workload, ())]
+
+    def can(self, workload: str) -> bool:
+        return workload in self.orders.workloads
 
     async def _lock(self) -> None:
         name = self.chance.choice(LOCKS)
@@ -356,6 +380,14 @@ class Hand:
         ttl = chance.choice(TTLS)
         renew = chance.random() < 0.8
         options: dict[str, Any] = {"ttl": ttl, "timeout": timeout, "renew": renew}
+        at_least = chance.random() * AT_LEAST if self.can("at_least") and chance.random() < 0.1 else 0.0
+        if at_least:
+            options["at_least"] = at_least
+        enter = None
+        # What another task acquired, to be cancelled, is not this one's to enter again.
+        if self.can("reentrant") and len(names) == 1 and way != "cancel" and chance.random() < 0.2:
+            options["reentrant"] = True
+            enter = partial(make, **options)
         numbers = {
             name: self.recorder.acquire(
                 name,
@@ -367,19 +399,28 @@ class Hand:
                 timeout=timeout,
                 several=len(names) > 1,
                 watched=True,
+                renew=renew,
+                at_least=at_least,
             )
             for name in names
         }
         guard = make(on_lost=partial(self._lost, numbers), **options)
+        work = self._working(numbers, ttl, fenced=weight == capacity, enter=enter)
+        await self._through(numbers, way, guard, work)
+
+    def _working(
+        self, numbers: Mapping[str, int], ttl: float, *, fenced: bool, enter: Callable[[], Any] | None = None
+    ) -> Callable[[Any], Awaitable[None]]:
+        """Make what is done with a handle: record that it is held, use it, and record that it will not be any more."""
 
         async def work(handle: Any) -> None:
             self._granted(numbers, handle)
             try:
-                await self._use(numbers, ttl, fenced=weight == capacity)
+                await self._use(numbers, ttl, fenced=fenced, enter=enter)
             finally:
                 self._release(numbers)
 
-        await self._through(numbers, way, guard, work)
+        return work
 
     async def _through(
         self, numbers: Mapping[str, int], way: str, guard: Any, work: Callable[[Any], Awaitable[None]]
@@ -417,12 +458,14 @@ class Hand:
             self.handle = None
             self.witness.forget(numbers)
 
-    async def _use(self, numbers: Mapping[str, int], ttl: float, *, fenced: bool) -> None:
+    async def _use(
+        self, numbers: Mapping[str, int], ttl: float, *, fenced: bool, enter: Callable[[], Any] | None
+    ) -> None:
         """Work for as long as it is held; mostly for a short while, sometimes for longer than it is renewed."""
         chance = self.chance
         until = _clock.now() + (ttl * 1.5 if chance.random() < 0.05 else chance.random() ** 3 * 0.2)
         name = chance.choice(list(numbers))
-        fenced = fenced and "register" in self.orders.workloads
+        fenced = fenced and self.can("register")
         while self._check(numbers):
             if _clock.now() >= until:
                 return
@@ -433,23 +476,36 @@ class Hand:
                 await self._write(name)
             elif luck < 0.45:
                 await self._extend(ttl * (0.5 + chance.random() / 2))
+            elif enter is not None and luck < 0.6:
+                await self._enter_again(numbers, enter())
             await self.driver.sleep(chance.random() * 0.02)
         if fenced:
             await self._write(name)
+
+    async def _enter_again(self, numbers: Mapping[str, int], guard: Any) -> None:
+        """Hold what is held already once more, which takes no place of its own."""
+        with suppress(LockLostError, StoreError):  # the next look at the handle tells
+            again = await self.driver.done(guard.acquire())
+            assert again.fence == self.handle.fence, "what was entered again is another hold"
+            for number in numbers.values():
+                self.recorder.check(number, again)
+            await self.driver.done(again.release())
 
     async def _extend(self, seconds: float) -> None:
         with suppress(LockLostError, StoreError):  # the next look at the handle tells
             await self.driver.done(self.handle.extend(seconds))
 
     async def _write(self, name: str) -> None:
-        fence = self.handle.fence if hasattr(self.handle, "fence") else self.handle.fences[name]
+        await self.write(name, self.handle.fence if hasattr(self.handle, "fence") else self.handle.fences[name])
+
+    async def write(self, name: str, fence: int) -> None:
         value = self.chance.randrange(10**12)
         number = self.recorder.write(name, value, fence)
         answer = await self.driver.ask_registers(self.orders.registers, name=name, fence=fence, value=value)
         self.recorder.wrote(number, "accepted" if answer["accepted"] else "refused")
 
     async def _read(self) -> None:
-        name = self.chance.choice((*LOCKS, SHARED, LEADER))
+        name = self.chance.choice((*LOCKS, SHARED, LEADER, JOB))
         number = self.recorder.read(name)
         answer = await self.driver.ask_registers(self.orders.registers, name=name)
         self.recorder.got(number, answer["value"], answer["fence"])
@@ -477,15 +533,53 @@ class Hand:
             on_elected=self.driver.callback(on_elected),
             on_lost=self.driver.callback(on_lost),
         )
-
-        async def work(leadership: Any) -> None:
-            self._granted(numbers, leadership)
-            try:
-                await self._use(numbers, TERM / 2, fenced=True)
-            finally:
-                self._release(numbers)
-
+        work = self._working(numbers, TERM / 2, fenced=True)
         await self._through(numbers, chance.choice(("block", "by hand")), election.lead(timeout), work)
+
+    async def _stand_in_background(self) -> None:
+        """Be a candidate for a while, through whatever comes."""
+        asking.set({})  # or the candidate's task takes its places for those of what was acquired last
+        candidate = Candidate(self)
+        candidate.election.start()
+        await self.driver.sleep(self.chance.uniform(0.2, self.patience or 1.5 * TERM))
+        candidate.look_no_more()
+        await self.driver.done(candidate.election.stop())
+        candidate.end()
+
+    async def _run_a_job(self) -> None:
+        """Be one of many who start a job that one runs: by hand, or by calling what is decorated."""
+        ttl = self.chance.choice(TTLS)
+        at_least = self.chance.random() * AT_LEAST if self.can("at_least") else 0.0
+        job = self.driver.client.singleton(JOB, at_most=ttl, at_least=at_least)
+        number = self.recorder.acquire(
+            JOB, kind="job", ttl=ttl, queue=False, timeout=0.0, renew=False, at_least=at_least
+        )
+        if self.chance.random() < 0.5:
+            numbers = {JOB: number}
+            await self._through(numbers, "try", job, self._working(numbers, ttl, fenced=True))
+        else:
+            errand = Errand(self, number, ttl)
+            await errand.run(job(self.driver.function(errand.work)))
+            if errand.is_over:
+                self.recorder.released(number)
+            elif errand.is_spared:
+                self.recorder.ended(number, "refused")
+
+    async def _do_once(self) -> None:
+        """Do what is to be done once, fail at it, or learn what came of it."""
+        chance = self.chance
+        key, ttl, period, timeout = chance.choice(KEYS), chance.choice(TTLS), chance.uniform(*PERIODS), self._timeout()
+        once = self.driver.client.once(key, period, ttl=ttl, timeout=timeout)
+        number = self.recorder.acquire(key, kind="once", ttl=ttl, queue=False, timeout=timeout, period=period)
+        errand = Errand(self, number, ttl, chance.randrange(10**12), fails=chance.random() < 0.2)
+        outcome = await errand.run(partial(once.run, self.driver.function(errand.work)))
+        if outcome is not None and not outcome.ran:
+            self.recorder.remembered(number, outcome.value)
+        elif outcome is not None:
+            found = None
+            with suppress(StoreError):
+                found = await self.driver.done(once.outcome())
+            self.recorder.released(number, "done" if found and found.value == errand.value else "error")
 
     def _timeout(self) -> float | None:
         timeout = self.chance.choice((None, 0.05, 0.5, 2.0))
@@ -534,6 +628,136 @@ class Hand:
             self.recorder.ended(number, outcome)
 
 
+class Errand:
+    """What a function does that is given no handle: how long it is held is deduced from when it was asked for."""
+
+    holder_id = ""
+
+    def __init__(self, hand: Hand, number: int, ttl: float, value: int | None = None, *, fails: bool = False) -> None:
+        self._hand = hand
+        self._number = number
+        self._until = _clock.now() + ttl - margin(ttl)
+        self._seconds = ttl * 1.5 if hand.chance.random() < 0.05 else hand.chance.random() ** 3 * 0.2
+        self.value = value
+        self._fails = fails
+        self._began = self._returned = False
+        self.lost = threading.Event()
+
+    @property
+    def remaining(self) -> float:
+        return max(self._until - _clock.now(), 0.0)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the function was called, and all went well."""
+        return self._began and self._returned
+
+    @property
+    def is_spared(self) -> bool:
+        """Whether it was not called, because somebody else does it."""
+        return not self._began and self._returned
+
+    async def work(self) -> Any:
+        """Be the function."""
+        recorder = self._hand.recorder
+        self._began = True
+        recorder.granted(self._number, self, 0)
+        value = None
+        try:
+            await self._hand.driver.sleep(self._seconds)
+            if self._fails:
+                raise FailureError
+            value = self.value
+        finally:
+            recorder.release(self._number, value)
+        return self.value
+
+    async def run(self, call: Callable[[], Any]) -> Any:
+        """Call what calls the function, if somebody else does not; note why it was not, or not done."""
+        recorder, number = self._hand.recorder, self._number
+        try:
+            result = await self._hand.driver.done(call())
+        except LockLostError:
+            recorder.released(number, "lost")
+        except FailureError:
+            recorder.released(number, "error")
+        except LockAcquisitionError:
+            recorder.ended(number, "refused")
+        except StoreError:
+            if self._began:
+                recorder.released(number, "error")
+            else:
+                recorder.ended(number, "error")
+        else:
+            self._returned = True
+            return result
+
+
+class Candidate:
+    """A candidate in the background. Each of its terms is recorded as an acquisition of its own."""
+
+    def __init__(self, hand: Hand) -> None:
+        self._hand = hand
+        self._chance = random.Random(hand.chance.random())
+        self._mutex = threading.Lock()
+        self._looks = True
+        self._is_elected = False
+        self._number = self._stand()
+        callback = hand.driver.callback
+        self.election = hand.driver.client.election(
+            LEADER, ttl=TERM, grace=GRACE, on_elected=callback(self._lead), on_lost=callback(self._part)
+        )
+
+    def look_no_more(self) -> None:
+        """Let nobody be surprised that what is about to be given up is not held any more."""
+        with self._mutex:
+            self._looks = False
+
+    def end(self) -> None:
+        """Record that it was stopped."""
+        if not self._is_elected:
+            self._hand.recorder.ended(self._number, "cancelled")
+
+    def _stand(self) -> int:
+        return self._hand.recorder.acquire(LEADER, kind="leader", ttl=TERM)
+
+    async def _lead(self, leadership: Any) -> None:
+        """Begin and return, or be the work; lead on after it, resign, or fail."""
+        recorder, number, chance = self._hand.recorder, self._number, self._chance
+        recorder.elected(number)
+        self._is_elected = True
+        recorder.granted(number, leadership, leadership.fence)
+        until = _clock.now() + chance.random() ** 2 * TERM
+        while _clock.now() < until and self._check(number, leadership):
+            if self._hand.can("register"):
+                await self._hand.write(LEADER, leadership.fence)
+            await self._hand.driver.sleep(chance.random() * 0.1)
+        match chance.randrange(6):
+            case 0:
+                raise FailureError
+            case 1 | 2:
+                await self._hand.driver.done(leadership.resign())
+
+    async def _part(self, leadership: Any) -> None:
+        """Stop leading, and stand again."""
+        recorder, number = self._hand.recorder, self._number
+        recorder.deposed(number)
+        is_lost = leadership.lost.is_set()
+        if is_lost:
+            recorder.lost(number)
+        else:
+            recorder.release(number)
+        await self._hand.driver.sleep(STOPPING * self._chance.random())
+        recorder.stopped(number)
+        if not is_lost:
+            recorder.released(number, "error")  # nobody is told what comes of it
+        self._is_elected, self._number = False, self._stand()
+
+    def _check(self, number: int, leadership: Any) -> bool:
+        with self._mutex:
+            return self._looks and self._hand.recorder.check(number, leadership)
+
+
 class Worker:
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
@@ -572,11 +796,14 @@ class Worker:
                 self._chance.choice(self._drivers).block(self._chance.uniform(*BLOCKED))
             case "fork":
                 self._fork()
+            case "force release":
+                self._force_release()
             case _:
                 raise ValueError(f"{order!r} is no order")
 
     def _fork(self) -> None:
         self._children += 1
+        self._chance.random()  # or each child would do what the last one did, and write the same values
         if pid := os.fork():
             _, status = os.waitpid(pid, 0)
             if code := os.waitstatus_to_exitcode(status):
@@ -585,6 +812,16 @@ class Worker:
         signal.alarm(CHILDHOOD)
         _or_fail(self._be_a_child)
         os._exit(0)
+
+    def _force_release(self) -> None:
+        """Take a name away from whoever holds it, as a stranger."""
+        name = self._chance.choice(NAMES)
+        recorder = self._witness.recorder
+        number = recorder.evict(name)
+        info = None
+        with suppress(StoreError), DistributedLock(self._orders.url, retry=RETRY, **self._orders.options) as stranger:
+            info = stranger.force_release(name)
+        recorder.evicted(number, [holder.fence for holder in info.holders] if info else [])
 
     def _be_a_child(self) -> None:
         """Find what the parent holds worthless here, and go on as a client of one's own."""
