@@ -28,8 +28,8 @@ class Monitor:
     - Every place belongs to a lease its client looks after, or lingers: so none is leaked.
     - Holders are a prefix of the line (first come, first served) and fit in the capacity; so do those who believe to
       hold.
-    - Whoever waits lives from heartbeat to heartbeat; so does what is held by those who wait for another of several
-      names.
+    - Whoever waits lives from heartbeat to heartbeat only.
+    - Whoever still waits for one of several names holds the others from heartbeat to heartbeat only.
     - A name that was left taken stays so for as long as was asked.
     """
 
