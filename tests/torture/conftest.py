@@ -1,5 +1,5 @@
-"""Slices of the torture are for `make soak`: they want the machine for themselves."""
+"""That every fault does the harm it is named after is for `make mutants`."""
 
 import os
 
-collect_ignore = [] if os.environ.get("LEASEHOLD_TORTURE") else ["test_nemesis.py", "test_torture.py"]
+collect_ignore = [] if os.environ.get("LEASEHOLD_TORTURE") else ["test_nemesis.py"]
