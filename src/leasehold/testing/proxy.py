@@ -124,7 +124,7 @@ class FaultProxy:
 
     def refuse(self) -> None:
         """Refuse new connections; open ones go on."""
-        self._background.do(self._stop_listening)
+        self._background.run(self._stop_listening())
 
     def reset_all(self) -> None:
         """Reset all connections, once."""
@@ -167,10 +167,13 @@ class FaultProxy:
             self._listener = await asyncio.start_server(self._accept, HOST, self._port, ssl=self._tls)
             self._port = self._listener.sockets[0].getsockname()[1]
 
-    def _stop_listening(self) -> None:
+    async def _stop_listening(self) -> None:
         if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+            listener, self._listener = self._listener, None
+            for listening in listener.sockets:
+                asyncio.get_running_loop().remove_reader(listening.fileno())
+            await asyncio.sleep(0)  # asyncio forgets to close whom it has just let in if it closes before that
+            listener.close()
 
     def _freeze(self) -> None:
         for link in self._links:
@@ -194,19 +197,23 @@ class FaultProxy:
         await self._listen()
 
     async def _end(self) -> None:
-        self._stop_listening()
-        for link in self._links:
-            link.stop()
-        if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(tasks, timeout=5.0)
+        await self._stop_listening()
+        for _ in range(50):  # whoever was let in before is served only now
+            for link in self._links:
+                link.stop()
+            if not (tasks := asyncio.all_tasks() - {asyncio.current_task()}):
+                break
+            await asyncio.wait(tasks, timeout=0.1)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
         try:
             server_reader, server_writer = await asyncio.open_connection(*self._server)
-        except OSError:
+        except BaseException as error:
             _reset(writer)
-            return
+            if isinstance(error, OSError):
+                return
+            raise
         link = _Link(self, writer, server_writer)
         self._links.add(link)
         try:
