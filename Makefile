@@ -48,7 +48,7 @@ soak: .venv/installed .venv/test ## torture every store for MINUTES=10, then sim
 	done
 
 mutants: .venv/installed .venv/test ## see that the torture finds every deliberate bug, and check the models in large scopes
-	LEASEHOLD_TORTURE=1 $(PYTEST) tests/torture tests/kit
+	LEASEHOLD_TORTURE=1 LEASEHOLD_MUTANTS=all $(PYTEST) tests/torture tests/kit
 	LEASEHOLD_LARGE_MODELS=1 $(PYTEST) -rP tests/model
 
 docs: .venv/docs ## build the site into site/
