@@ -53,6 +53,7 @@ from tests.servers.sentinel import SentinelDeployment
 
 STEP = (0.1, 5 * TTL)
 """By how much a clock is set: always by more than the margin of a lease."""
+HOUR = 3600.0
 CLIENT_FAULTS = PLAIN_CLIENT_FAULTS | {JUMP_CLOCK}
 
 
@@ -336,7 +337,7 @@ class ServerHarm:
 
     @contextmanager
     def clock_back(self, chance: Random) -> Iterator[None]:
-        self._any_server.step_clock(-chance.uniform(*STEP))
+        self._any_server.step_clock(-chance.choice((chance.uniform(*STEP), HOUR)))
         yield
 
 
@@ -618,6 +619,7 @@ class Quintet:
             Fault(kind="stall node", harm=lambda chance: self._harm(chance, everywhere, self._stalled)),
             Fault(kind="kill node", harm=lambda chance: self._harm(chance, everywhere, self._killed)),
             Fault(kind="empty node", harm=lambda chance: self._harm(chance, everywhere, self._emptied)),
+            Fault(kind="stall all nodes", harm=lambda chance: self._all_stalled()),
             *(replace(fault, harm=on_the_way(fault.kind)) for fault in networks[min(networks)].values()),
         ]
 
@@ -660,6 +662,14 @@ class Quintet:
             yield
         finally:
             self.nodes[number].resume()
+
+    @contextmanager
+    def _all_stalled(self) -> Iterator[None]:
+        """Let no majority answer: all that are well are stalled. What they have granted they keep."""
+        with self._mutex, ExitStack() as stack:
+            for number in {*range(len(self.nodes))} - self.harmed:
+                stack.enter_context(self._stalled(number))
+            yield
 
     @contextmanager
     def _killed(self, number: int) -> Iterator[None]:

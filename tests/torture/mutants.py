@@ -1,6 +1,8 @@
 """Deliberate bugs in the engine, the scripts and the SQL. Workers have them that are told to; nothing in src knows.
 
-Each is for one arena, and the harness must find it there. Those of the engine are shared with the simulation.
+Each is for one arena, and the harness must find it there. Those of the engine are shared with the simulation. A bug may
+name the circumstances in which it shows, so that it need not be waited for: the harm that is done, and how long leases
+and heartbeats live. That is all that differs from any other torture.
 """
 
 from __future__ import annotations
@@ -9,20 +11,30 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import psycopg
 import pytest
 
-from leasehold import _once, _rate
+from leasehold import _once, _primitives, _rate
+from leasehold._engine import Engine
+from leasehold._keeper import Keeper
+from leasehold.stores.postgres import _advisory_sql
 from leasehold.stores.postgres.advisory import Stake
 from leasehold.stores.redis import _scripts
 from leasehold.testing.torture import worker
+from leasehold.testing.torture.arena import PAUSE, TTL, Arena
+from leasehold.testing.torture.driver import ArenaMaker
+from leasehold.testing.torture.history import KILL
 from tests.simulation import mutants as engine
 from tests.simulation import quorum_mutants as quorum
 from tests.simulation import test_election_histories as elections
+from tests.torture.arenas import ARENAS
 
 Install = Callable[[pytest.MonkeyPatch, str], None]
 """Puts the bug in; it is told the store's URL."""
@@ -32,10 +44,59 @@ class Mutant(NamedTuple):
     arena: str
     install: Install
     rules: frozenset[str]
-    """Of which checkers any may find it; or else by "troubles", say that workers never finish."""
+    """Of which checkers any may find it; or else that workers hang."""
+    faults: frozenset[str] | None = None
+    """The only harm that is done; None: any."""
+    workloads: frozenset[str] | None = None
+    """All that workers do; None: everything."""
+    ttl: float = TTL
+    """The longest that leases live."""
+    heartbeat: float = _primitives.HEARTBEAT
+    """The longest that a place lives that waits."""
+    renewed: float = worker.RENEWED
+    lasting: float = worker.LASTING
+
+    @property
+    def maker(self) -> ArenaMaker:
+        """Prepare the arena for the circumstances in which it shows."""
+        original = ARENAS[self.arena]
+
+        @contextmanager
+        def make(directory: Path) -> Iterator[Arena]:
+            with original(directory) as arena:
+                yield self._narrowed(arena)
+
+        make.__name__ = original.__name__
+        return make
+
+    def _narrowed(self, arena: Arena) -> Arena:
+        if self.faults is not None:
+            kinds = {*arena.faults, *arena.client_faults}
+            assert self.faults <= kinds, f"there is no {self.faults - kinds} on {self.arena}"
+            faults = {kind: fault for kind, fault in arena.faults.items() if kind in self.faults}
+            arena = replace(arena, faults=faults, client_faults=arena.client_faults & self.faults)
+        if self.workloads is not None:
+            assert self.workloads <= arena.workloads
+            arena = replace(arena, workloads=self.workloads)
+        if self.ttl != TTL:  # nobody waits for the end of what was left behind
+            promises = replace(arena.promises, longest_ttl=inf)
+            arena = replace(arena, options={**arena.options, "ttl": self.ttl}, promises=promises)
+        return arena
 
 
 MUTANTS: dict[str, Mutant] = {}
+HANGS = "hangs"
+Kinds = tuple[str, ...]
+
+CALM: Kinds = ()
+OF_THE_NETWORK: Kinds = ("cut network", "hold network", "black hole")
+SILENCE: Kinds = ("stall server", *OF_THE_NETWORK)
+"""For a while nobody is answered."""
+SEVERAL: Kinds = ("multi",)
+SHARED: Kinds = ("readwrite", "semaphore")
+LEFT: Kinds = ("lock", "at_least", "singleton")
+PATIENT: dict[str, Any] = {"ttl": 60.0, "heartbeat": 60.0}
+"""What is left behind does not end before everybody has lost his patience, nor is there another way to be woken."""
 
 
 def program(name: str) -> tuple[str, ...]:
@@ -43,16 +104,27 @@ def program(name: str) -> tuple[str, ...]:
     return "tests.torture.mutants", name
 
 
-def mutant(arena: str, *rules: str) -> Callable[[Install], Install]:
+def mutant(
+    arena: str, *rules: str, faults: Kinds | None = None, workloads: Kinds | None = None, **circumstances: float
+) -> Callable[[Install], Install]:
+    kinds, works = (None if words is None else frozenset(words) for words in (faults, workloads))
+
     def keep(install: Install) -> Install:
-        MUTANTS[f"{arena}: {install.__name__}"] = Mutant(arena, install, frozenset(rules))
+        bug = Mutant(arena, install, frozenset(rules), kinds, works, **circumstances)
+        MUTANTS[f"{arena}: {install.__name__}"] = bug
         return install
 
     return keep
 
 
-def _shared(arena: str, install: Callable[[pytest.MonkeyPatch], None], *rules: str) -> None:
-    MUTANTS[f"{arena}: {install.__name__}"] = Mutant(arena, lambda patch, _: install(patch), frozenset(rules))
+def _shared(arena: str, bug: Callable[[pytest.MonkeyPatch], None], *rules: str, **circumstances: Any) -> None:
+    """Have a bug of the engine's tried on a store."""
+
+    def install(patch: pytest.MonkeyPatch, _: str) -> None:
+        bug(patch)
+
+    install.__name__ = bug.__name__
+    mutant(arena, *rules, **circumstances)(install)
 
 
 def _rewrite(script: _scripts.Script, old: str, new: str) -> None:
@@ -72,6 +144,7 @@ def _rewrite_line(old: str, new: str) -> None:
 def _rewrite_function(url: str, name: str, old: str, new: str) -> None:
     """Change a function in the database; whoever comes later finds it changed."""
     address = url.partition("?")[0]
+    marked = f"{new}/* for {old} */"
     while True:
         with suppress(psycopg.OperationalError), psycopg.connect(address) as connection:  # it is being harmed already
             connection.execute("SELECT pg_advisory_xact_lock(4711)")
@@ -79,31 +152,92 @@ def _rewrite_function(url: str, name: str, old: str, new: str) -> None:
                 "SELECT pg_get_functiondef(oid) FROM pg_proc WHERE proname = %s", (name,)
             ).fetchone()
             assert row is not None
-            assert old in row[0] or new in row[0], f"{old!r} is not there any more"
-            if new not in row[0]:
-                connection.execute(row[0].replace(old, new))
+            assert old in row[0], f"{old!r} is not there any more"
+            if marked not in row[0]:
+                connection.execute(row[0].replace(old, marked))
             return
         time.sleep(0.1)
 
 
-for _arena, _bug, _rules in (
-    ("memory", engine.one_more_fits, ("exclusion",)),
-    ("sqlite", engine.newcomers_overtake, ("exclusion", "fifo")),
-    ("sqlite", engine.anybody_may_leave_for_the_holder, ("exclusion", "retractions")),
-    ("sqlite", engine.anybody_may_renew_for_the_holder, ("exclusion", "wake_ups", "nothing_left", "fences")),
-    ("sqlite", engine.renewals_shorten, ("exclusion", "retractions")),
-    ("sqlite", engine.the_dead_hold_for_ever, ("wake_ups", "nothing_left")),
-    ("redis", engine.the_window_starts_at_the_reply, ("exclusion", "retractions")),
-    ("redis", engine.unknown_counts_as_renewed, ("exclusion", "retractions", "losses")),
-    ("redis", engine.nobody_watches_the_window, ("losses", "exclusion")),
-    ("sqlite", engine.waiting_places_never_buy_their_ttl, ("exclusion", "retractions")),
-    ("sqlite", engine.a_name_that_should_stay_taken_is_left, ("left_taken",)),
-    ("redis", elections.a_resigned_lock_is_given_up_before_on_lost_has_ended, ("elections",)),
-    ("redlock", quorum.the_fence_is_the_maximum_only, ("fences",)),
-    ("redlock", quorum.half_is_a_majority, ("exclusion", "fences")),
-    ("redlock", quorum.a_refused_join_keeps_what_it_was_given, ("retractions", "wake_ups", "nothing_left")),
-):
-    _shared(_arena, _bug, *_rules)
+_shared("memory", engine.one_more_fits, "exclusion")
+_shared("sqlite", engine.newcomers_overtake, "exclusion", "fifo", workloads=SHARED)
+_shared("sqlite", engine.anybody_may_leave_for_the_holder, "exclusion", "retractions")
+_shared("sqlite", engine.anybody_may_renew_for_the_holder, "exclusion", "wake_ups", "nothing_left", "fences")
+_shared("sqlite", engine.renewals_shorten, "exclusion", "retractions", workloads=("lock",), lasting=0.5)
+_shared("sqlite", engine.renewals_resurrect, "exclusion", "retractions", faults=(PAUSE,), heartbeat=0.5)
+_shared("sqlite", engine.the_dead_hold_for_ever, "wake_ups", "nothing_left", HANGS, faults=(KILL,))
+_shared("sqlite", engine.waiting_places_never_buy_their_ttl, "exclusion", "retractions")
+_shared(
+    "sqlite",
+    engine.a_refusal_of_several_leaves_the_first_behind,
+    "wake_ups",
+    HANGS,
+    faults=CALM,
+    workloads=SEVERAL,
+    **PATIENT,
+)
+_shared("sqlite", engine.a_name_that_should_stay_taken_is_left, "left_taken", workloads=LEFT)
+_shared(
+    "redis",
+    engine.the_window_starts_at_the_reply,
+    "exclusion",
+    "retractions",
+    faults=("unsteady network", "delay network", "hold network"),
+    renewed=0.0,
+    lasting=0.5,
+)
+_shared(
+    "redis",
+    engine.unknown_counts_as_renewed,
+    "exclusion",
+    "retractions",
+    "losses",
+    faults=SILENCE,
+    renewed=1.0,
+    lasting=0.5,
+)
+_shared("redis", engine.nobody_watches_the_window, "losses", "exclusion", faults=CALM, renewed=0.0)
+_shared(
+    "redis",
+    engine.a_grant_that_was_pushed_counts_for_the_whole_ttl,
+    "exclusion",
+    "retractions",
+    faults=(KILL, PAUSE),
+    workloads=("lock",),
+    ttl=8.0,
+    heartbeat=2.0,
+    renewed=1.0,
+    lasting=0.0,
+)
+_shared("redis", engine.a_cancelled_acquire_is_forgotten, "wake_ups", HANGS, faults=CALM, **PATIENT)
+_shared("redis", elections.a_resigned_lock_is_given_up_before_on_lost_has_ended, "elections")
+_shared("redlock", quorum.the_fence_is_the_maximum_only, "fences", faults=OF_THE_NETWORK)
+_shared("redlock", quorum.half_is_a_majority, "exclusion", "fences")
+_shared("redlock", quorum.a_refused_join_keeps_what_it_was_given, "retractions", "wake_ups", "nothing_left")
+_shared(
+    "redlock",
+    engine.unknown_counts_as_renewed,
+    "exclusion",
+    "retractions",
+    faults=("stall all nodes",),
+    renewed=1.0,
+    lasting=0.5,
+)
+
+
+@mutant("redis", "wake_ups", HANGS, faults=CALM, **PATIENT)
+def what_was_cancelled_goes_on(patch: pytest.MonkeyPatch, _: str) -> None:
+    """Nobody gives the place up, and the keeper renews it until it holds."""
+
+    async def abandon(self, lease, interruption=None):
+        pass
+
+    patch.setattr(Engine, "abandon", abandon)
+
+
+@mutant("sqlite", "losses", "elections", faults=CALM, renewed=0.0)
+def a_loss_is_told_to_nobody(patch: pytest.MonkeyPatch, _: str) -> None:
+    patch.setattr(Keeper, "signal_loss", lambda self, lease: None)
 
 
 @mutant("sqlite", "rates")
@@ -129,17 +263,20 @@ def whoever_leaves_need_not_be_the_owner(patch: pytest.MonkeyPatch, _: str) -> N
     _rewrite(_scripts.LEAVE, "if holder == owner then", "if true then")
 
 
-@mutant("redis", "exclusion", "retractions", "fences", "losses", "evictions")
+@mutant("redis", "exclusion", "retractions", "fences", "evictions", faults=(PAUSE, *SILENCE), heartbeat=0.5)
 def a_renewal_resurrects(patch: pytest.MonkeyPatch, _: str) -> None:
     """It says that a place is there which is gone."""
-    _rewrite(
-        _scripts.RENEW, "  elseif not record then\n    reply[i] = 0", "  elseif not record then\n    reply[i] = now"
-    )
+    _rewrite(_scripts.RENEW, "reply[i] = 0", "reply[i] = server_time")
 
 
-@mutant("redis", "exclusion", "retractions")
+@mutant("redis", "exclusion", "retractions", "fences", faults=(PAUSE, *SILENCE), heartbeat=0.5)
 def a_renewal_is_anybodys(patch: pytest.MonkeyPatch, _: str) -> None:
     _rewrite(_scripts.RENEW, "expires and holder == owner and", "expires and")
+    _rewrite(
+        _scripts.RENEW,
+        "local own = find_living(line, owner)\n    if",
+        "local own = find_living(line, owner) or line.holders[1]\n    if",
+    )
 
 
 @mutant("redis", "exclusion")
@@ -159,7 +296,7 @@ def tickets_start_over(patch: pytest.MonkeyPatch, _: str) -> None:
         _rewrite(script, "ticket = math.max(ticket + 1, now)", "ticket = ticket % 7 + 1")
 
 
-@mutant("redis", "wake_ups", "nothing_left", "troubles")
+@mutant("redis", "wake_ups", "nothing_left", HANGS, faults=(KILL,))
 def the_dead_are_not_dropped(patch: pytest.MonkeyPatch, _: str) -> None:
     _rewrite_line("if place.expires <= now then\n      remove(line, place)", "if false then\n      remove(line, place)")
 
@@ -174,7 +311,38 @@ def what_is_spent_is_not_kept(patch: pytest.MonkeyPatch, _: str) -> None:
     _rewrite(_scripts.SPEND, "struct.pack('<dd', debt, now), 'PXAT'", "struct.pack('<dd', debt / 2, now), 'PXAT'")
 
 
-@mutant("redlock", "fences")
+@mutant("redis", "wake_ups", HANGS, faults=CALM, **PATIENT)
+def nobody_is_woken(patch: pytest.MonkeyPatch, _: str) -> None:
+    _rewrite_line("redis.pcall('PUBLISH', place.channel, place.owner)", "")
+
+
+@mutant("redis", "wake_ups", HANGS, faults=CALM, workloads=SEVERAL, **PATIENT)
+def several_names_are_taken_one_by_one(patch: pytest.MonkeyPatch, _: str) -> None:
+    """A refusal leaves behind what was taken before."""
+    old = "  lines[i], places[i] = line, place\n"
+    taken = "enter(line, place, struct.unpack('<ddd', packed))\n  save(line, {'\\0', packed_bucket()})\n"
+    _rewrite(_scripts.JOIN_ALL, old, f"{old}  {taken}")
+
+
+@mutant("redis", "exclusion", "fences", workloads=SEVERAL)
+def of_several_names_only_the_first_is_looked_at(patch: pytest.MonkeyPatch, _: str) -> None:
+    old = "  if reply then\n    reply[6]"
+    new = "  line.fits = line.fits or i > 1\n  if reply and i == 1 then\n    reply[6]"
+    _rewrite(_scripts.JOIN_ALL, old, new)
+
+
+@mutant("redis", "wake_ups", "nothing_left", HANGS, faults=(KILL, "clock back"), ttl=8.0, heartbeat=8.0)
+def a_clock_that_is_set_back_is_believed(patch: pytest.MonkeyPatch, _: str) -> None:
+    for script in (_scripts.JOIN, _scripts.JOIN_ALL, _scripts.RENEW, _scripts.LINGER):
+        _rewrite(script, "local stepped_back = now < last", "local stepped_back = false")
+
+
+@mutant("redis", "left_taken", workloads=LEFT)
+def a_name_stays_taken_for_less_than_was_asked(patch: pytest.MonkeyPatch, _: str) -> None:
+    _rewrite(_scripts.LINGER, "own.expires = now + ARGV[4]", "own.expires = now + ARGV[4] / 4")
+
+
+@mutant("redlock", "fences", faults=OF_THE_NETWORK)
 def the_fence_is_not_written_to_the_counter(patch: pytest.MonkeyPatch, _: str) -> None:
     _rewrite(_scripts.RENEW, "        ticket = math.max(ticket, floor)\n", "")
 
@@ -201,7 +369,68 @@ def the_sql_renews_for_less_than_it_says(patch: pytest.MonkeyPatch, url: str) ->
     _rewrite_function(url, "line_renew", "IS NOT NULL THEN f.ttl ELSE", "IS NOT NULL THEN f.ttl / 4 ELSE")
 
 
-@mutant("advisory", "exclusion")
+@mutant("postgres", "exclusion", "retractions", "fences", faults=(PAUSE,), heartbeat=1.0)
+def the_sql_resurrects(patch: pytest.MonkeyPatch, url: str) -> None:
+    """It says that a place is there which is gone."""
+    _rewrite_function(
+        url,
+        "line_renew",
+        "a.claim, r.fence, r.held",
+        "a.claim, coalesce(r.fence, 1) AS fence, coalesce(r.held, true) AS held",
+    )
+    _rewrite_function(url, "line_renew", "WHERE r.n IS NOT NULL OR EXISTS", "WHERE true OR EXISTS")
+
+
+@mutant("postgres", "exclusion", "retractions", "losses", "wake_ups")
+def the_sql_wakes_but_does_not_grant(patch: pytest.MonkeyPatch, url: str) -> None:
+    _rewrite_function(url, "line_settle", "SET acquired_at = _now", "SET acquired_at = NULL")
+
+
+@mutant("postgres", "wake_ups", HANGS, faults=CALM, **PATIENT)
+def the_sql_wakes_nobody(patch: pytest.MonkeyPatch, url: str) -> None:
+    _rewrite_function(url, "line_settle", "PERFORM pg_notify(place.channel, place.holder);", "NULL;")
+
+
+@mutant("postgres", "wake_ups", HANGS, faults=CALM, workloads=SEVERAL, **PATIENT)
+def the_sql_keeps_the_first_of_several(patch: pytest.MonkeyPatch, url: str) -> None:
+    _rewrite_function(url, "line_join_all", "EXIT WHEN head.unsettled", "EXIT WHEN true")
+    _rewrite_function(url, "line_join_all", "(name, owner, n) WHERE a.n < ask.n", "(name, owner, n) WHERE false")
+
+
+@mutant("postgres", "fifo", "exclusion", workloads=SHARED)
+def the_sql_lets_newcomers_overtake(patch: pytest.MonkeyPatch, url: str) -> None:
+    _rewrite_function(url, "line_join", "fits := head.waiting IS NULL AND", "fits := true AND")
+
+
+@mutant("postgres", "wake_ups", "nothing_left", HANGS, faults=(KILL,))
+def the_sql_does_not_drop_the_dead(patch: pytest.MonkeyPatch, url: str) -> None:
+    _rewrite_function(url, "line_head", "IF place.expires_at <= _now", "IF false")
+    _rewrite_function(url, "line_settle", "IF place.expires_at <= _now", "IF false")
+
+
+@mutant("postgres", "wake_ups", "nothing_left", HANGS, faults=(KILL, "clock back"), ttl=8.0, heartbeat=8.0)
+def the_sql_believes_a_clock_that_is_set_back(patch: pytest.MonkeyPatch, url: str) -> None:
+    _rewrite_function(url, "line_settle", "IF place.renewed_at > clock_timestamp()", "IF false")
+    _rewrite_function(url, "line_renew", "- greatest(l.renewed_at - clock_timestamp(), interval '0')", "")
+
+
+@mutant("postgres", "fences", "linearizability")
+def the_sql_draws_fences_at_random(patch: pytest.MonkeyPatch, url: str) -> None:
+    _rewrite_function(url, "line_draw", "RETURN drawn", "RETURN drawn + 5000000 * random()")
+
+
+@mutant("postgres", "left_taken", workloads=LEFT)
+def the_sql_leaves_a_name_taken_for_less_than_was_asked(patch: pytest.MonkeyPatch, url: str) -> None:
+    _rewrite_function(url, "line_linger", "make_interval(secs => _seconds)", "make_interval(secs => _seconds / 4)")
+
+
+@mutant("advisory", "exclusion", "retractions")
+def a_release_unlocks_everything(patch: pytest.MonkeyPatch, _: str) -> None:
+    """Also what others hold by the same session."""
+    patch.setattr(_advisory_sql, "unlock", lambda key, *, shared: _advisory_sql.UNLOCK_ALL)
+
+
+@mutant("advisory", "exclusion", workloads=("readwrite",))
 def writers_only_read(patch: pytest.MonkeyPatch, _: str) -> None:
     def init(self, ask):
         original(self, ask)
@@ -214,7 +443,9 @@ def writers_only_read(patch: pytest.MonkeyPatch, _: str) -> None:
 def main() -> None:
     """Break something, and work on."""
     name, orders = sys.argv[1:]
-    MUTANTS[name].install(pytest.MonkeyPatch(), json.loads(orders)["url"])
+    bug = MUTANTS[name]
+    _primitives.HEARTBEAT, worker.RENEWED, worker.LASTING = bug.heartbeat, bug.renewed, bug.lasting
+    bug.install(pytest.MonkeyPatch(), json.loads(orders)["url"])
     sys.argv[1:] = [orders]
     worker.main()
 

@@ -130,6 +130,15 @@ def delayed(on: Redis) -> Story:
     assert not any(on.proxy.delays.values())
 
 
+def unsteady(on: Redis) -> Story:
+    with on.caller(on.proxy.url, timeout=5) as client:
+        yield
+        took = [seconds(client.ping) for _ in range(20)]
+        assert max(took) > 2 * min(took)
+        yield
+    assert not any(on.proxy.delays.values())
+
+
 def silent(on: Redis) -> Story:
     with on.caller(on.proxy.url) as client, on.caller() as witness:
         yield
@@ -269,6 +278,7 @@ ON_REDIS: dict[str, Callable[[Redis], Story]] = {
     "lose requests": lost_requests,
     "lose replies": lost_replies,
     "delay network": delayed,
+    "unsteady network": unsteady,
     "hold network": silent,
     "black hole": silent,
     "cut network": cut_off,
@@ -593,6 +603,14 @@ def test_harm_on_a_redlock_node(quintet: Quintet, kind: str) -> None:
         with client_of(node.url, socket_timeout=SHORT) as client:
             assert fails(redis.RedisError, client.ping)
     assert not quintet.harmed
+
+
+def test_all_redlock_nodes_are_stalled_but_those_that_are_down(quintet: Quintet) -> None:
+    faults = {fault.kind: fault for fault in quintet.faults()}
+    with faults["kill node"].harm(Random(SEED)):
+        with faults["stall all nodes"].harm(Random(SEED)):
+            assert sum(node.is_paused for node in quintet.nodes) == 4
+        assert not any(node.is_paused for node in quintet.nodes)
 
 
 def test_a_node_that_forgot_counts_as_harmed_until_it_votes(quintet: Quintet) -> None:

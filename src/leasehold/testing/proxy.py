@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import ssl
 import struct
@@ -81,6 +82,7 @@ class FaultProxy:
         self._links: set[_Link] = set()
         self._listener: asyncio.Server | None = None
         self.delays = {"requests": 0.0, "replies": 0.0}
+        self.is_steady = True
         self.swallowed: set[str] = set()
         self.held: set[str] = set()
         self.losses: list[_Loss] = []
@@ -106,9 +108,9 @@ class FaultProxy:
         """How many connections are open now."""
         return len(self._links)
 
-    def delay(self, seconds: float, direction: Direction = "both") -> None:
-        """Let every chunk take longer."""
-        self._background.do(lambda: self.delays.update(dict.fromkeys(_ways(direction), seconds)))
+    def delay(self, seconds: float, direction: Direction = "both", *, steady: bool = True) -> None:
+        """Let every chunk take so much longer; or up to so much, each on its own, by which some are overtaken."""
+        self._background.do(lambda: self._delay(seconds, direction, steady=steady))
 
     def black_hole(self, direction: Direction = "both") -> None:
         """Accept everything and deliver nothing, never: connections that lost something are reset by `heal`."""
@@ -124,7 +126,7 @@ class FaultProxy:
 
     def refuse(self) -> None:
         """Refuse new connections; open ones go on."""
-        self._background.do(self._stop_listening)
+        self._background.run(self._stop_listening())
 
     def reset_all(self) -> None:
         """Reset all connections, once."""
@@ -167,10 +169,17 @@ class FaultProxy:
             self._listener = await asyncio.start_server(self._accept, HOST, self._port, ssl=self._tls)
             self._port = self._listener.sockets[0].getsockname()[1]
 
-    def _stop_listening(self) -> None:
+    async def _stop_listening(self) -> None:
         if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+            listener, self._listener = self._listener, None
+            for listening in listener.sockets:
+                asyncio.get_running_loop().remove_reader(listening.fileno())
+            await asyncio.sleep(0)  # asyncio forgets to close whom it has just let in if it closes before that
+            listener.close()
+
+    def _delay(self, seconds: float, direction: Direction, *, steady: bool) -> None:
+        self.delays.update(dict.fromkeys(_ways(direction), seconds))
+        self.is_steady = steady
 
     def _freeze(self) -> None:
         for link in self._links:
@@ -194,19 +203,23 @@ class FaultProxy:
         await self._listen()
 
     async def _end(self) -> None:
-        self._stop_listening()
-        for link in self._links:
-            link.stop()
-        if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(tasks, timeout=5.0)
+        await self._stop_listening()
+        for _ in range(50):  # whoever was let in before is served only now
+            for link in self._links:
+                link.stop()
+            if not (tasks := asyncio.all_tasks() - {asyncio.current_task()}):
+                break
+            await asyncio.wait(tasks, timeout=0.1)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
         try:
             server_reader, server_writer = await asyncio.open_connection(*self._server)
-        except OSError:
+        except BaseException as error:
             _reset(writer)
-            return
+            if isinstance(error, OSError):
+                return
+            raise
         link = _Link(self, writer, server_writer)
         self._links.add(link)
         try:
@@ -264,7 +277,7 @@ class _Link:
         while chunk := await source.read(CHUNK):
             lost = is_lost(chunk)
             if seconds := self._proxy.delays[way]:
-                await asyncio.sleep(seconds)
+                await asyncio.sleep(seconds if self._proxy.is_steady else seconds * random.random())
             await self._until(lambda: not self.is_frozen and way not in self._proxy.held)
             if way in self._proxy.swallowed:
                 self.has_lost_something = True

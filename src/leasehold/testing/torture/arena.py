@@ -181,6 +181,10 @@ def network(proxy: FaultProxy) -> list[Fault]:
             kind="delay network",
             harm=healing(lambda chance: proxy.delay(chance.uniform(0.01, 0.3), _direction(chance))),
         ),
+        Fault(
+            kind="unsteady network",
+            harm=healing(lambda chance: proxy.delay(chance.uniform(0.1, 0.6), _direction(chance), steady=False)),
+        ),
         Fault(kind="hold network", harm=healing(lambda chance: proxy.hold(_direction(chance)))),
         Fault(kind="black hole", harm=healing(lambda chance: proxy.black_hole(_direction(chance)))),
         Fault(kind="cut network", harm=healing(cut)),

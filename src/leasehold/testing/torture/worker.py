@@ -45,8 +45,12 @@ from leasehold.testing.torture.history import Kind, Recorder
 T = TypeVar("T")
 Callback = Callable[[Any], Awaitable[None]]
 
-TTLS = (0.5, 1.0, 2.0)
-LONGEST_TTL = max(TTLS)
+SHARES = (0.25, 0.5, 1.0)
+"""How long leases live, as parts of the longest ttl there may be."""
+RENEWED, LASTING = 0.8, 0.05
+"""How many holds are renewed, of all; and how many last for longer than a ttl, if they are."""
+LONGEST_WORK = 4.0
+"""Seconds: longer than a lease that is not renewed mostly lives, and than its loss may take to be told."""
 LOCKS = ("lock-0", "lock-1", "lock-2", "lock-3")
 SHARED = "shared-0"
 PERMITS, NUMBER_OF_PERMITS = "permits-0", 4
@@ -377,8 +381,8 @@ class Hand:
         chance = self.chance
         way = chance.choice(("block", "block", "by hand", "by hand", "try", "cancel"))
         timeout = 0 if way == "try" else self._timeout()
-        ttl = chance.choice(TTLS)
-        renew = chance.random() < 0.8
+        ttl = self._ttl()
+        renew = chance.random() < RENEWED
         options: dict[str, Any] = {"ttl": ttl, "timeout": timeout, "renew": renew}
         at_least = chance.random() * AT_LEAST if self.can("at_least") and chance.random() < 0.1 else 0.0
         if at_least:
@@ -405,18 +409,24 @@ class Hand:
             for name in names
         }
         guard = make(on_lost=partial(self._lost, numbers), **options)
-        work = self._working(numbers, ttl, fenced=weight == capacity, enter=enter)
+        work = self._working(numbers, ttl, fenced=weight == capacity, enter=enter, renewed=renew)
         await self._through(numbers, way, guard, work)
 
     def _working(
-        self, numbers: Mapping[str, int], ttl: float, *, fenced: bool, enter: Callable[[], Any] | None = None
+        self,
+        numbers: Mapping[str, int],
+        ttl: float,
+        *,
+        fenced: bool,
+        enter: Callable[[], Any] | None = None,
+        renewed: bool = True,
     ) -> Callable[[Any], Awaitable[None]]:
         """Make what is done with a handle: record that it is held, use it, and record that it will not be any more."""
 
         async def work(handle: Any) -> None:
             self._granted(numbers, handle)
             try:
-                await self._use(numbers, ttl, fenced=fenced, enter=enter)
+                await self._use(numbers, ttl, fenced=fenced, enter=enter, renewed=renewed)
             finally:
                 self._release(numbers)
 
@@ -459,11 +469,19 @@ class Hand:
             self.witness.forget(numbers)
 
     async def _use(
-        self, numbers: Mapping[str, int], ttl: float, *, fenced: bool, enter: Callable[[], Any] | None
+        self,
+        numbers: Mapping[str, int],
+        ttl: float,
+        *,
+        fenced: bool,
+        enter: Callable[[], Any] | None,
+        renewed: bool,
     ) -> None:
         """Work for as long as it is held; mostly for a short while, sometimes for longer than it is renewed."""
         chance = self.chance
-        until = _clock.now() + (ttl * 1.5 if chance.random() < 0.05 else chance.random() ** 3 * 0.2)
+        until = _clock.now() + (
+            min(ttl * 1.5, LONGEST_WORK) if chance.random() < LASTING else chance.random() ** 3 * 0.2
+        )
         name = chance.choice(list(numbers))
         fenced = fenced and self.can("register")
         while self._check(numbers):
@@ -472,7 +490,8 @@ class Hand:
             luck = chance.random()
             if fenced and luck < 0.4:
                 if luck < 0.02:
-                    await self.driver.sleep(ttl * chance.random())  # it held when it looked, and may not any more
+                    longest = min(ttl, LONGEST_WORK) if renewed else LONGEST_WORK
+                    await self.driver.sleep(longest * chance.random())  # it held when it looked, and may not any more
                 await self._write(name)
             elif luck < 0.45:
                 await self._extend(ttl * (0.5 + chance.random() / 2))
@@ -548,7 +567,7 @@ class Hand:
 
     async def _run_a_job(self) -> None:
         """Be one of many who start a job that one runs: by hand, or by calling what is decorated."""
-        ttl = self.chance.choice(TTLS)
+        ttl = self._ttl()
         at_least = self.chance.random() * AT_LEAST if self.can("at_least") else 0.0
         job = self.driver.client.singleton(JOB, at_most=ttl, at_least=at_least)
         number = self.recorder.acquire(
@@ -568,7 +587,7 @@ class Hand:
     async def _do_once(self) -> None:
         """Do what is to be done once, fail at it, or learn what came of it."""
         chance = self.chance
-        key, ttl, period, timeout = chance.choice(KEYS), chance.choice(TTLS), chance.uniform(*PERIODS), self._timeout()
+        key, ttl, period, timeout = chance.choice(KEYS), self._ttl(), chance.uniform(*PERIODS), self._timeout()
         once = self.driver.client.once(key, period, ttl=ttl, timeout=timeout)
         number = self.recorder.acquire(key, kind="once", ttl=ttl, queue=False, timeout=timeout, period=period)
         errand = Errand(self, number, ttl, chance.randrange(10**12), fails=chance.random() < 0.2)
@@ -580,6 +599,10 @@ class Hand:
             with suppress(StoreError):
                 found = await self.driver.done(once.outcome())
             self.recorder.released(number, "done" if found and found.value == errand.value else "error")
+
+    def _ttl(self) -> float:
+        ttl: float = self.orders.options["ttl"] * self.chance.choice(SHARES)
+        return ttl
 
     def _timeout(self) -> float | None:
         timeout = self.chance.choice((None, 0.05, 0.5, 2.0))

@@ -1,0 +1,20 @@
+"""The network that can be bad, as it is offered to authors of stores."""
+
+from __future__ import annotations
+
+import gc
+import socket
+
+from leasehold.testing.proxy import HOST, FaultProxy
+
+
+def test_whoever_is_just_being_let_in_when_it_ends_is_put_out() -> None:
+    """What stays open is reported by pytest when it is collected."""
+    with socket.create_server((HOST, 0), backlog=100) as server:
+        for _ in range(5):
+            proxy = FaultProxy(server.getsockname())
+            clients = [socket.create_connection(proxy.address) for _ in range(5)]
+            proxy.close()
+            for client in clients:
+                client.close()
+            gc.collect()
