@@ -4,24 +4,30 @@ import os
 
 import pytest
 
-from leasehold.testing.contract.rigs import Rig, driver
+from leasehold.testing.contract.rigs import DRIVERS, Rig
 from tests.contract.rigs import EACH_CLOCK, ONE_VERSION, STORES
-
-__all__ = ["driver", "rig"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test on every store, unless it is marked for less."""
+    """Run a test on every store, unless it is marked for less; on older versions of a server from threads only."""
     if "rig" not in metafunc.fixturenames:
         return
     stores = list(STORES)
     marked = metafunc.definition.get_closest_marker
+    all_drivers = {*stores}
     if not os.environ.get("LEASEHOLD_VERSIONS"):
+        all_drivers = {*ONE_VERSION}
         stores = ONE_VERSION if marked("one_version") else stores
         stores = EACH_CLOCK if marked("each_clock") else stores
     if marked("no_store"):
         stores = ["memory"]
-    metafunc.parametrize("rig", stores, indirect=True)
+    cases = [(store, driver) for store in stores for driver in (DRIVERS if store in all_drivers else ["threads"])]
+    metafunc.parametrize(("rig", "driver"), cases, indirect=True)
+
+
+@pytest.fixture
+def driver(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from leasehold.port import Runtime
 from leasehold.stores import register
 from leasehold.testing.torture import Arena, Report, torture
 
-SECONDS = 6.0
+SECONDS = 4.0
 SEED = 1
 
 

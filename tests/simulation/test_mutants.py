@@ -9,13 +9,20 @@ from leasehold.testing.simulation.history import some_history
 from tests.simulation.mutants import MUTANTS
 
 SEEDS = 400
+SHOWN = {
+    "a_repeated_join_does_not_refresh": 275,
+    "ghosts_are_let_in": 68,
+    "several_names_are_waited_for_in_the_order_they_were_given_in": 67,
+    "what_may_be_left_of_several_is_forgotten": 246,
+}
+"""Seeds that have shown a rare one, and are tried first."""
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a broken engine may leave coroutines unawaited
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[name](monkeypatch)
-    for seed in range(SEEDS):
+    for seed in (SHOWN.get(name, 0), *range(SEEDS)):
         try:
             some_history(seed).run()
         except ViolationError:

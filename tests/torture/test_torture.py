@@ -42,7 +42,8 @@ QUICK = (
     "postgres: the_sql_lets_anybody_leave",
 )
 """Bugs that four seconds are enough for."""
-TRIED = list(MUTANTS) if FOR_LONG else QUICK
+TRIED = [(bug,) for bug in MUTANTS] if FOR_LONG else [QUICK]
+"""Those in one group at the same time."""
 
 
 def in_a_crowd(promises: Promises) -> Promises:
@@ -73,9 +74,14 @@ def test_no_arena_is_left_out() -> None:
 
 
 @pytest.mark.timeout(2 * LONGEST + 300)
-@pytest.mark.parametrize("bug", TRIED)
-def test_a_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bugs", TRIED, ids="+".join)
+def test_a_bug_is_found(bugs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "PATIENCE", PATIENCE)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(find, bugs))
+
+
+def find(bug: str) -> None:
     mutant = MUTANTS[bug]
     seconds, seed = SHORTEST, SEED
     while True:

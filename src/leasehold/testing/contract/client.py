@@ -144,7 +144,7 @@ def test_without_renewal_a_lease_ends_by_itself_and_its_holder_is_told(rig: Rig)
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
         told: list[Any] = []
-        handle = await ask(alice.acquire("x", ttl=3.0, renew=False, on_lost=told.append))
+        handle = await ask(alice.acquire("x", ttl=1.5, renew=False, on_lost=told.append))
         lost = handle.lost
         successor = await ask(bob.acquire("x", timeout=10))
         assert lost.is_set(), "told before anybody else holds"
