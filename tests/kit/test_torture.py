@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from examples import own_store
-from leasehold.port import Runtime
+from leasehold.port import Capabilities, Runtime
 from leasehold.stores import register
 from leasehold.testing.torture import Arena, Report, torture
 
@@ -28,6 +28,10 @@ def leaky_store(directory: Path) -> Iterator[Arena]:
     yield Arena(name="leaky", url=f"leaky://{directory}", module=__name__)
 
 
+class UnfairStore(own_store.FileStore):
+    capabilities = Capabilities(fifo=False, push=False)
+
+
 class LeakyStore(own_store.FileStore):
     """Whoever leaves takes the next one along."""
 
@@ -43,6 +47,7 @@ def open_leaky(url: str, runtime: Runtime) -> LeakyStore:
 
 
 register("leaky", open_leaky)
+register("unfair", lambda url, runtime: UnfairStore(runtime, url.removeprefix("unfair://")))
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +70,8 @@ def test_what_a_store_cannot_carry_is_not_asked_of_it(reports: list[Report]) -> 
 
 def test_a_store_that_is_wrong_is_found_out(reports: list[Report]) -> None:
     assert reports[1].findings & {"exclusion", "retractions"}, str(reports[1])
+
+
+def test_what_a_store_does_not_promise_is_not_expected_of_it(tmp_path: Path) -> None:
+    assert Arena(name="file", url=f"file://{tmp_path}").kept().fifo
+    assert not Arena(name="unfair", url=f"unfair://{tmp_path}").kept().fifo

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from leasehold import DistributedLock, LockError
-from leasehold._store import Lingering, Rated
+from leasehold._store import Lingering, Rated, Store
 from leasehold.testing.proxy import Direction, FaultProxy
 from leasehold.testing.torture.checkers import Promises
 from leasehold.testing.torture.history import KILL
@@ -29,8 +29,6 @@ TTL = 2.0
 LONG = 1.5 * TTL
 """Longer than any lease lives on without a renewal."""
 AT_ONCE = (0.0, 0.1)
-STEP = (0.1, 5 * TTL)
-"""By how much a clock is set: always by more than the margin of a lease."""
 RECOVERY = 60.0
 """How long a store may take, after whatever was done to it, until the driver gives up."""
 WORKLOADS = frozenset(
@@ -120,8 +118,7 @@ class Arena:
 
     def carried(self) -> frozenset[str]:
         """Leave out of the workloads what the store cannot carry."""
-        with self.client() as locks:
-            store = locks._engine.store
+        store = self._store()
         able = {
             "readwrite": store.capabilities.shared,
             "semaphore": store.capabilities.semaphore,
@@ -130,6 +127,10 @@ class Arena:
             "once": isinstance(store, Lingering),
         }
         return frozenset(workload for workload in self.workloads if able.get(workload, True))
+
+    def kept(self) -> Promises:
+        """Leave out of the promises what the store says that it does not do."""
+        return replace(self.promises, fifo=self.promises.fifo and self._store().capabilities.fifo)
 
     def settle(self) -> None:
         """Heal everything, and wait until the store gives locks to a client that comes now."""
@@ -144,6 +145,10 @@ class Arena:
         """Say who still has a place, past all faults."""
         with DistributedLock(self.direct or self.url, **self.options) as locks:
             return [line for info in locks.inspect() for line in _lines(info)]
+
+    def _store(self) -> Store:
+        with self.client() as locks:
+            return locks._engine.store
 
     def _answers(self) -> bool:
         with suppress(LockError), self.client() as locks:

@@ -297,7 +297,7 @@ def torture(
     promised = Promises()
     try:
         with arena(directory / "arena") as place:
-            promised = promises(place.promises)
+            promised = promises(place.kept())
             _run(place, report, histories, recorder, program=program, say=say)
     except Exception:
         report.troubles.append(traceback.format_exc())
