@@ -47,8 +47,8 @@ soak: .venv/installed .venv/test ## torture every store for MINUTES=10, then sim
 		$(PYTEST) tests/simulation $(ARGS) || exit 1; \
 	done
 
-mutants: .venv/installed .venv/test ## see that the torture finds every deliberate bug, and check the models in large scopes
-	LEASEHOLD_TORTURE=1 $(PYTEST) tests/torture tests/kit
+mutants: .venv/installed .venv/test ## test the tests: every harm harms, every deliberate bug is found, models in large scopes
+	LEASEHOLD_TORTURE=1 $(PYTEST) tests/servers tests/torture tests/kit
 	LEASEHOLD_LARGE_MODELS=1 $(PYTEST) -rP tests/model
 
 docs: .venv/docs ## build the site into site/

@@ -26,7 +26,7 @@ from tests.torture.model import Model
 from tests.torture.mutants import HANGS, MUTANTS, program
 
 SECONDS = 15.0
-"""For each store. Two are tortured at a time."""
+"""For each store."""
 SHORTEST, LONGEST = 4.0, 60.0
 """For how long a bug is looked for: at first, and if it stays hidden, at last."""
 PATIENCE = 20.0
@@ -34,7 +34,7 @@ PATIENCE = 20.0
 ABORTED = f"ended with {-signal.SIGABRT}"
 FOR_LONG = bool(os.environ.get("LEASEHOLD_TORTURE"))
 SEED = int(os.environ.get("LEASEHOLD_SEED") or secrets.randbelow(10**9))
-PAIRS = (("memory", "sqlite"), ("redis", "sentinel"), ("cluster", "redlock"), ("postgres", "advisory"))
+GROUPS = (("memory", "redis", "cluster", "postgres"), ("sqlite", "sentinel", "redlock", "advisory"))
 """What is tortured at the same time, to save some."""
 QUICK = (
     "sqlite: anybody_may_renew_for_the_holder",
@@ -54,7 +54,7 @@ def in_a_crowd(promises: Promises) -> Promises:
 
 
 @pytest.mark.timeout(SECONDS + 180)
-@pytest.mark.parametrize("arenas", PAIRS, ids="+".join)
+@pytest.mark.parametrize("arenas", GROUPS, ids="+".join)
 def test_no_promise_is_broken(arenas: tuple[str, ...]) -> None:
     with ThreadPoolExecutor() as pool:
         reports = list(
@@ -70,7 +70,7 @@ def test_no_promise_is_broken(arenas: tuple[str, ...]) -> None:
 
 
 def test_no_arena_is_left_out() -> None:
-    assert {arena for pair in PAIRS for arena in pair} == {*ARENAS}
+    assert {arena for group in GROUPS for arena in group} == {*ARENAS}
 
 
 @pytest.mark.timeout(2 * LONGEST + 300)
