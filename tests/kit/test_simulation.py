@@ -9,6 +9,7 @@ import pytest
 from examples.own_store import FileStore
 from leasehold.testing import ViolationError, simulate
 from tests.kit import broken
+from tests.simulation.test_stores import Clock
 
 SEEDS = 300
 BROKEN: dict[type[FileStore], int] = {
@@ -20,17 +21,6 @@ BROKEN: dict[type[FileStore], int] = {
     broken.WaitersLiveOn: 2,
 }
 """What is broken, and the seed that has shown it, which is tried first."""
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def set(self, seconds: float) -> None:
-        self.time = seconds
-
-    def read(self) -> float:
-        return self.time
 
 
 def test_nothing_forbidden_happens_to_a_store_of_ones_own(tmp_path: Path) -> None:
