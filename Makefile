@@ -1,7 +1,7 @@
 PYTHON ?= python3
 UV ?= uv
-# Two more than there are processors: tests wait more than they work.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+# One more than there are processors: tests wait more than they work. With two more, some wait for a processor for seconds.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 ARGS ?=
 MINUTES ?= 10
 HISTORIES ?= 10000
