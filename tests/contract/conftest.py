@@ -5,23 +5,23 @@ import os
 import pytest
 
 from leasehold.testing.contract.rigs import DRIVERS, Rig
-from tests.contract.rigs import EACH_CLOCK, ONE_VERSION, STORES
+from tests.contract.rigs import EACH_CLOCK, ONE_VERSION, STORES, VARIANTS
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test on every store, unless it is marked for less; on older versions of a server from threads only."""
+    """Run a test on every store, unless it is marked for less; on variants of another from threads only."""
     if "rig" not in metafunc.fixturenames:
         return
     stores = list(STORES)
     marked = metafunc.definition.get_closest_marker
-    all_drivers = {*stores}
+    from_threads: set[str] = set()
     if not os.environ.get("LEASEHOLD_VERSIONS"):
-        all_drivers = {*ONE_VERSION}
+        from_threads = VARIANTS
         stores = ONE_VERSION if marked("one_version") else stores
         stores = EACH_CLOCK if marked("each_clock") else stores
     if marked("no_store"):
         stores = ["memory"]
-    cases = [(store, driver) for store in stores for driver in (DRIVERS if store in all_drivers else ["threads"])]
+    cases = [(store, driver) for store in stores for driver in (["threads"] if store in from_threads else DRIVERS)]
     metafunc.parametrize(("rig", "driver"), cases, indirect=True)
 
 

@@ -18,7 +18,7 @@ from leasehold._lease import Lease, State
 from leasehold.errors import LockError
 from leasehold.testing.simulation.election import ElectionHistory
 
-HISTORIES = int(os.environ.get("LEASEHOLD_HISTORIES", "1000")) // 20
+HISTORIES = int(os.environ.get("LEASEHOLD_HISTORIES", "500")) // 20
 FIRST_SEED = int(os.environ.get("LEASEHOLD_SEED", "0"))
 CHUNK = 100
 SEEDS = 200

@@ -13,7 +13,7 @@ import pytest
 from leasehold.testing import ViolationError
 from leasehold.testing.simulation.history import History, some_history
 
-HISTORIES = int(os.environ.get("LEASEHOLD_HISTORIES", "1000"))
+HISTORIES = int(os.environ.get("LEASEHOLD_HISTORIES", "500"))
 FIRST_SEED = int(os.environ.get("LEASEHOLD_SEED", "0"))
 CHUNK = 500
 
