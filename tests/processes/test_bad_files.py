@@ -168,7 +168,7 @@ def test_a_new_file_is_made_whole_even_if_another_client_makes_it_between_two_st
             return cursor
 
     connect = sqlite3.connect
-    monkeypatch.setattr(sqlite3, "connect", lambda *args, **kwargs: connect(*args, **kwargs, factory=Overtaken))
+    monkeypatch.setattr(sqlite3, "connect", lambda *args, **kwargs: connect(*args, **kwargs | {"factory": Overtaken}))
     write_through(path)
     other.join()
     assert steps >= step

@@ -27,7 +27,7 @@ from leasehold.stores.sqlite import SqliteStore, _SqliteLine
 from leasehold.testing import ViolationError, simulate
 from leasehold.testing.simulation.any_store import StoreClock, StoreServer
 from leasehold.testing.simulation.history import some_history
-from tests.servers.binaries import POSTGRES18, REDIS62
+from tests.servers.binaries import POSTGRES18, VALKEY9, redis_flavours
 from tests.servers.clock import SteppedClock
 from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer
@@ -36,6 +36,9 @@ from tests.simulation.test_histories import FIRST_SEED, HISTORIES
 from tests.torture.mutants import MUTANTS as SERVER_MUTANTS
 
 SEEDS = 300
+# Valkey 9 looks at its clock once a millisecond only, and counts on from there. The wheel of an older one ends with
+# Python 3.12: after that it takes one of the system's.
+OLDER_REDIS = [flavour for flavour in redis_flavours() if flavour is not VALKEY9]
 
 
 class Rig(NamedTuple):
@@ -73,8 +76,7 @@ def sqlite(folder: Path, **options: Any) -> Iterator[Rig]:
 
 @contextmanager
 def redis(folder: Path) -> Iterator[Rig]:
-    # Valkey 9 looks at its clock once a millisecond only, and counts on from there.
-    with RedisServer(REDIS62, clock=True) as server:
+    with RedisServer(OLDER_REDIS[0], clock=True) as server:
         yield Rig(lambda runtime: open_store(server.url, runtime), server.clock.stop_at)
 
 
@@ -85,7 +87,7 @@ def postgres(folder: Path) -> Iterator[Rig]:
         yield Rig(lambda runtime: open_store(server.url, runtime, schema="leases"), server.clock.stop_at, server.url)
 
 
-SHARES = {sqlite: 30, redis: 40, postgres: 100}
+SHARES = {sqlite: 30, **({redis: 40} if OLDER_REDIS else {}), postgres: 100}
 """What part of the histories of a simulated server each store has: its steps take real time."""
 
 
@@ -253,7 +255,7 @@ SERVERS = {
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("name", [name for name in SERVERS if OLDER_REDIS or not name.startswith("redis")])
 def test_a_bug_in_the_server_is_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for command in (_scripts.JOIN, _scripts.JOIN_ALL, _scripts.RENEW, _scripts.LEAVE):
         for part in ("_text", "_digest"):

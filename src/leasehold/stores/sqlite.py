@@ -13,7 +13,6 @@ import sys
 import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -349,7 +348,9 @@ class SqliteStore:
         if not self.path.exists():
             _create_private(self.path)
         self._doorbell.hang_up()
-        connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(
+            self.path, timeout=0, isolation_level=None, check_same_thread=False, factory=_Connection
+        )
         try:
             self._prepare(connection)
             self._inode = os.stat(self.path).st_ino
@@ -357,8 +358,6 @@ class SqliteStore:
             connection.close()
             raise
         self._connection = connection
-        self._close_connection = weakref.finalize(self, connection.close)
-        self._close_connection.atexit = False  # daemon threads may still be using it then
         self._cursor = connection.cursor()  # one for all: to make one costs as much as a small statement
         return self._cursor
 
@@ -415,7 +414,7 @@ class SqliteStore:
 
     def _disconnect(self) -> None:
         if self._connection is not None:
-            self._close_connection()
+            self._connection.close()
             self._connection = self._cursor = None
 
     def _before_fork(self) -> None:
@@ -429,6 +428,13 @@ class SqliteStore:
     def _forked(self) -> None:
         self._mutex = threading.Lock()
         self._doorbell.start_afresh()
+
+
+class _Connection(sqlite3.Connection):
+    """Ends with its store, not sooner: at exit, daemon threads may still be using it."""
+
+    def __del__(self) -> None:
+        self.close()  # or Python 3.13 warns of it
 
 
 def _code(error: sqlite3.Error) -> int:
