@@ -232,8 +232,9 @@ class SqliteStore:
 
     async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
         def step(cursor: sqlite3.Cursor, now: float) -> tuple[list[Line], list[Place]]:
-            where = "name = ?1" if exact else "name BETWEEN ?1 AND ?1 || char(1114111)"
-            rows = cursor.execute(f"SELECT name, {_PLACE} FROM place WHERE {where} ORDER BY name, ticket", (prefix,))
+            where = "name = :prefix" if exact else "name BETWEEN :prefix AND :prefix || char(1114111)"
+            select = f"SELECT name, {_PLACE} FROM place WHERE {where} ORDER BY name, ticket"
+            rows = cursor.execute(select, {"prefix": prefix})
             lines = [
                 Line(name, now, _rule.live((_Row(*row[1:]) for row in of_name), now))
                 for name, of_name in groupby(rows, key=lambda row: row[0])
@@ -434,7 +435,8 @@ class _Connection(sqlite3.Connection):
     """Ends with its store, not sooner: at exit, daemon threads may still be using it."""
 
     def __del__(self) -> None:
-        self.close()  # or Python 3.13 warns of it
+        with suppress(sqlite3.ProgrammingError):  # it could not be opened
+            self.close()  # or Python 3.13 warns of it
 
 
 def _code(error: sqlite3.Error) -> int:
