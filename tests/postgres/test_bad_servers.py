@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import subprocess
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -15,15 +14,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from leasehold import InvalidInputError, LockAcquisitionError, StoreError
+from leasehold import InvalidInputError, StoreError
 from leasehold._model import Ask
 from leasehold.stores.postgres._migrations import grants, script
 from tests.party import Party, ask
 from tests.postgres.sessions import places
 from tests.servers.binaries import POSTGRES_SYSTEM, postgres_flavours
 from tests.servers.ports import Port
-from tests.servers.postgres import PostgresServer, random_name, unprivileged
-from tests.servers.process import identity
+from tests.servers.postgres import PostgresServer, random_name
 from tests.servers.stranger import Stranger
 from tests.servers.tls import Authority
 
@@ -239,61 +237,6 @@ async def test_several_servers_that_are_all_out_of_reach(party: Party) -> None:
     assert str(second.number) in said
     first.close()
     second.close()
-
-
-@pytest.mark.parametrize("driver", ["asyncio"])
-async def test_a_standby_is_passed_over_until_it_is_promoted_and_has_what_it_heard_of(
-    party: Party, start: Start, start_postgres: Start
-) -> None:
-    primary = start(fsync="off", wal_level="replica", max_wal_senders="4")
-    standby = start_postgres(
-        fsync="off", hot_standby="on", primary_conninfo=f"host=127.0.0.1 port={primary.port} user=postgres"
-    )
-    standby.stop()
-    follow(standby, primary)
-    standby.restart()
-    assert standby.sql("SELECT pg_is_in_recovery()") == [(True,)]
-    said = await refusal(party, standby.url, is_transient=True)
-    assert "this is a standby" in said
-    both = f"postgresql://postgres@127.0.0.1:{standby.port},127.0.0.1:{primary.port}/postgres"
-    locks = party.client(f"{both}?target_session_attrs=read-write", ttl=30)
-    handle = await ask(locks.acquire("x", timeout=5))
-    waiting = party.start(lambda: locks.acquire("x", timeout=5))
-    await party.waits(locks, "x")
-    await ask(handle.release())
-    following = await waiting.result()
-    await party.until(lambda: is_up_to_date(standby, primary), "it has heard of everything")
-    primary.kill()
-    standby.sql("SELECT pg_promote()")
-    other = party.client(standby.url)
-    with pytest.raises(LockAcquisitionError):
-        await ask(other.acquire("x", timeout=0))
-    assert following.is_held
-    with suppress(StoreError):  # a session that has just ended shows when it is used
-        await ask(following.release())
-    assert (await ask(other.acquire("x", timeout=5))).fence > following.fence
-
-
-def is_up_to_date(standby: PostgresServer, primary: PostgresServer) -> bool:
-    ((sent,),) = primary.sql("SELECT pg_current_wal_insert_lsn()::text")
-    return standby.sql("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", [sent]) == [(True,)]
-
-
-def follow(standby: PostgresServer, primary: PostgresServer) -> None:
-    """Make a stopped server's data a copy of another's."""
-    shutil.rmtree(standby._data)
-    command: list[str | Path] = [
-        standby._programs / "pg_basebackup",
-        "-D",
-        standby._data,
-        "-h",
-        "127.0.0.1",
-        "-p",
-        str(primary.port),
-    ]
-    command += ["-U", "postgres", "-X", "stream", "-c", "fast", "--no-sync"]
-    subprocess.run(command, check=True, cwd="/", timeout=60, capture_output=True, **identity(unprivileged()))
-    (standby._data / "standby.signal").touch()
 
 
 async def test_too_many_connections(party: Party, start: Start) -> None:
