@@ -183,13 +183,13 @@ def grandchildren() -> None:
 
 
 def _square_under_lock(number: int) -> int:
-    with locks.lock("pool"):
+    with locks.lock("pool", ttl=5):
         return number * number
 
 
 def multiprocessing_fork() -> None:
-    """A pool of forked processes uses the client it inherited."""
-    handle = locks.acquire("job")
+    """A pool of forked processes uses the client it inherited. Each keeps the others waiting, if only for a processor."""
+    handle = locks.acquire("job", ttl=5)
     with multiprocessing.get_context("fork").Pool(4) as pool:
         assert pool.map(_square_under_lock, range(40), chunksize=1) == [n * n for n in range(40)]
     handle.check()
