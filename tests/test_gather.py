@@ -203,9 +203,9 @@ def test_one_thread_reads_from_many_sockets_side_by_side() -> None:
     peer = Peer()
     before = threading.active_count()
     began = monotonic()
-    works = [peer.read(str(number), 0.05, messages=3) for number in range(5)]
+    works = [peer.read(str(number), 0.1, messages=3) for number in range(5)]
     assert drive(peer.runtime.gather(works, never, 0.0)) == ["0", "1", "2", "3", "4"]
-    assert monotonic() - began < 0.4, "one after another would take 0.75 s"
+    assert monotonic() - began < 1.0, "one after another would take 1.5 s"
     assert threading.active_count() <= before + 15
     assert not any("stragglers" in thread.name for thread in threading.enumerate())
     peer.close()

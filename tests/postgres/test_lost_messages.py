@@ -158,7 +158,7 @@ async def test_a_waiter_whose_connections_are_reset_is_served_promptly(party: Pa
     released = time.monotonic()
     await ask(first.release())
     assert (await waiting.result()).fence > first.fence
-    assert waiting.ended_at - released < 0.3
+    assert waiting.ended_at - released < 1.0, "it was not woken"
 
 
 async def test_a_release_right_after_a_reset_is_not_missed(party: Party, proxy: FaultProxy) -> None:

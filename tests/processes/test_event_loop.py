@@ -17,8 +17,10 @@ from leasehold import AsyncDistributedLock, AsyncLockHandle, LockLostError, Stor
 from leasehold.stores.sqlite import SqliteStore
 from tests.processes.helpers import Worker, boottime, rows, transaction_of_a_stranger, url_of
 
-BUSY = 0.3
+BUSY = 0.6
 """How long the stranger keeps the file."""
+AWAY = BUSY / 2
+"""How long the loop may be away: less than if it waited for the file, more than a busy machine keeps it."""
 
 
 async def soon(condition: Callable[[], bool], what: str, within: float = 10.0) -> None:
@@ -89,7 +91,7 @@ def test_the_loop_turns_on_while_another_program_locks_the_file(
     path: Path, use: Callable[[AsyncDistributedLock], Coroutine[Any, Any, None]]
 ) -> None:
     gap = asyncio.run(use_while_busy(path, use))
-    assert gap < 0.1
+    assert gap < AWAY
     assert rows(path) == []
 
 
@@ -128,7 +130,7 @@ def test_the_loop_turns_on_when_it_first_waits_in_line_while_the_file_is_locked(
             await (await waiter).release()
             return max(gaps)
 
-    assert asyncio.run(main()) < 0.1
+    assert asyncio.run(main()) < AWAY
 
 
 def test_an_acquire_cancelled_while_the_file_is_locked_leaves_no_place(path: Path) -> None:
@@ -144,7 +146,7 @@ def test_an_acquire_cancelled_while_the_file_is_locked_leaves_no_place(path: Pat
                     await asyncio.sleep(BUSY / 3)
                 answers = await asyncio.gather(*tasks, return_exceptions=True)
             assert [type(answer) for answer in answers] == [asyncio.CancelledError] * 5
-            assert max(gaps) < 0.1
+            assert max(gaps) < AWAY
             await soon(lambda: rows(path) == [], "no place is left")
             async with asyncio.timeout(2):
                 await (await locks.acquire("job")).release()
@@ -171,9 +173,11 @@ def test_a_holder_kept_from_its_file_beyond_its_ttl_is_cancelled_in_time(path: P
                         finally:
                             cancelled_at = boottime()
 
-            with pytest.raises(LockLostError):
-                await hold_while_the_file_is_locked()
-            assert cancelled_at <= window + 0.05, "it is told before anybody else can hold"
+            async with ticking() as gaps:
+                with pytest.raises(LockLostError):
+                    await hold_while_the_file_is_locked()
+            assert max(gaps) < AWAY
+            assert cancelled_at <= window + max(gaps), "it is told before anybody else can hold"
             for answer in await asyncio.gather(*others, return_exceptions=True):
                 if isinstance(answer, AsyncLockHandle):
                     await answer.release()
@@ -245,4 +249,4 @@ def test_a_process_waiting_behind_a_cancelled_task_is_not_held_up(path: Path, pe
             return left
 
     left = asyncio.run(main())
-    assert waiter.answer()["at"] - left < 0.25
+    assert waiter.answer()["at"] - left < 1.0

@@ -117,11 +117,11 @@ def identity() -> None:
 
 def waits_for_its_parent() -> None:
     """Parent and child stand in one line and wake one another."""
-    handle = locks.acquire("job")
+    handle = locks.acquire("job", ttl=5)
     delayed = os.pipe()
 
     def child() -> None:
-        with locks.lock("job"):
+        with locks.lock("job", ttl=5):
             os.write(delayed[1], repr(now()).encode())
 
     pid = in_child(child)
@@ -130,7 +130,7 @@ def waits_for_its_parent() -> None:
     left = now()
     handle.release()
     succeeds(pid)
-    assert float(os.read(delayed[0], 100)) - left < 0.15, "it was not woken"
+    assert float(os.read(delayed[0], 100)) - left < 0.75, "it was not woken"
 
 
 def _keeps_after(leave: Callable[[], None]) -> None:
@@ -188,7 +188,7 @@ def _square_under_lock(number: int) -> int:
 
 
 def multiprocessing_fork() -> None:
-    """A pool of forked processes uses the client it inherited. Each keeps the others waiting, if only for a processor."""
+    """A pool of forked processes uses the client it inherited. Who waits for a processor keeps the others waiting."""
     handle = locks.acquire("job", ttl=5)
     with multiprocessing.get_context("fork").Pool(4) as pool:
         assert pool.map(_square_under_lock, range(40), chunksize=1) == [n * n for n in range(40)]
