@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from leasehold import AsyncDistributedLock, DistributedLock, StoreError
-from leasehold._model import LINGERING, Ask, Membership, Stay
+from leasehold._model import LINGERING, Ask, Membership, Standing, Stay
 from leasehold._runtime import Runtime, drive
 from leasehold.runtimes.aio import AsyncRuntime
 from leasehold.runtimes.threads import ThreadRuntime
@@ -208,6 +208,16 @@ def holders(server: MemberServer) -> list[str]:
     return [place.owner for line in server.inspect("x", exact=True) for place in line.places]
 
 
+def test_a_vote_that_came_late_is_not_taken_for_the_fence(servers: list[MemberServer]) -> None:
+    runtime = ThreadRuntime()
+    ask = Ask("x", "me/1", 30.0, 3.0, queue=False)
+    standing = drive(open_quorum(runtime, servers, dead=1).join(ask, 5.0))
+    assert isinstance(standing, Standing)
+    drive(MemberStore(runtime, servers[0]).join(ask._replace(floor=standing.ticket + 35_000), 5.0))
+    ((place,),) = [line.places for line in drive(open_quorum(runtime, servers).inspect())]
+    assert place.ticket == standing.ticket
+
+
 def test_a_name_stays_taken_on_a_majority_and_who_missed_it_loses_its_place(servers: list[MemberServer]) -> None:
     runtime = ThreadRuntime()
     members = [Hesitant(runtime, servers[0]), *(MemberStore(runtime, server) for server in servers[1:])]
@@ -229,3 +239,20 @@ def test_a_stay_that_too_few_heard_of_may_be_repeated(servers: list[MemberServer
     until(lambda: not any(node.suspected for node in quorum._nodes._nodes))
     assert drive(quorum.linger(Stay("x", "me/1", 30.0), 5.0))
     assert [holders(server) for server in servers[:2]] == [[f"me/1{LINGERING}"]] * 2
+
+
+def test_a_stay_that_is_not_heard_of_by_those_who_matter_is_not_a_loss(servers: list[MemberServer]) -> None:
+    """Two of five refused the join: they answer for nobody, and two more that are silent may have the place."""
+    runtime = ThreadRuntime()
+    for server in servers[3:]:
+        drive(MemberStore(runtime, server).join(Ask("x", "other/1", 30.0, 3.0, queue=False), 5.0))
+    kinds = [MemberStore, Hesitant, Hesitant, MemberStore, MemberStore]
+    members = [kind(runtime, server) for kind, server in zip(kinds, servers, strict=True)]
+    quorum = Quorum(runtime, members, [f"m{number}" for number in range(5)])
+    drive(quorum.join(Ask("x", "me/1", 30.0, 3.0, queue=False), 5.0))
+    with pytest.raises(StoreError, match=r"^too few nodes vote: m1: no answer; m2: no answer$") as error:
+        drive(quorum.linger(Stay("x", "me/1", 30.0), 5.0))
+    assert error.value.transient
+    until(lambda: not any(node.suspected for node in quorum._nodes._nodes))
+    assert drive(quorum.linger(Stay("x", "me/1", 30.0), 5.0))
+    assert [holders(server) for server in servers[:3]] == [[f"me/1{LINGERING}"]] * 3

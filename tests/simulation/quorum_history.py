@@ -14,7 +14,6 @@ from leasehold.testing.simulation.history import History
 
 @dataclass
 class QuorumHistory(History):
-    forgetful: bool = True
     mixed: bool = False
     losses: int = 0
     quorums: dict[str, Quorum] = field(default_factory=dict)
@@ -68,6 +67,7 @@ class QuorumHistory(History):
         voting = [each for each in self.members if each.votes()]
         if member in voting and len(voting) > len(self.members) // 2 + 1:
             self.losses += 1
+            self.forgetful = True
             self.emptied.append(member)
             member.stall(self.random.choice((0.0, 0.01, 0.3)))
             member.forget()

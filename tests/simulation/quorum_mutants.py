@@ -199,3 +199,15 @@ def a_name_that_should_stay_taken_is_left(patch: Patch) -> None:
         return await self.leave(stay.name, stay.owner, timeout, stay.unsure)
 
     patch.setattr(Quorum, "linger", linger)
+
+
+@mutant
+def what_too_few_confirm_counts_as_lost(patch: Patch) -> None:
+    async def linger(self, stay, timeout):
+        try:
+            return await original(self, stay, timeout)
+        except StoreError:
+            return False
+
+    original = Quorum.linger
+    patch.setattr(Quorum, "linger", linger)

@@ -205,8 +205,7 @@ class Quorum:
                 owe(number)
 
         def is_decided(votes: Votes[bool]) -> bool:
-            silent = len(members) - _count(votes, bool)
-            return len(stands) >= self._majority or len(stands) + silent < self._majority
+            return len(stands) >= self._majority or len(stands.union(_silent(votes, members))) < self._majority
 
         votes = await self._nodes.ask(
             lambda number, member: member.linger(stay._replace(unsure=doubts[number]), patience),
@@ -215,11 +214,10 @@ class Quorum:
             among=members,
             heard=heard,
         )
-        silent = [number for number in members if not isinstance(votes[number], bool)]
-        if len(votes) - len(silent) < self._majority:
-            raise self._too_few(votes, name)
+        if not is_decided(votes):
+            raise self._too_few(_with_the_unasked(votes, members), name)
         is_over = True
-        for number in silent:
+        for number in _silent(votes, members):
             if isinstance(votes[number], Exception):
                 owe(number)
         self._traces.pop((name, owner), None)
@@ -374,11 +372,16 @@ class Quorum:
         return held >= self._majority or (is_busy and self._is_answered(votes))
 
     def _line(self, name: str, places: Sequence[tuple[Place, float]], silent: int) -> Line:
-        """Make one line of what members say: it lasts for as long as a majority does."""
+        """Make one line of what members say: it lasts for as long as a majority does.
+
+        A majority has the holder's fence, though not all of it may have answered. Whoever was late to give its vote
+        has a ticket that does not count.
+        """
         place, now = places[0]
         lives = sorted(place.expires_at - now for place, now in places)
         life = lives[min(len(lives) + silent - self._majority, len(lives) - 1)]
-        ticket = max(place.ticket for place, _ in places)
+        tickets = Counter(place.ticket for place, _ in places)
+        ticket = max(tickets, key=lambda each: (tickets[each], each))
         return Line(name, now, (replace(place, ticket=ticket, expires_at=now + life),))
 
     def _too_few(self, votes: Votes[T], name: str = "") -> StoreError:
@@ -394,6 +397,15 @@ class Quorum:
         lead = "too few nodes vote" if answered >= self._majority else f"only {answered} of {len(votes)} nodes answered"
         is_final = all(isinstance(vote, StoreError) and not vote.transient for vote in votes)
         return StoreError(f"{lead}: {'; '.join(reasons)}", name=name, transient=not is_final)
+
+
+def _silent(votes: Votes[bool], members: Sequence[int]) -> list[int]:
+    return [number for number in members if not isinstance(votes[number], bool)]
+
+
+def _with_the_unasked(votes: Votes[bool], members: Sequence[int]) -> Votes[bool]:
+    """Answer for those who have no place, and so were not asked about it."""
+    return [vote if number in members else False for number, vote in enumerate(votes)]
 
 
 def _answers(votes: Votes[T]) -> list[T]:
