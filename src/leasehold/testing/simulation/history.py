@@ -140,7 +140,7 @@ class History:
             return
         for name in self.names:
             outcome = self._visit(self.server, name)
-            if isinstance(outcome, Refusal):
+            if isinstance(outcome, Refusal) and not outcome.abstains:
                 raise ViolationError(f"some of {name} is stranded with {outcome.holder}")
 
     def _visit(self, server: Server, name: str) -> Standing | Refusal:
