@@ -277,7 +277,8 @@ def _ahead(client: redis.Redis) -> float:
 
 
 def _is_nearer(value: float, to: float, than: float) -> bool:
-    return abs(value - to) <= abs(value - than)
+    """Tell the two apart, unless it is by less than a clock can."""
+    return abs(value - to) <= abs(value - than) + 1e-6
 
 
 def client_of(url: str, **options: Any) -> redis.Redis:
