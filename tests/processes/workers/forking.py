@@ -16,7 +16,7 @@ warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*
 faulthandler.enable()  # whoever hangs is aborted, and says where it hung
 
 scenario, database = sys.argv[1:]
-locks = DistributedLock(f"sqlite:///{database}", ttl=0.6)
+locks = DistributedLock(f"sqlite:///{database}", ttl=1.5)
 
 
 def now() -> float:
@@ -45,7 +45,7 @@ def succeeds(pid: int) -> None:
 
 
 def outlives_its_ttl(handle: LockHandle) -> None:
-    until(now() + 1.0)
+    until(now() + 2.0)
     handle.check()
     info = locks.info(handle.name)
     assert info is not None
