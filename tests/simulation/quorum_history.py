@@ -67,10 +67,12 @@ class QuorumHistory(History):
         voting = [each for each in self.members if each.votes()]
         if member in voting and len(voting) > len(self.members) // 2 + 1:
             self.losses += 1
-            self.forgetful = True
             self.emptied.append(member)
             member.stall(self.random.choice((0.0, 0.01, 0.3)))
             member.forget()
+
+    def _is_forgetful(self) -> bool:
+        return bool(self.emptied)
 
     def _step(self) -> bool:
         if self.world.now > self.looked_at + 0.5:

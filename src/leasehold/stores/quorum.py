@@ -331,9 +331,7 @@ class Quorum:
         for number, vote in enumerate(votes):
             if isinstance(vote, UnaskedError):
                 self._nodes.owe(number, name, owner, doubts[number], until)
-            elif number not in members:
-                votes[number] = False
-        return votes
+        return _with_the_unasked(votes, members)
 
     def _whereabouts(self, name: str, owner: str, unsure: float) -> tuple[Sequence[int], float, dict[int, float]]:
         """Tell which members may have an owner's place, until when, and for how long each is to refuse the owner."""
@@ -403,7 +401,7 @@ def _silent(votes: Votes[bool], members: Sequence[int]) -> list[int]:
     return [number for number in members if not isinstance(votes[number], bool)]
 
 
-def _with_the_unasked(votes: Votes[bool], members: Sequence[int]) -> Votes[bool]:
+def _with_the_unasked(votes: Votes[bool], members: Sequence[int]) -> list[bool | Exception | None]:
     """Answer for those who have no place, and so were not asked about it."""
     return [vote if number in members else False for number, vote in enumerate(votes)]
 
