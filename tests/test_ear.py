@@ -18,9 +18,9 @@ class Channel:
     """Says whom it wakes when it is told to."""
 
     def __init__(self) -> None:
-        self.messages: SimpleQueue[str] = SimpleQueue()
+        self.messages: SimpleQueue[bytes] = SimpleQueue()
 
-    def hear(self, timeout: float) -> list[str]:
+    def hear(self, timeout: float) -> list[bytes]:
         return [self.messages.get(timeout=30.0)]
 
     def probe(self) -> None: ...
@@ -46,7 +46,7 @@ def test_whoever_waits_for_longest_listens_next_and_nobody_comes_between(monkeyp
     async def subscribe(timeout: float) -> Channel:
         return channel
 
-    ear = BlockingEar(ThreadRuntime(), subscribe)
+    ear = BlockingEar(ThreadRuntime(), subscribe, str.encode, Wake.GRANT)
     ear._connection = channel  # else everybody would be told to ask again
     ear._silence.begin(ThreadRuntime.now())
     owners = [f"me/{number}" for number in range(4)]
@@ -59,7 +59,7 @@ def test_whoever_waits_for_longest_listens_next_and_nobody_comes_between(monkeyp
                 sleep(0.001)
         for number, owner in enumerate(owners):
             assert ear._listener is ear._waiters[owner]
-            channel.messages.put(owner)
+            channel.messages.put(owner.encode())
             assert waits[number].result(30.0) is Wake.GRANT
     assert ear._listener is None
     assert all(appointed)

@@ -35,6 +35,7 @@ one after another, need not wake it each."""
 REVIVAL = 0.1
 """How long the keeper lies low after it stumbled or was cancelled."""
 GONE = "the store no longer knows it"
+REFUTED = "the store answered that its place is waiting, not holding"
 CLOCK_STEP = 0.25
 """How far the store's clock may get ahead of ours, or behind, between two renewals."""
 
@@ -82,35 +83,35 @@ class Keeper:
     def note(self, lease: Lease, sent: float, life: float, standing: Standing | None) -> None:
         """Take in the answer to a request for so long a life, sent then."""
         with self.mutex:
-            is_known = self._take_in(lease, sent, life, standing)
-        if is_known:
-            self._see_to_it_by(lease.wakes_keeper_at())
+            loss = self._take_in(lease, sent, life, standing)
+        if loss:
+            self.lose(lease, loss)
         else:
-            self.lose(lease, GONE)
+            self._see_to_it_by(lease.wakes_keeper_at())
 
-    def _take_in(self, lease: Lease, sent: float, life: float, standing: Standing | None) -> bool:
-        """Take in an answer, too late for a lease being given up; False if the store does not know what was held."""
+    def _take_in(self, lease: Lease, sent: float, life: float, standing: Standing | None) -> str:
+        """Apply an answer, unless the lease is being given up, and say by what reason it is lost, if it is."""
         if lease.leaving or (lease.state is not WAITING and lease.state is not HELD):
-            return True
+            return ""
+        if loss := _loss_by(lease, sent, standing):
+            return loss
         if standing is None:
-            if lease.state is HELD:
-                return False
             lease.state, lease.due = LEFT, inf
         elif standing.held:
             if lease.state is WAITING:
-                lease.grant(sent, standing.ticket)
+                lease.grant(sent, standing.ticket, self.runtime.now())
             elif self.runtime.now() >= lease.trusted_until:  # its place may be another by now, that a late join made
-                return True
+                return ""
             lease.trust(sent, life, self._pace)
             if lease.doubted_at >= sent:  # the answer may be older than the doubt
                 lease.due, lease.slack = self.runtime.now(), 0.0
-        elif lease.state is HELD or not standing.ticket:  # nobody could tell
+        elif lease.state is HELD or not standing.ticket:  # unknown, or older than the grant
             if not lease.is_exhausted():
                 lease.ask_again(self.runtime.now())
         else:
             recheck_at = self.runtime.now() + standing.recheck
             lease.wait(sent, standing, recheck_at, self._pace)
-        return True
+        return ""
 
     def take_grant(self, lease: Lease) -> bool:
         """Take the store's word that a place holds, without asking; False if it may have ended since.
@@ -126,7 +127,7 @@ class Keeper:
                 return False
             if lease.unanswered or now >= lease.alive_until - lease.grace - lease.ask.heartbeat / 3:
                 return False
-            lease.grant(now, lease.ticket)
+            lease.grant(now, lease.ticket, now)
             lease.trust_heartbeat(now)
         self._see_to_it_by(lease.wakes_keeper_at())
         return True
@@ -395,12 +396,12 @@ class Keeper:
         standings = await self.store.renew(renewals, patience)
         with self.mutex:
             lost = [
-                lease
+                (lease, loss)
                 for lease, renewal, standing in zip(leases, renewals, standings, strict=True)
-                if not self._take_in(lease, sent, renewal.ttl, standing)
+                if (loss := self._take_in(lease, sent, renewal.ttl, standing))
             ]
-        for lease in lost:
-            self.lose(lease, GONE)
+        for lease, loss in lost:
+            self.lose(lease, loss)
         self._see_to_it_by(min(map(Lease.wakes_keeper_at, leases)))
         if answered := next((standing for standing in standings if standing and standing.now), None):
             self._compare_clocks(sent, answered.now)
@@ -414,3 +415,16 @@ class Keeper:
             if abs(step) > CLOCK_STEP:
                 log.warning("the store's clock stepped by %+.1f s", step)
         self._offset = low, high
+
+
+def _loss_by(lease: Lease, sent: float, standing: Standing | None) -> str:
+    """Say by what reason the answer to a request sent then is the end of a lease that is held, if it is.
+
+    A place that was granted is not found waiting afterwards, unless the grant was forged or a fail-over has undone it.
+    """
+    if lease.state is not HELD:
+        return ""
+    if standing is None:
+        return GONE
+    is_refuted = standing.ticket and not standing.held and sent > lease.granted_at
+    return REFUTED if is_refuted else ""

@@ -61,6 +61,7 @@ class Lease:
         "entered_as",
         "fence",
         "grace",
+        "granted_at",
         "holder",
         "last_words",
         "leaves",
@@ -94,6 +95,7 @@ class Lease:
         self.ticket = 0
         self.alive_until = -inf
         self.fence = 0
+        self.granted_at = inf
         self.holder = ""
         self.reason = ""
         self.leaving = False
@@ -111,10 +113,11 @@ class Lease:
     def is_held(self, now: float) -> bool:
         return self.state is HELD and not self.leaving and now < self.trusted_until
 
-    def grant(self, sent: float, fence: int) -> None:
-        """Begin to hold by the answer to a request sent then."""
+    def grant(self, sent: float, fence: int, now: float) -> None:
+        """Begin to hold by the answer to a request sent then, or by a message received now."""
         self.state = HELD
         self.fence = fence
+        self.granted_at = now
         self.renew_until = sent + self.renew_for
 
     def trust(self, sent: float, life: float, pace: float) -> None:

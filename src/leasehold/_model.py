@@ -90,7 +90,7 @@ class Standing(NamedTuple):
 
     ticket: int
     held: bool
-    """False of a place that held before: a quorum could not tell, so nothing is confirmed and nothing lost."""
+    """False of a place that held before: it was never granted, or the grant was undone, and its lease is lost."""
     now: float
     """The store's clock; 0 if nobody told."""
     holder: str = ""
@@ -200,7 +200,9 @@ class Wake(IntEnum):
     HINT = 1
     """Something may have changed: ask."""
     GRANT = 2
-    """The store says that the place holds. It does, for as long as its last answered heartbeat lets it live."""
+    """The store says that the place holds. It does, for as long as its last answered heartbeat lets it live.
+
+    Only for a message that no client can send without the right to write to the store: else it is a HINT."""
 
 
 class Line(NamedTuple):

@@ -58,7 +58,8 @@ class Store(Protocol):
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
         """Sleep until the place may newly hold, or the time is over.
 
-        A hint may come for no reason, and any wake-up may be lost. A grant must be true, however late it comes.
+        A hint may come for no reason, and any wake-up may be lost. A grant must be true, however
+        late it comes, and whatever else is sent to where the store listens.
         """
         ...
 

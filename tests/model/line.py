@@ -231,6 +231,10 @@ class LineModel:
         """Tell whether to trust in a message that the place holds: it may be about another that the owner had."""
         return client.alive > 0 and not client.unsure
 
+    def counts_forged_message(self, client: Client) -> bool:
+        """Tell whether to trust in a message that another client sent, who can know all but the place's secret."""
+        return False
+
     def window_by_message(self, client: Client) -> int:
         """Tell how long to trust in a message that the place holds: as long as it surely lives."""
         return client.alive
@@ -320,11 +324,12 @@ class LineModel:
             yield from send("joins", JOIN)
         elif client.phase == WAITING:
             yield from send("asks how it stands", RENEW)
+            held = client._replace(pushed=False, phase=HELD, window=self.window_by_message(client), alive=0)
             if client.pushed:
-                heard = client._replace(pushed=False)
-                if self.counts_message(client):
-                    heard = heard._replace(phase=HELD, window=self.window_by_message(client), alive=0)
+                heard = held if self.counts_message(client) else client._replace(pushed=False)
                 yield become("hears that it holds", heard)
+            if self.counts_forged_message(client):
+                yield become("hears by a forged message that it holds", held, is_fault=True)
         elif client.phase == HELD:
             if client.window == 0:
                 yield become("sees that its window is closed", self.give_up(client, LEAVING))

@@ -181,6 +181,14 @@ class AMessageCountsWhateverPlaceItIsAbout(LineModel):
         return client.alive > 0
 
 
+@mutant()
+class AForgedMessageCounts(LineModel):
+    """Its owner is all that a message names, and any client can guess it."""
+
+    def counts_forged_message(self, client: Client) -> bool:
+        return client.alive > 0
+
+
 @mutant(Scope(faults=0, clock_steps=2))
 class AClockSetBackIsIgnored(LineModel):
     def gain(self, since: int, by: int) -> int:

@@ -54,12 +54,14 @@ class Pair:
         assert isinstance(store, RedisStore)
         self.store = store
         self._debts: dict[str, _rate.Debt] = {}
-        self._listener = server.client()
+        self._listener = server.client(decode_responses=False)
         self._channel = self._listener.pubsub()
         self._channel.psubscribe(f"{key_prefix}:*")
         self._channel.get_message(timeout=5)
         self._heard: set[str] = set()
         """Owners woken since they last took a place."""
+        self._owners: dict[bytes, str] = {}
+        """By the secret that wakes it."""
 
     def close(self) -> None:
         self._channel.close()
@@ -72,6 +74,7 @@ class Pair:
 
     def join(self, ask: Ask) -> None:
         self._begin_to_hear(ask)
+        self._owners[self.store._ear.expect(ask.owner)] = ask.owner
         theirs = drive(self.store.join(ask, 5.0))
         ours, woken = self._model.join(ask)
         assert told(theirs) == told(ours)
@@ -131,8 +134,9 @@ class Pair:
     def _check_woken(self, expected: list[str]) -> None:
         """Whoever newly holds was told; by the sweep perhaps a little before anybody looked."""
         self._listener.publish(f"{self._key_prefix}:", "that is all")
-        while (message := self._channel.get_message(timeout=5)) and message["data"] != "that is all":
-            self._heard.add(message["data"])
+        while (message := self._channel.get_message(timeout=5)) and message["data"] != b"that is all":
+            if owner := self._owners.get(message["data"]):
+                self._heard.add(owner)
         assert self._heard >= set(expected)
 
 

@@ -13,6 +13,7 @@ from leasehold._keeper import Keeper
 from leasehold._lease import Lease, State
 from leasehold._model import Place, Refusal, Standing
 from leasehold.stores.memory import MemoryServer, _MemoryLine
+from leasehold.testing.simulation.network import SimulatedStore
 
 Patch = pytest.MonkeyPatch
 MUTANTS: dict[str, Callable[[Patch], None]] = {}
@@ -287,6 +288,12 @@ def a_grant_that_was_pushed_counts_for_the_whole_ttl(patch: Patch) -> None:
 
     original = Lease.trust_heartbeat
     patch.setattr(Lease, "trust_heartbeat", trust_heartbeat)
+
+
+@mutant
+def a_wake_up_says_nothing_but_its_owner(patch: Patch) -> None:
+    """Any client that may publish could send it."""
+    patch.setattr(SimulatedStore, "mint", lambda store, owner: owner)
 
 
 @mutant

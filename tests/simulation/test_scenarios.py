@@ -13,7 +13,7 @@ import pytest
 
 from leasehold import Capabilities
 from leasehold._engine import Engine
-from leasehold._lease import Claim, Lease, State
+from leasehold._lease import LOST, Claim, Lease, State
 from leasehold._model import WHOLE, Ask, Standing
 from leasehold._retry import RetryPolicy
 from leasehold._several import acquire_all
@@ -90,6 +90,11 @@ async def until(stage: Stage, condition: Callable[[], bool]) -> float:
     return stage.world.now
 
 
+async def until_done(stage: Stage, task: Task[Lease]) -> Lease:
+    await until(stage, lambda: task.finished)
+    return task.outcome()
+
+
 def waiting(stage: Stage) -> int:
     return sum(place.acquired_at is None for _, places in stage.server.peek() for place in places)
 
@@ -124,17 +129,96 @@ def test_only_the_next_is_woken(stage: Stage) -> None:
         rung: list[str] = []
 
         def listen(receive: Callable[[str], None]) -> Callable[[str], None]:
-            def overheard(owner: str) -> None:
-                rung.append(owner)
-                receive(owner)
+            def overheard(message: str) -> None:
+                rung.append(message)
+                receive(message)
 
             return overheard
 
         stage.server.clients = {name: listen(receive) for name, receive in stage.server.clients.items()}
         await alice.engine.release(first)
         await until(stage, lambda: waits[0].finished)
-        assert rung == [waits[0].outcome().ask.owner]
+        assert rung == [stage.server.secrets[waits[0].outcome().ask.owner]]
         assert not waits[1].finished
+
+    stage.run(story())
+
+
+def test_a_wake_up_that_another_client_made_up_grants_nothing(stage: Stage) -> None:
+    alice, bob = stage.client("alice"), stage.client("bob")
+
+    async def story() -> None:
+        first = await alice.acquire()
+        waits = bob.starts(bob.acquire())
+        await until(stage, lambda: waiting(stage) == 1)
+        for message in ("bob/1", "bob/2", *stage.server.published, ""):
+            stage.server.clients["bob"](message)
+        await alice.engine.runtime.sleep(4.0)
+        assert not waits.finished
+        await alice.engine.release(first)
+        await until(stage, lambda: waits.finished)
+
+    stage.run(story())
+
+
+def test_a_wake_up_is_worth_nothing_after_its_place_is_gone(stage: Stage) -> None:
+    """A client that listens learns the secret of a place when it is granted. By then it is of no use."""
+    alice, bob = stage.client("alice"), stage.client("bob")
+
+    async def story() -> None:
+        first = await alice.acquire()
+        waits = bob.starts(bob.acquire())
+        await until(stage, lambda: waiting(stage) == 1)
+        await alice.engine.release(first)
+        second = await until_done(stage, waits)
+        (learnt,) = stage.server.published
+        await bob.engine.release(second)
+        third = await alice.acquire()
+        waits = bob.starts(bob.acquire())
+        await until(stage, lambda: waiting(stage) == 1)
+        stage.server.clients["bob"](learnt)
+        await alice.engine.runtime.sleep(4.0)
+        assert not waits.finished
+        await alice.engine.release(third)
+        await until(stage, lambda: waits.finished)
+
+    stage.run(story())
+
+
+def test_a_holder_whose_store_answers_that_it_waits_has_lost(stage: Stage) -> None:
+    """A grant that was forged after all, or undone by a fail-over, ends with the first answer that refutes it."""
+    alice, bob = stage.client("alice"), stage.client("bob")
+    stage.checked = False
+
+    async def story() -> None:
+        await alice.acquire()
+        waits = bob.starts(bob.acquire())
+        await until(stage, lambda: waiting(stage) == 1)
+        forged = stage.world.now
+        stage.server.clients["bob"](stage.server.secrets["bob/1"])
+        lease = await until_done(stage, waits)
+        assert lease.is_held(bob.process.now())
+        assert await until(stage, lambda: lease.state is LOST) - forged < 0.32  # a tenth of its heartbeat
+        assert "waiting" in lease.reason
+        await until(stage, lambda: waiting(stage) == 0)
+
+    stage.run(story())
+
+
+def test_an_answer_from_before_the_grant_refutes_nothing(stage: Stage) -> None:
+    alice, bob = stage.client("alice"), stage.client("bob")
+
+    async def story() -> None:
+        first = await alice.acquire()
+        waits = bob.starts(bob.acquire())
+        await until(stage, lambda: waiting(stage) == 1)
+        lease = bob.engine.keeper.leases["bob/1"]
+        sent = bob.process.now()
+        older = Standing(lease.ticket, held=False, now=0.0, holder="alice/1")
+        await alice.engine.release(first)
+        await until_done(stage, waits)
+        bob.engine.keeper.note(lease, sent, lease.ask.ttl, older)
+        assert lease.is_held(bob.process.now())
 
     stage.run(story())
 

@@ -313,7 +313,7 @@ def what_is_spent_is_not_kept(patch: pytest.MonkeyPatch, _: str) -> None:
 
 @mutant("redis", "wake_ups", HANGS, faults=CALM, **PATIENT)
 def nobody_is_woken(patch: pytest.MonkeyPatch, _: str) -> None:
-    _rewrite_line("redis.pcall('PUBLISH', place.channel, place.owner)", "")
+    _rewrite_line("redis.pcall('PUBLISH', place.channel, place.secret)", "")
 
 
 @mutant("redis", "wake_ups", HANGS, faults=CALM, workloads=SEVERAL, **PATIENT)

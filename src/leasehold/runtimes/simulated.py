@@ -32,6 +32,8 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
+        self.outsiders = random.Random(-seed - 1)
+        """Apart, so that what other clients do in vain changes no history."""
         self.now = 0.0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()

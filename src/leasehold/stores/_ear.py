@@ -23,16 +23,25 @@ PAUSE = 0.1
 LEAST_TIME = 0.25
 """What a connection is given to come about even if its user has less time."""
 
+Mint = Callable[[str], bytes]
+"""Makes the message that will wake a place of this owner."""
+
 
 class Ear(Protocol):
-    def expect(self, owner: str) -> None:
-        """Keep what arrives for a place from before it is asked for."""
+    strays: int
+    """How many messages arrived that wake no place of ours: late ones, and whatever else was published there."""
+
+    def expect(self, owner: str) -> bytes:
+        """Keep what arrives for a place from before it is asked for, and return the message that will wake it.
+
+        The same for as long as the place is not forgotten: a join that is repeated may have made its place before.
+        """
         ...
 
     def forget(self, owner: str) -> None: ...
 
     async def wait(self, owner: str, timeout: float) -> Wake:
-        """Wait for a grant. Returns a hint whenever one may have been missed."""
+        """Wait for the place's message. Returns a hint whenever one may have been missed."""
         ...
 
     def close(self) -> None: ...
@@ -41,8 +50,8 @@ class Ear(Protocol):
 class Hearing(Protocol):
     """A connection on which a blocking ear hears. Not to be used again after an exception but TimeoutError."""
 
-    def hear(self, timeout: float) -> Iterable[str]:
-        """Wait for anything to arrive, and return the owners it wakes. Raises TimeoutError."""
+    def hear(self, timeout: float) -> Iterable[bytes]:
+        """Wait for anything to arrive, and return the messages in it, whatever they are. Raises TimeoutError."""
         ...
 
     def probe(self) -> None:
@@ -87,9 +96,10 @@ class _Silence:
 class _Waiter:
     """Somebody who waits, or will. Its latch is opened for a wake-up, or for its turn to listen."""
 
-    __slots__ = ("latch", "wake")
+    __slots__ = ("latch", "message", "wake")
 
-    def __init__(self) -> None:
+    def __init__(self, message: bytes = b"") -> None:
+        self.message = message
         self.latch = allocate_lock()
         self.latch.acquire()
         self.wake = Wake.SILENCE
@@ -108,19 +118,26 @@ class _Waiter:
 class BlockingEar:
     """One of the waiting threads listens for all of them, and hands that on when it goes.
 
-    So whoever waits alone reads the wake-up from the socket himself: no other thread stands between.
+    So a thread that waits alone reads the wake-up from the socket itself: no other thread stands between.
+    `wake` is what a message of ours is worth: a grant only if no other client can send it.
     """
 
-    def __init__(self, runtime: ThreadRuntime, subscribe: Callable[[float], Awaitable[Hearing]]) -> None:
+    def __init__(
+        self, runtime: ThreadRuntime, subscribe: Callable[[float], Awaitable[Hearing]], mint: Mint, wake: Wake
+    ) -> None:
+        self.strays = 0
         self._is_closed = False
         self._runtime = runtime
         self._subscribe = subscribe
+        self._mint = mint
+        self._wake = wake
         self._start_afresh()
         _lifecycle.at_fork(self, in_child="_forked")
 
     def _start_afresh(self) -> None:
         self._mutex = threading.Lock()
         self._waiters: dict[str, _Waiter] = {}
+        self._by_message: dict[bytes, _Waiter] = {}
         self._followers: dict[str, _Waiter] = {}
         self._listener: _Waiter | None = None
         self._connection: Hearing | None = None
@@ -132,11 +149,17 @@ class BlockingEar:
         if connection is not None:  # a thread that is gone was using it, and will not let go of it
             connection.abandon()
 
-    def expect(self, owner: str) -> None:
-        self._waiters[owner] = _Waiter()
+    def expect(self, owner: str) -> bytes:
+        waiter = self._waiters.get(owner)
+        if waiter is None:
+            waiter = self._waiters[owner] = _Waiter(self._mint(owner))
+            self._by_message[waiter.message] = waiter
+        return waiter.message
 
     def forget(self, owner: str) -> None:
-        self._waiters.pop(owner, None)
+        waiter = self._waiters.pop(owner, None)
+        if waiter is not None:
+            self._by_message.pop(waiter.message, None)
 
     async def wait(self, owner: str, timeout: float) -> Wake:
         waiter = self._waiters.get(owner) or _Waiter()
@@ -176,10 +199,10 @@ class BlockingEar:
             while not waiter.wake and (left := deadline - self._runtime.now()) > 0:
                 self._check_silence(connection)
                 try:
-                    owners = connection.hear(min(left, SILENCE))
+                    messages = connection.hear(min(left, SILENCE))
                 except TimeoutError:
                     continue
-                self._take_in(owners)
+                self._take_in(messages)
         except BaseException as error:
             self._hang_up()
             if not is_passing(error):
@@ -199,11 +222,13 @@ class BlockingEar:
             waiter.ring(Wake.HINT)
         return connection
 
-    def _take_in(self, owners: Iterable[str]) -> None:
+    def _take_in(self, messages: Iterable[bytes]) -> None:
         self._silence.end(self._runtime.now())
-        for owner in owners:
-            if waiter := self._waiters.get(owner):
-                waiter.ring(Wake.GRANT)
+        for message in messages:
+            if waiter := self._by_message.get(message):
+                waiter.ring(self._wake)
+            else:
+                self.strays += 1
 
     def _check_silence(self, connection: Hearing) -> None:
         if self._silence.is_final(self._runtime.now(), connection.probe):
@@ -240,28 +265,43 @@ class Probed(Protocol):
 
 
 P = TypeVar("P", bound=Probed)
-OnWake = Callable[[str | None], None]
-"""Called with every owner that is woken, and with None at any other sign of life."""
+OnMessage = Callable[[bytes | None], None]
+"""Called with every message, whatever it is, and with None at any other sign of life."""
 OnLost = Callable[[], None]
-Subscribe = Callable[[float, OnWake, OnLost], Awaitable[P]]
+Subscribe = Callable[[float, OnMessage, OnLost], Awaitable[P]]
 """Connects within a time."""
 
 
 class LoopEar(Generic[P]):
-    """One subscription for all tasks that wait."""
+    """One subscription for all tasks that wait. `wake` as of a BlockingEar."""
 
-    def __init__(self, runtime: AsyncRuntime, subscribe: Subscribe[P]) -> None:
+    def __init__(self, runtime: AsyncRuntime, subscribe: Subscribe[P], mint: Mint, wake: Wake) -> None:
+        self.strays = 0
         self._runtime = runtime
         self._subscribe = subscribe
+        self._mint = mint
+        self._wake = wake
         self._mailbox = Mailbox(runtime)
         self._shared = Shared(runtime, self._connect)
         self._silence = _Silence()
-        self._granted: set[str] = set()
-        self.expect = self._mailbox.open
+        self._messages: dict[str, bytes] = {}
+        self._owners: dict[bytes, str] = {}
+        self._woken: set[str] = set()
+
+    def expect(self, owner: str) -> bytes:
+        message = self._messages.get(owner)
+        if message is None:
+            self._mailbox.open(owner)
+            message = self._messages[owner] = self._mint(owner)
+            self._owners[message] = owner
+        return message
 
     def forget(self, owner: str) -> None:
-        self._mailbox.close(owner)
-        self._granted.discard(owner)
+        message = self._messages.pop(owner, None)
+        if message is not None:
+            del self._owners[message]
+            self._mailbox.close(owner)
+            self._woken.discard(owner)
 
     async def wait(self, owner: str, timeout: float) -> Wake:
         self._runtime.bind()
@@ -277,9 +317,9 @@ class LoopEar(Generic[P]):
             await self._runtime.sleep(min(timeout, PAUSE))
             return Wake.HINT
         is_rung = await self._mailbox.wait(owner, timeout)
-        if owner in self._granted:
-            self._granted.remove(owner)
-            return Wake.GRANT
+        if owner in self._woken:
+            self._woken.remove(owner)
+            return self._wake
         return Wake(is_rung)
 
     async def _connect(self, timeout: float) -> P:
@@ -289,10 +329,16 @@ class LoopEar(Generic[P]):
         self._mailbox.ring_all()
         return connection
 
-    def _take_in(self, owner: str | None) -> None:
+    def _take_in(self, message: bytes | None) -> None:
         self._silence.end(self._runtime.now())
-        if owner is not None and self._mailbox.ring(owner):
-            self._granted.add(owner)
+        if message is None:
+            return
+        owner = self._owners.get(message)
+        if owner is None:
+            self.strays += 1
+        else:
+            self._mailbox.ring(owner)
+            self._woken.add(owner)
 
     def close(self) -> None:
         self._shared.close()

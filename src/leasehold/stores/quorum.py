@@ -15,7 +15,7 @@ from math import inf
 from typing import TypeVar
 
 from leasehold import _lifecycle
-from leasehold._model import Ask, Capabilities, Finding, Line, Place, Refusal, Renewal, Standing, Stay, Wake
+from leasehold._model import UNKNOWN, Ask, Capabilities, Finding, Line, Place, Refusal, Renewal, Standing, Stay, Wake
 from leasehold._runtime import Runtime
 from leasehold._store import GHOST, Examinable, Member
 from leasehold.errors import InvalidInputError, StoreError, UnsupportedError
@@ -139,7 +139,7 @@ class Quorum:
         return Standing(ticket, True, self.runtime.now())
 
     async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
-        """Keep places alive where they are. A Standing that is not held says that too few could tell."""
+        """Keep places alive where they are. UNKNOWN says that too few could tell."""
         if not renewals:
             return []
         patience = min(timeout, self._node_timeout)
@@ -166,7 +166,7 @@ class Quorum:
                 outcome.append(None)
             else:
                 is_held = in_time and len(tickets) >= self._majority
-                outcome.append(Standing(max(tickets, default=0), is_held, self.runtime.now()))
+                outcome.append(Standing(max(tickets), True, self.runtime.now()) if is_held else UNKNOWN)
         return outcome
 
     async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:

@@ -77,7 +77,7 @@ class Connection:
         if left <= 0 or not self._poll.poll(ceil(left * 1000)):
             raise TimeoutError
 
-    def hear(self, timeout: float) -> list[str]:
+    def hear(self, timeout: float) -> list[bytes]:
         self._await_input(time.monotonic() + timeout)
         with _ending_as_sockets_do():
             self.pgconn.consume_input()
@@ -85,9 +85,9 @@ class Connection:
                 pass  # the answer to a probe
         return list(iter(self._next_notice, None))
 
-    def _next_notice(self) -> str | None:
+    def _next_notice(self) -> bytes | None:
         notice = self.pgconn.notifies()
-        return None if notice is None else notice.extra.decode()
+        return None if notice is None else notice.extra
 
     def probe(self) -> None:
         with _ending_as_sockets_do():

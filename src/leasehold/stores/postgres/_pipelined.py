@@ -17,6 +17,7 @@ from psycopg.pq.abc import PGconn, PGresult
 from leasehold.errors import StoreError
 from leasehold.runtimes.aio import AsyncRuntime
 from leasehold.runtimes.threads import ThreadRuntime
+from leasehold.stores._ear import OnMessage
 from leasehold.stores._pipeline import Pipeline, Shared
 from leasehold.stores.postgres import _blocking, _libpq
 from leasehold.stores.postgres._address import Address
@@ -34,7 +35,7 @@ class Connection(Pipeline):
     def __init__(self, loop: asyncio.AbstractEventLoop, opened: _blocking.Connection) -> None:
         super().__init__(loop)
         self.is_pooled = opened.is_pooled
-        self.on_notice: Callable[[str | None], None] = lambda _: None
+        self.on_notice: OnMessage = lambda _: None
         self.on_lost: Callable[[], None] = lambda: None
         self.pgconn: PGconn = opened.pgconn
         self._socket = os.dup(self.pgconn.socket)  # libpq closes its own when it pleases, unknown to the loop
@@ -94,7 +95,7 @@ class Connection(Pipeline):
         self.is_good = True
         self.on_notice(None)
         while (notice := self.pgconn.notifies()) is not None:
-            self.on_notice(notice.extra.decode())
+            self.on_notice(notice.extra)
         if self._is_retired and not self._requests:
             self.close()
 

@@ -36,7 +36,7 @@ from leasehold._runtime import Runtime
 from leasehold.errors import StoreError
 from leasehold.runtimes.aio import AsyncRuntime
 from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores._ear import BlockingEar, Ear, LoopEar, OnLost, OnWake
+from leasehold.stores._ear import BlockingEar, Ear, LoopEar, OnLost, OnMessage
 from leasehold.stores.postgres import _blocking, _pipelined
 from leasehold.stores.postgres._address import Address
 from leasehold.stores.postgres._checkup import QUESTION, findings
@@ -351,11 +351,11 @@ def _blocking_ear(runtime: ThreadRuntime, address: Address, channel: str) -> Ear
             raise unanswered(address, error) from error
         return connection
 
-    return BlockingEar(runtime, subscribe)
+    return BlockingEar(runtime, subscribe, str.encode, Wake.HINT)
 
 
 def _loop_ear(runtime: AsyncRuntime, address: Address, channel: str) -> Ear:
-    async def subscribe(timeout: float, on_wake: OnWake, on_lost: OnLost) -> _pipelined.Connection:
+    async def subscribe(timeout: float, on_message: OnMessage, on_lost: OnLost) -> _pipelined.Connection:
         try:
             connection = await _pipelined.connect(runtime, address, timeout)
             try:
@@ -366,10 +366,10 @@ def _loop_ear(runtime: AsyncRuntime, address: Address, channel: str) -> Ear:
                 raise
         except FAILURES as error:
             raise unanswered(address, error) from error
-        connection.on_notice, connection.on_lost = on_wake, on_lost
+        connection.on_notice, connection.on_lost = on_message, on_lost
         return connection
 
-    return LoopEar(runtime, subscribe)
+    return LoopEar(runtime, subscribe, str.encode, Wake.HINT)
 
 
 def _listen(channel: str) -> Statement:

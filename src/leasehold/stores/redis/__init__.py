@@ -34,7 +34,7 @@ from leasehold._store import Store
 from leasehold.errors import InvalidInputError, StoreError
 from leasehold.runtimes.aio import AsyncRuntime
 from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores._ear import BlockingEar, Ear, LoopEar, OnLost, OnWake
+from leasehold.stores._ear import BlockingEar, Ear, LoopEar, OnLost, OnMessage
 from leasehold.stores.quorum import Quorum
 from leasehold.stores.redis import _blocking, _pipelined
 from leasehold.stores.redis._address import Address, Deployment, Options, from_client, parse_url
@@ -53,6 +53,7 @@ from leasehold.stores.redis._scripts import (
     LINGER,
     LOOK,
     MEMBER,
+    NO_WAKE_UP,
     RENEW,
     SPEND,
     Command,
@@ -64,6 +65,7 @@ from leasehold.stores.redis._scripts import (
     pack_renewal,
     parse_balance,
     parse_place,
+    sized,
 )
 
 log = logging.getLogger("leasehold")
@@ -77,6 +79,8 @@ OUSTED = {"READONLY", "NOREPLICAS", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "MIS
 INSPECTION_TIMEOUT = 5.0
 NAMES_PER_LOOK = 200
 ASKING = pack(("ASKING",))
+SECRET_SIZE = 16
+"""Bytes beyond guessing."""
 
 
 class RedisStore:
@@ -93,6 +97,7 @@ class RedisStore:
         *,
         key_prefix: str = "leasehold",
         min_replicas: int = 0,
+        confirm_grants: bool = False,
         strict: bool = False,
         is_member: bool = False,
     ) -> None:
@@ -113,15 +118,14 @@ class RedisStore:
         self._keys = [f"{key_prefix}:{kind}:{n}".encode() for n in range(BUCKETS if deployment.is_cluster else 1)]
         self._route = route(deployment, self._make_node)
         channel = f"{key_prefix}:{secrets.token_hex(8)}"
-        # A member is asked what the others are, so it must not be told another channel. None: nobody waits there.
-        self._channel = b"\0" if is_member else bytes((len(channel.encode()),)) + channel.encode()
-        self._ear = self._make_ear(channel)
+        self._channel = sized(channel.encode())
+        # Replicas have to confirm a grant before it counts.
+        self._ear = self._make_ear(channel, Wake.HINT if confirm_grants or min_replicas else Wake.GRANT)
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
-        if ask.queue:
-            self._ear.expect(ask.owner)
+        wake_up = self._channel + sized(self._ear.expect(ask.owner)) if ask.queue else NO_WAKE_UP
         packed = pack_join_once if self._is_member else pack_join
-        args = ask.name, packed(ask, self._channel, is_member=self._is_member)
+        args = ask.name, packed(ask, wake_up, is_member=self._is_member)
         try:
             reply = await self._call(JOIN, self._key(ask.name), args, timeout, confirmed=self._min_replicas > 0)
         except _UnconfirmedError as shortfall:
@@ -169,7 +173,7 @@ class RedisStore:
             return None
         args: list[Arg] = []
         for ask in asks:
-            args += ask.name, pack_join(ask, self._channel, is_member=False)
+            args += ask.name, pack_join(ask, NO_WAKE_UP, is_member=False)
         try:
             reply = await self._call(JOIN_ALL, keys.pop(), tuple(args), timeout, confirmed=self._min_replicas > 0)
         except _UnconfirmedError as shortfall:
@@ -185,8 +189,7 @@ class RedisStore:
         return parse_balance(await self._call(SPEND, key, (pack_charge(charge),), timeout))
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
-        wake = await self._ear.wait(owner, timeout)
-        return min(wake, Wake.HINT) if self._min_replicas else wake  # which have to confirm it first
+        return await self._ear.wait(owner, timeout)
 
     async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
         if exact:
@@ -267,21 +270,23 @@ class RedisStore:
             return PipelinedNode(self.runtime, address)
         return BlockingNode(cast("ThreadRuntime", self.runtime), address)
 
-    def _make_ear(self, channel: str) -> Ear:
+    def _make_ear(self, channel: str, wake: Wake) -> Ear:
+        """Listen for the secrets of our places. Nothing else counts: other roles may publish there too."""
         runtime = self.runtime
         if isinstance(runtime, AsyncRuntime):
 
-            async def subscribe(timeout: float, on_wake: OnWake, on_lost: OnLost) -> _pipelined.Connection:
-                address = await self._locate()
-                return await _pipelined.subscribe(runtime, address, channel, timeout, on_wake=on_wake, on_lost=on_lost)
+            async def subscribe(timeout: float, on_message: OnMessage, on_lost: OnLost) -> _pipelined.Connection:
+                return await _pipelined.subscribe(
+                    runtime, await self._locate(), channel, timeout, on_message=on_message, on_lost=on_lost
+                )
 
-            return LoopEar(runtime, subscribe)
+            return LoopEar(runtime, subscribe, _secret, wake)
         threads = cast("ThreadRuntime", runtime)
 
         async def listen(timeout: float) -> _blocking.Connection:
             return await _blocking.subscribe(threads, await self._locate(), channel, timeout)
 
-        return BlockingEar(threads, listen)
+        return BlockingEar(threads, listen, _secret, wake)
 
     async def _locate(self) -> Address:
         """Tell where to listen: any server of a cluster hears everything that is published."""
@@ -384,6 +389,11 @@ class _UnconfirmedError(StoreError):
     """Done, but not copied to as many replicas as were asked for."""
 
 
+def _secret(_: str) -> bytes:
+    """Make what only the server can tell a waiter: owners are no secret, and the next one can be guessed."""
+    return secrets.token_bytes(SECRET_SIZE)
+
+
 def _standing(answer: Any, now: float) -> Standing:
     if isinstance(answer, int):
         return Standing(answer, True, now)
@@ -417,6 +427,7 @@ def open_redis(source: object, runtime: Runtime, options: Mapping[str, Any]) -> 
             deployment,
             key_prefix=settings.key_prefix,
             min_replicas=settings.min_replicas,
+            confirm_grants=settings.confirm_grants,
             strict=settings.strict,
             is_member=is_quorum,
         )

@@ -77,6 +77,7 @@ class Options(NamedTuple):
 
     key_prefix: str = "leasehold"
     min_replicas: int = 0
+    confirm_grants: bool = False
     strict: bool = False
     node_timeout: float = 0.25
 
@@ -229,6 +230,7 @@ def _options(query: dict[str, str]) -> Options:
     readers: dict[str, Callable[[str], Any]] = {
         "key_prefix": str,
         "min_replicas": int,
+        "confirm_grants": _boolean,
         "strict": _boolean,
         "node_timeout": float,
     }

@@ -17,7 +17,7 @@ from leasehold.stores._ear import SILENCE
 from leasehold.stores._pool import Pool
 from leasehold.stores.redis._address import Address
 from leasehold.stores.redis._errors import FAILURES, check_all, unanswered
-from leasehold.stores.redis._resp import PING, pack, woken
+from leasehold.stores.redis._resp import PING, pack, published
 
 CHUNK = 4096
 _TIMEVAL = struct.Struct("@ll")
@@ -73,15 +73,15 @@ class Connection:
             raise ConnectionResetError(msg)
         self._feed(data)
 
-    def hear(self, timeout: float) -> list[str]:
+    def hear(self, timeout: float) -> list[bytes]:
         if timeout != self._timeout:
             self._limit(timeout)
         self._take_in()
-        owners = []
-        while (message := self._gets()) is not False:
-            if (owner := woken(message)) is not None:
-                owners.append(owner)
-        return owners
+        messages = []
+        while (reply := self._gets()) is not False:
+            if (message := published(reply)) is not None:
+                messages.append(message)
+        return messages
 
     def probe(self) -> None:
         self._limit(SILENCE)

@@ -10,17 +10,18 @@ import hiredis
 
 from leasehold.runtimes.aio import AsyncRuntime
 from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores._ear import OnLost, OnWake
+from leasehold.stores._ear import OnLost, OnMessage
 from leasehold.stores._pipeline import Pipeline, Shared
 from leasehold.stores.redis._address import Address
 from leasehold.stores.redis._blocking import BlockingNode
 from leasehold.stores.redis._errors import FAILURES, check_all, unanswered
-from leasehold.stores.redis._resp import PING, pack, woken
+from leasehold.stores.redis._resp import PING, pack, published
 
 CROWD = 64
 """So many requests go out before the turn of the loop is over: the server need not wait for the rest."""
 
-OnMessage = Callable[[Any], None]
+OnReply = Callable[[Any], None]
+"""Called with every reply that no request waits for."""
 
 
 class Connection(Pipeline, asyncio.Protocol):
@@ -29,11 +30,11 @@ class Connection(Pipeline, asyncio.Protocol):
     What is asked for in one turn of the loop goes out in one write.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_message: OnMessage, on_lost: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_reply: OnReply, on_lost: Callable[[], None]) -> None:
         super().__init__(loop)
         self._is_lost = False
         self._reason = "the server closed the connection"
-        self._on_message = on_message
+        self._on_reply = on_reply
         self._on_lost = on_lost
         reader = hiredis.Reader()
         self._feed, self._gets = reader.feed, reader.gets
@@ -80,7 +81,7 @@ class Connection(Pipeline, asyncio.Protocol):
             elif isinstance(reply, Exception):  # said before it hangs up
                 self._reason = str(reply)
             else:
-                self._on_message(reply)
+                self._on_reply(reply)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_good = False
@@ -99,13 +100,13 @@ async def _connect(
     runtime: AsyncRuntime,
     address: Address,
     timeout: float,
-    on_message: OnMessage = lambda _: None,
+    on_reply: OnReply = lambda _: None,
     on_lost: Callable[[], None] = lambda: None,
     *commands: bytes,
 ) -> Connection:
     """Open a connection, log in, and send the first commands."""
     loop = runtime.bind()
-    pipeline = Connection(loop, on_message, on_lost)
+    pipeline = Connection(loop, on_reply, on_lost)
     async with asyncio.timeout(timeout):
         if address.path:
             await loop.create_unix_connection(lambda: pipeline, address.path)
@@ -126,12 +127,12 @@ async def subscribe(
     channel: str,
     timeout: float,
     *,
-    on_wake: OnWake,
+    on_message: OnMessage,
     on_lost: OnLost,
 ) -> Connection:
     """Open a connection on which one hears who is woken."""
     command = pack(("SUBSCRIBE", channel))
-    return await _connect(runtime, address, timeout, lambda message: on_wake(woken(message)), on_lost, command)
+    return await _connect(runtime, address, timeout, lambda reply: on_message(published(reply)), on_lost, command)
 
 
 class PipelinedNode:

@@ -13,8 +13,9 @@ pack = cast("Callable[[tuple[Arg, ...]], bytes]", cast("Any", hiredis.pack_comma
 PING = pack(("PING",))
 
 
-def woken(message: Any) -> str | None:
-    """Tell whom a message wakes; None of what else is heard on a channel: answers to a PING, be they refusals."""
-    if isinstance(message, list) and message[0] == b"message":
-        return str(message[2], "utf-8")
+def published(reply: Any) -> bytes | None:
+    """Give what was published on a channel; None of what else arrives there: answers to a PING, be they refusals."""
+    match reply:
+        case [b"message", _, bytes(message)]:
+            return message
     return None

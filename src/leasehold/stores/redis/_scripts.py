@@ -77,12 +77,21 @@ def microseconds(seconds: float) -> int:
     return ceil(max(seconds, 0.0) * 1e6)
 
 
-def pack_join(ask: Ask, channel: bytes, *, is_member: bool) -> bytes:
-    """Pack what join.lua takes besides the name; `channel` comes with its length before it."""
+def sized(data: bytes) -> bytes:
+    """Put a length before up to 255 bytes."""
+    return bytes((len(data),)) + data
+
+
+NO_WAKE_UP = 2 * sized(b"")
+"""The channel and secret of a place that never waits."""
+
+
+def pack_join(ask: Ask, wake_up: bytes, *, is_member: bool) -> bytes:
+    """Pack what join.lua takes besides the name; `wake_up` is the channel and the secret, each with its length."""
     _, name, ttl, heartbeat, capacity, weight, queue, metadata, floor = ask
     owner = name.encode()
     head = _JOIN.pack(ceil(ttl * 1e6), ceil(heartbeat * 1e6), floor, queue, is_member, len(owner))
-    return b"".join((head, owner, channel, _NUMBERS.pack(capacity, weight), metadata.encode()))
+    return b"".join((head, owner, wake_up, _NUMBERS.pack(capacity, weight), metadata.encode()))
 
 
 pack_join_once = lru_cache(maxsize=ONCE)(pack_join)
@@ -121,7 +130,8 @@ def parse_place(record: bytes) -> Place:
     for _ in ("before", "after"):
         _, rest = _take(rest)
     owner, rest = _take(rest)
-    rest = rest[1 + rest[0] :]
+    for _ in ("channel", "secret"):
+        rest = rest[1 + rest[0] :]
     capacity, weight = _NUMBERS.unpack_from(rest)
     return Place(
         ticket=int(ticket),

@@ -5,7 +5,9 @@
 --   '\0' owner     an owner that is refused: until when
 --   name           the only place of a line that nobody else has joined; or a header: 0, first and last owner
 --   name '\0' owner   a place of any other line: expiry, ticket, held since (0: waits), the owners before and
---                  after it; then what never changes: owner, channel, capacity, weight, metadata
+--                  after it; then what never changes: owner, channel, secret, capacity, weight, metadata
+--
+-- The secret is what its client takes for the store's word that the place holds. It is published once, when it does.
 --
 -- Times are microseconds on the bucket's clock, which follows the server's but never goes back.
 -- A script that includes this file has set `bucket` and `now`. It changes a line in memory, then saves it. A server
@@ -17,11 +19,11 @@ local FREES = '\0\0'
 local LINKS = '<dddI2c0I2c0'
 
 local function parse(record)
-  local expires, ticket, acquired, before, after, owner, channel, capacity, weight =
-    struct.unpack('<dddI2c0I2c0I2c0I1c0I4I4', record)
+  local expires, ticket, acquired, before, after, owner, channel, secret, capacity, weight =
+    struct.unpack('<dddI2c0I2c0I2c0I1c0I1c0I4I4', record)
   return {
     expires = expires, ticket = ticket, acquired = acquired, before = before, after = after, owner = owner,
-    channel = channel, capacity = capacity, weight = weight, constant = string.sub(record, 29 + #before + #after),
+    channel = channel, secret = secret, capacity = capacity, weight = weight, constant = string.sub(record, 29 + #before + #after),
   }
 end
 
@@ -200,6 +202,6 @@ local function save(line, fields)
   write('HDEL', gone)
   write('HSET', fields)
   for _, place in ipairs(line.woken) do
-    redis.pcall('PUBLISH', place.channel, place.owner)
+    redis.pcall('PUBLISH', place.channel, place.secret)
   end
 end

@@ -35,7 +35,7 @@ local function rename(line, place, metadata)
   line.dirty[owner] = nil
   line.gone[#line.gone + 1] = owner
   local numbers = 3 + #owner
-  local shown = numbers + 9 + #place.channel
+  local shown = numbers + 10 + #place.channel + #place.secret
   place.owner = heir
   place.constant = struct.pack('<I2c0', #heir, heir) .. string.sub(constant, numbers, shown - 1)
     .. (metadata or string.sub(constant, shown))

@@ -69,6 +69,7 @@ class History:
             repeated=self.random.choice((0.0, 0.02)),
             slow=self.random.choice((0.0, 0.02, 0.1)),
             slowest=self.random.choice((0.2, 2.0, 4.5)),
+            forged=self.world.outsiders.choice((0.0, 0.05, 0.3)),
         )
 
     def run(self) -> History:
@@ -275,7 +276,8 @@ class History:
 
     def _calm_down(self) -> None:
         for server in self.servers:
-            server.faults.lost_request = server.faults.lost_reply = server.faults.slow = 0.0
+            faults = server.faults
+            faults.lost_request = faults.lost_reply = faults.slow = faults.forged = 0.0
 
 
 def some_history(seed: int, make_server: Callable[[World, Faults], Server] = SimulatedServer) -> History:

@@ -1,4 +1,4 @@
-"""The network between engines and a server: it loses, delays and repeats."""
+"""The network between engines and a server: it loses, delays, repeats, and lets others forge wake-ups."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ class Faults:
     """Renewals only: a store must not let its driver repeat anything else behind the engine's back."""
     slow: float = 0.0
     slowest: float = 2.0
+    forged: float = 0.0
+    """After a request: how likely another client sends wake-ups, made of all that it knows."""
 
 
 class Server(ABC):
@@ -58,6 +60,10 @@ class Server(ABC):
         self.clock_was_set_back = False
         self.stalled_until = 0.0
         self.clients: dict[str, Callable[[str], None]] = {}
+        self.secrets: dict[str, str] = {}
+        """By owner, what tells its client that its place holds."""
+        self.published: list[str] = []
+        """Every wake-up so far: any client may have listened."""
 
     @abstractmethod
     def join(self, ask: Ask) -> tuple[Standing | Refusal, list[str]]: ...
@@ -110,6 +116,17 @@ class Server(ABC):
         else:
             action()
 
+    def forge(self) -> None:
+        """Send wake-ups as a client does that may publish and listen, and neither read nor write any line.
+
+        It knows every owner, can count on to the next one, and has kept what it has heard.
+        """
+        chance = self.world.outsiders
+        if chance.random() < self.faults.forged:
+            receive = chance.choice(list(self.clients.values()))
+            for message in (chance.choice([*self.secrets, "x"]), chance.choice([*self.published, "x"]), "\udcff"):
+                receive(message)
+
     def travel(self, lost: float, action: Callable[[], None], *, repeatable: bool = True) -> None:
         """Let a message travel either way, if it arrives at all."""
         chance = self.world.random.random
@@ -130,11 +147,18 @@ class SimulatedStore:
         self._process = process
         self._server = server
         self._mailbox = Mailbox(self.runtime)
+        self._owners: dict[str, str] = {}
         server.clients[process.name] = self._receive
 
+    def mint(self, owner: str) -> str:
+        """Make what only the server can tell this client."""
+        return f"{owner} {self._process.world.outsiders.random()}"
+
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
-        if ask.queue:
+        if ask.queue and ask.owner not in self._server.secrets:
             self._mailbox.open(ask.owner)
+            secret = self._server.secrets[ask.owner] = self.mint(ask.owner)
+            self._owners[secret] = ask.owner
         return await self._request(lambda: self._server.join(ask), timeout, repeatable=False)
 
     async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
@@ -142,12 +166,12 @@ class SimulatedStore:
 
     async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
         was_there = await self._request(lambda: self._server.leave(name, owner, unsure), timeout, repeatable=False)
-        self._mailbox.close(owner)
+        self._forget(owner)
         return was_there
 
     async def linger(self, stay: Stay, timeout: float) -> bool:
         was_there = await self._request(lambda: self._server.linger(stay), timeout, repeatable=False)
-        self._mailbox.close(stay.owner)
+        self._forget(stay.owner)
         return was_there
 
     async def join_all(self, asks: Sequence[Ask], timeout: float) -> list[Standing] | Refusal | None:
@@ -175,6 +199,7 @@ class SimulatedStore:
             result, woken = step()
             for owner in woken:
                 self._push(owner)
+            server.forge()
             server.travel(server.faults.lost_reply, lambda: self._deliver(lambda: answer.wake((result,))))
 
         server.travel(server.faults.lost_request, lambda: server.arrive(carry_out), repeatable=repeatable)
@@ -187,10 +212,17 @@ class SimulatedStore:
 
     def _push(self, owner: str) -> None:
         receive = self._server.clients[owner.rpartition("/")[0]]
-        self._server.travel(self._server.faults.lost_wake_up, lambda: receive(owner))
+        message = self._server.secrets.get(owner, owner)  # it may have been given up since
+        self._server.published.append(message)
+        self._server.travel(self._server.faults.lost_wake_up, lambda: receive(message))
 
-    def _receive(self, owner: str) -> None:
-        self._deliver(lambda: self._mailbox.ring(owner))
+    def _receive(self, message: str) -> None:
+        if owner := self._owners.get(message):
+            self._deliver(lambda: self._mailbox.ring(owner))
+
+    def _forget(self, owner: str) -> None:
+        self._mailbox.close(owner)
+        self._owners.pop(self._server.secrets.pop(owner, ""), None)
 
     def _deliver(self, action: Callable[[], object]) -> None:
         if not self._is_cut_off():
