@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from threading import Lock
@@ -50,6 +51,7 @@ from tests.servers.preload import Preload, environment_of
 from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer, client_of
 from tests.servers.sentinel import SentinelDeployment
+from tests.torture import forgery
 
 STEP = (0.1, 5 * TTL)
 """By how much a clock is set: always by more than the margin of a lease."""
@@ -434,9 +436,15 @@ def redis_faults(server: Callable[[Random], RedisServer]) -> list[Fault]:
             client.client_kill_filter(_type=kind, skipme=True)
         yield
 
+    @contextmanager
+    def forged(chance: Random) -> Iterator[None]:
+        with forgery.forging(partial(forgery.of_redis, server(chance).url), chance):
+            yield
+
     return [
         Fault(kind="flush scripts", harm=flushed, seconds=AT_ONCE),
         Fault(kind="kill connections", harm=put_out, seconds=AT_ONCE),
+        Fault(kind="forge messages", harm=forged),
     ]
 
 
@@ -712,6 +720,7 @@ class PostgresHarm(ServerHarm):
             Fault(kind="exhaust connections", harm=self.without_connections),
             Fault(kind="lock table", harm=self.table_locked),
             Fault(kind="lock name", harm=self.name_locked),
+            Fault(kind="forge messages", harm=self.forged),
         ]
 
     @contextmanager
@@ -745,6 +754,11 @@ class PostgresHarm(ServerHarm):
     @contextmanager
     def name_locked(self, chance: Random) -> Iterator[None]:
         with self._transaction("SELECT FROM leasehold.lock_names ORDER BY random() LIMIT 1 FOR UPDATE"):
+            yield
+
+    @contextmanager
+    def forged(self, chance: Random) -> Iterator[None]:
+        with forgery.forging(partial(forgery.of_postgres, self._server.url, NEMESIS), chance):
             yield
 
     def _take_all(self, stack: ExitStack) -> list[psycopg.Connection]:

@@ -24,6 +24,7 @@ import pytest
 from leasehold import _once, _primitives, _rate
 from leasehold._engine import Engine
 from leasehold._keeper import Keeper
+from leasehold._model import Wake
 from leasehold.stores.postgres import _advisory_sql
 from leasehold.stores.postgres.advisory import Stake
 from leasehold.stores.redis import _scripts
@@ -89,6 +90,7 @@ HANGS = "hangs"
 Kinds = tuple[str, ...]
 
 CALM: Kinds = ()
+FORGED: Kinds = ("forge messages",)
 OF_THE_NETWORK: Kinds = ("cut network", "hold network", "black hole")
 SILENCE: Kinds = ("stall server", *OF_THE_NETWORK)
 """For a while nobody is answered."""
@@ -316,6 +318,12 @@ def nobody_is_woken(patch: pytest.MonkeyPatch, _: str) -> None:
     _rewrite_line("redis.pcall('PUBLISH', place.channel, place.secret)", "")
 
 
+@mutant("redis", "exclusion", "fences", faults=FORGED)
+def a_message_is_the_name_of_its_owner(patch: pytest.MonkeyPatch, _: str) -> None:
+    """Any client can guess it."""
+    patch.setattr("leasehold.stores.redis._secret", str.encode)
+
+
 @mutant("redis", "wake_ups", HANGS, faults=CALM, workloads=SEVERAL, **PATIENT)
 def several_names_are_taken_one_by_one(patch: pytest.MonkeyPatch, _: str) -> None:
     """A refusal leaves behind what was taken before."""
@@ -412,6 +420,12 @@ def the_sql_does_not_drop_the_dead(patch: pytest.MonkeyPatch, url: str) -> None:
 def the_sql_believes_a_clock_that_is_set_back(patch: pytest.MonkeyPatch, url: str) -> None:
     _rewrite_function(url, "line_settle", "IF place.renewed_at > clock_timestamp()", "IF false")
     _rewrite_function(url, "line_renew", "- greatest(l.renewed_at - clock_timestamp(), interval '0')", "")
+
+
+@mutant("postgres", "exclusion", "fences", faults=FORGED)
+def a_notification_counts_as_a_grant(patch: pytest.MonkeyPatch, _: str) -> None:
+    """Any role can send it."""
+    patch.setattr("leasehold.stores.postgres.table.MESSAGE", Wake.GRANT)
 
 
 @mutant("postgres", "fences", "linearizability")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -259,6 +259,29 @@ def connections_killed(on: Redis) -> Story:
         hears.close()
 
 
+def messages_forged(on: Redis) -> Story:
+    with on.caller() as client, on.caller() as listener:
+        client.hset("leasehold:bucket:7", "x\0me/7", "waits")
+        hears = listener.pubsub(ignore_subscribe_messages=True)
+        hears.subscribe("leasehold:mine")
+        hears.get_message(timeout=SHORT)
+        yield
+        eventually(lambda: _next_of(hears) == "me/7", "the owner is guessed")
+        eventually(lambda: _next_of(hears) == "me/8", "so is the next one")
+        yield
+        eventually(lambda: not _next_of(hears), "it is over")
+        hears.close()
+        client.delete("leasehold:bucket:7")
+
+
+def _next_of(hears: redis.client.PubSub) -> str:
+    """Give the next message, or nothing; what is no text counts as nothing."""
+    with suppress(UnicodeDecodeError):
+        message = hears.get_message(timeout=SHORT)
+        return message["data"] if message else ""
+    return "garbage"
+
+
 def full(on: Redis) -> Story:
     yield
     with client_of(on.server.url) as client, pytest.raises(redis.RedisError, match="max number of clients"):
@@ -294,6 +317,7 @@ ON_REDIS: dict[str, Callable[[Redis], Story]] = {
     "clock back": clock_behind,
     "flush scripts": scripts_flushed,
     "kill connections": connections_killed,
+    "forge messages": messages_forged,
     "exhaust connections": full,
     "exhaust memory": without_memory,
 }
@@ -449,6 +473,22 @@ def a_name_is_stuck(on: Postgres) -> Story:
         take()
 
 
+def notifications_forged(on: Postgres) -> Story:
+    on.server.sql("UPDATE leasehold.distributed_locks SET channel = 'news', holder = 'me/7' WHERE name = 'x'")
+    with on.session() as session:
+        session.execute("LISTEN news")
+        yield
+        heard: set[str] = set()
+
+        def is_guessed() -> bool:
+            heard.update(notice.payload for notice in session.notifies(timeout=SHORT, stop_after=1))
+            return {"me/7", "me/8"} <= heard
+
+        eventually(is_guessed, "owners are guessed")
+        yield
+        eventually(lambda: not list(session.notifies(timeout=SHORT)), "it is over")
+
+
 ON_POSTGRES: dict[str, Callable[[Postgres], Story]] = {
     "stall server": all_stalled,
     "restart server": down,
@@ -460,6 +500,7 @@ ON_POSTGRES: dict[str, Callable[[Postgres], Story]] = {
     "exhaust connections": no_session_left,
     "lock table": nobody_renews,
     "lock name": a_name_is_stuck,
+    "forge messages": notifications_forged,
 }
 
 
@@ -504,6 +545,7 @@ def test_harm_on_sentinel(sentinel: SentinelDeployment) -> None:
     assert set(faults) == {
         "flush scripts",
         "kill connections",
+        "forge messages",
         "fail over",
         "pause primary",
         "kill replica",
@@ -572,6 +614,7 @@ def test_all_harm_on_a_cluster(sextet: Sextet) -> None:
     assert {fault.kind for fault in sextet.faults()} == {
         "flush scripts",
         "kill connections",
+        "forge messages",
         "lose requests",
         "lose replies",
         "delay network",

@@ -52,6 +52,8 @@ UNLIMITED = "set_config('lock_timeout', '0', true)"
 MOST_AT_ONCE = 4
 """How many may find out at the same time, in the way of others, that a name is locked."""
 SWEEP_EVERY = 256
+MESSAGE = Wake.HINT
+"""What a notification is worth: any role may send one, and a secret in it could be read in the table."""
 
 
 class Node(Protocol):
@@ -351,7 +353,7 @@ def _blocking_ear(runtime: ThreadRuntime, address: Address, channel: str) -> Ear
             raise unanswered(address, error) from error
         return connection
 
-    return BlockingEar(runtime, subscribe, str.encode, Wake.HINT)
+    return BlockingEar(runtime, subscribe, str.encode, MESSAGE)
 
 
 def _loop_ear(runtime: AsyncRuntime, address: Address, channel: str) -> Ear:
@@ -369,7 +371,7 @@ def _loop_ear(runtime: AsyncRuntime, address: Address, channel: str) -> Ear:
         connection.on_notice, connection.on_lost = on_message, on_lost
         return connection
 
-    return LoopEar(runtime, subscribe, str.encode, Wake.HINT)
+    return LoopEar(runtime, subscribe, str.encode, MESSAGE)
 
 
 def _listen(channel: str) -> Statement:
