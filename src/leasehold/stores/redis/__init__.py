@@ -215,11 +215,13 @@ class RedisStore:
 
     async def mend(self, name: str, timeout: float) -> None:
         key, encoded = self._key(name), name.encode()
+        lines, _ = await self._look(key, [name])
+        is_damaged = any(line.damage is not None for line in lines)  # of texts that are none the script knows nothing
         fields = await self._fields(key, f"{name}\0")
         fields.append(encoded)  # last: while it is there the line is damaged, and no client joins it
         for start in range(0, len(fields), FIELDS_PER_MEND):
             some = fields[start : start + FIELDS_PER_MEND]
-            await self._call(MEND, key, (int(self._is_member), name, *some), timeout)
+            await self._call(MEND, key, (int(self._is_member), int(is_damaged), name, *some), timeout)
 
     async def knock(self, timeout: float) -> Membership:
         return await self._membership((secrets.token_hex(8),), timeout)

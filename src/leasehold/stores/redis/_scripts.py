@@ -130,7 +130,7 @@ def parse_balance(reply: bytes) -> Balance:
 
 
 def parse_place(record: bytes) -> Place:
-    """Read a place as line.lua packs it, which has checked it. Raises ValueError if a text in it is none."""
+    """Read a place as line.lua packs it, which has checked it. Raises ValueError if its owner is no text."""
     expires, ticket, acquired = _PLACE.unpack_from(record)
     rest = record[_PLACE.size :]
     for _ in ("before", "after"):
@@ -145,7 +145,7 @@ def parse_place(record: bytes) -> Place:
         weight=weight,
         expires_at=expires / 1e6,
         acquired_at=acquired / 1e6 or None,
-        metadata=rest[_NUMBERS.size :].decode(),
+        metadata=rest[_NUMBERS.size :].decode(errors="backslashreplace"),  # then it is no JSON
     )
 
 

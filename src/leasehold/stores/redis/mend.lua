@@ -1,10 +1,10 @@
 -- Remove what is damaged, and nothing else.
 --
 -- KEYS  bucket
--- ARGV  member (1 or 0), a name, and the fields to remove if the line of that name is damaged
+-- ARGV  member (1 or 0), whether a line is known to be damaged (1 or 0), its name, and the fields to remove if it is
 -- Returns 1 if anything was damaged, else 0.
 
-local bucket, name = KEYS[1], ARGV[2]
+local bucket, name = KEYS[1], ARGV[3]
 local time = redis.call('TIME')
 local server_time = time[1] * 1000000 + time[2]
 local kept = redis.call('HGET', bucket, '\0')
@@ -28,9 +28,9 @@ end
 --include line.lua
 --include walk.lua
 
-if not pcall(walk, name) then
+if ARGV[2] == '1' or not pcall(walk, name) then
   is_mended = 1
-  for i = 3, #ARGV, 4000 do
+  for i = 4, #ARGV, 4000 do
     redis.call('HDEL', bucket, unpack(ARGV, i, math.min(i + 3999, #ARGV)))
   end
 end
