@@ -22,7 +22,8 @@ from leasehold._model import Ask, Charge, Refusal, Renewal, Standing, Stay
 from leasehold._runtime import drive
 from leasehold.cli.outcome import Exit
 from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores.redis import RedisStore, parse_url
+from leasehold.stores.redis import RedisStore
+from leasehold.stores.redis._address import parse_url
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
 from tests.servers.redis import RedisServer
 
@@ -92,9 +93,9 @@ class Site:
 
     def damage(self, field: bytes, record: Record | None) -> None:
         if record is None:
-            self.raw.hdel(self.key, field)  # type: ignore[arg-type]
+            self.raw.hdel(self.key, field)
         else:
-            self.raw.hset(self.key, field, record)  # type: ignore[arg-type]
+            self.raw.hset(self.key, field, record)
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "leasehold", *arguments, "--url", self.url]
