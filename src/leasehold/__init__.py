@@ -36,6 +36,7 @@ from leasehold.blocking import (
 from leasehold.errors import (
     CapacityMismatchError,
     ClosedError,
+    DamagedError,
     InvalidInputError,
     InvalidLockError,
     LockAcquisitionError,
@@ -63,6 +64,7 @@ __all__ = [
     "Capabilities",
     "CapacityMismatchError",
     "ClosedError",
+    "DamagedError",
     "DistributedLock",
     "Election",
     "ElectionOptions",

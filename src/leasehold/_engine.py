@@ -17,7 +17,7 @@ from leasehold._keeper import Keeper, log
 from leasehold._lease import HELD, INHERITED, LOST, PATIENCE, WAITING, Claim, Lease
 from leasehold._model import LINGERING, WHOLE, Ask, Finding, Line, Refusal, Standing, Wake
 from leasehold._retry import RetryPolicy
-from leasehold._store import Examinable, Store
+from leasehold._store import Examinable, Mendable, Store
 from leasehold.errors import (
     CapacityMismatchError,
     ClosedError,
@@ -222,10 +222,11 @@ class Engine:
             await self.keeper.leave_all(PATIENCE)
 
     async def find(self, name: str) -> Line | None:
-        """Look at one line; None if nobody is in it."""
-        self.check_open(name)
-        lines = await self.store.inspect(name, exact=True)
-        return lines[0] if lines else None
+        """Look at one line; None if it is empty. Raises DamagedError if it cannot be read."""
+        line = await self._read(name)
+        if line is not None and line.damage is not None and not line.places:
+            raise line.damage
+        return line
 
     async def inspect(self, prefix: str) -> list[Line]:
         """Look at every line whose name starts so."""
@@ -241,13 +242,22 @@ class Engine:
         return [Finding("ok", "store", "it answers")]
 
     async def evict(self, name: str) -> Line | None:
-        """Take the place of whoever holds away from him, and say how the line stood before."""
-        line = await self.find(name)
+        """Take the places of the holders away, and say how the line stood before; clear one that cannot be read."""
+        line = await self._read(name)
         if line is not None:
+            if line.damage is not None:
+                if not isinstance(self.store, Mendable):
+                    raise line.damage
+                await self.store.mend(name, PATIENCE)
             for place in line.places:
                 if place.acquired_at is not None:
                     await self.store.leave(name, place.owner, PATIENCE)
         return line
+
+    async def _read(self, name: str) -> Line | None:
+        self.check_open(name)
+        lines = await self.store.inspect(name, exact=True)
+        return lines[0] if lines else None
 
     def check(self, lease: Lease) -> None:
         """Raise unless the lease is held and trusted now."""

@@ -9,6 +9,7 @@ from math import inf
 from typing import Any
 
 from leasehold._model import Line, Place, Session
+from leasehold.errors import DamagedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,43 +50,52 @@ class LockInfo:
     """All who hold, the first one first."""
     waiting: int
     """How many stand in line behind them."""
+    damage: str | None = None
+    """What of this name cannot be read, and how to clear it; only then may there be no holders."""
 
     @property
     def holder_id(self) -> str:
         """The client that holds, or the first of several: host:pid:random."""
-        return self.holders[0].holder_id
+        return self._first.holder_id
 
     @property
     def fence(self) -> int:
         """The first holder's fence; 0 if only its holder knows it, as with advisory locks."""
-        return self.holders[0].fence
+        return self._first.fence
 
     @property
     def acquired_at(self) -> datetime:
-        return self.holders[0].acquired_at
+        return self._first.acquired_at
 
     @property
     def expires_at(self) -> datetime | None:
         """When the first holder's lease ends unless it is renewed. None: when its holder's session ends."""
-        return self.holders[0].expires_at
+        return self._first.expires_at
 
     @property
     def metadata(self) -> dict[str, Any]:
-        return self.holders[0].metadata
+        return self._first.metadata
 
     @property
     def session(self) -> Session | None:
-        return self.holders[0].session
+        return self._first.session
+
+    @property
+    def _first(self) -> Holder:
+        if not self.holders:
+            raise DamagedError(self.damage or "it has no holder", name=self.name)
+        return self.holders[0]
 
     def as_json(self) -> dict[str, Any]:
-        """Give the same as values JSON can express: the first holder's beside the name's own, then all."""
+        """Give the same as values JSON can express: the first holder's, if any, beside the name's own, then all."""
         holders = [holder.as_json() for holder in self.holders]
         return {
             "name": self.name,
-            **holders[0],
+            **(holders[0] if holders else {}),
             "capacity": self.capacity,
             "waiting": self.waiting,
             "holders": holders,
+            "damage": self.damage,
         }
 
 
@@ -93,22 +103,39 @@ def describe(line: Line) -> LockInfo:
     """Describe a line, its times on this machine's wall clock."""
     held = [place for place in line.places if place.acquired_at is not None]
     wall = datetime.now(UTC)
+    damage = None if line.damage is None else str(line.damage)
+    holders = []
+    for place in held:
+        metadata = _metadata(place)
+        if metadata is None:
+            damage = damage or f"the metadata of {place.owner}, who holds {line.name!r}, is no JSON object"
+        holders.append(_holder(place, line.now, wall, metadata or {}))
     return LockInfo(
         name=line.name,
-        capacity=line.places[0].capacity,
-        holders=tuple(_holder(place, line.now, wall) for place in held),
+        capacity=line.places[0].capacity if line.places else 0,
+        holders=tuple(holders),
         waiting=len(line.places) - len(held),
+        damage=damage,
     )
 
 
-def _holder(place: Place, now: float, wall: datetime) -> Holder:
+def _metadata(place: Place) -> dict[str, Any] | None:
+    """Read what every client of ours writes as a JSON object; None if something else has written it."""
+    try:
+        metadata = json.loads(place.metadata)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return metadata if isinstance(metadata, dict) else None
+
+
+def _holder(place: Place, now: float, wall: datetime, metadata: dict[str, Any]) -> Holder:
     return Holder(
         holder_id=place.owner.rpartition("/")[0] or place.owner,  # an SQL caller's has no number
         fence=place.ticket,
         weight=place.weight,
         acquired_at=wall - timedelta(seconds=now - (place.acquired_at or now)),
         expires_at=None if place.expires_at == inf else wall + timedelta(seconds=place.expires_at - now),
-        metadata=json.loads(place.metadata),
+        metadata=metadata,
         session=place.session,
         lingers=place.lingers,
     )

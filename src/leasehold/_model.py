@@ -11,6 +11,8 @@ from enum import IntEnum
 from math import inf
 from typing import Literal, NamedTuple
 
+from leasehold.errors import DamagedError
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
@@ -209,5 +211,8 @@ class Line(NamedTuple):
     """A name's live places in ticket order, as `Store.inspect` reports them."""
 
     name: str
+    """Empty where `damage` is to what several names share."""
     now: float
     places: tuple[Place, ...]
+    damage: DamagedError | None = None
+    """What of it cannot be read; then there may be no places, or not all."""

@@ -16,7 +16,7 @@ from leasehold._engine import POLL, Engine
 from leasehold._input import encode_metadata
 from leasehold._primitives import Plan
 from leasehold._store import Lingering
-from leasehold.errors import InvalidInputError, LockAcquisitionError, UnsupportedError
+from leasehold.errors import DamagedError, InvalidInputError, LockAcquisitionError, UnsupportedError
 
 T = TypeVar("T")
 
@@ -72,7 +72,10 @@ async def find(engine: Engine, name: str) -> Outcome[Any] | None:
     line = await engine.find(name)
     if line is None or not line.places[0].lingers:
         return None
-    (holder, *_) = _info.describe(line).holders
+    info = _info.describe(line)
+    if info.damage is not None:
+        raise DamagedError(info.damage, name=name)
+    (holder, *_) = info.holders
     if holder.metadata == UNKEPT:
         msg = f"{name!r} is done, but its outcome could not be remembered: see the error of whoever did it"
         raise InvalidInputError(msg, name=name)

@@ -64,7 +64,10 @@ class Store(Protocol):
         ...
 
     async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
-        """Report the non-empty lines, by name, whose name starts with `prefix` or, if `exact`, equals it."""
+        """Report the non-empty lines, by name, whose name starts with `prefix` or, if `exact`, equals it.
+
+        A line that cannot be read is one with `damage`, and keeps no other from being reported.
+        """
         ...
 
     async def close(self) -> None:
@@ -77,6 +80,18 @@ class Examinable(Protocol):
     """A store that can tell more of its health than that it answers."""
 
     async def examine(self) -> list[Finding]: ...
+
+
+@runtime_checkable
+class Mendable(Protocol):
+    """A store that can remove what it cannot read."""
+
+    async def mend(self, name: str, timeout: float) -> None:
+        """Remove everything kept under a name if any of it is damaged, and repair what it shares with others.
+
+        Places that it had are gone, whether they held or waited.
+        """
+        ...
 
 
 @runtime_checkable

@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = [
     "CapacityMismatchError",
     "ClosedError",
+    "DamagedError",
     "InvalidInputError",
     "InvalidLockError",
     "LockAcquisitionError",
@@ -80,6 +81,21 @@ class StoreError(LockError):
     def __init__(self, message: str, *, name: str = "", transient: bool = False) -> None:
         super().__init__(message, name=name)
         self.transient = transient
+
+
+class DamagedError(StoreError):
+    """What the store keeps makes no sense: it was cut short, overwritten, or written by something else.
+
+    The message says what is damaged, and how to clear it. Nothing was done, and repeating the request is in vain.
+    ``key`` and ``field``: where it is kept, as far as the store has such.
+    """
+
+    def __init__(
+        self, message: str, *, name: str = "", transient: bool = False, key: str = "", field: str = ""
+    ) -> None:
+        super().__init__(message, name=name, transient=transient)
+        self.key = key
+        self.field = field
 
 
 class UnsupportedError(LockError):

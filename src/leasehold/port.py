@@ -1,6 +1,7 @@
 """What a store of your own is made of: the port it implements, the values that pass through it, and the rules it keeps.
 
-`Store` says what a store must do; `Lingering`, `Joint`, `Rated`, `Watchful` and `Examinable` what it may do beyond.
+`Store` says what a store must do; `Lingering`, `Joint`, `Rated`, `Watchful`, `Mendable` and `Examinable` what it may do
+beyond.
 `rule` is the line itself, in pure steps over the few things a `Ledger` can do, and `rate` the same for rates: a store
 that can call Python while it has a name to itself keeps places, and leaves the thinking to them.
 """
@@ -29,7 +30,7 @@ from leasehold._model import (
 from leasehold._rate import Debt
 from leasehold._rule import Ledger
 from leasehold._runtime import Bell, Runtime
-from leasehold._store import Examinable, Joint, Lingering, Rated, Store, Watchful
+from leasehold._store import Examinable, Joint, Lingering, Mendable, Rated, Store, Watchful
 from leasehold.stores._machine import boot_id, shared_clock
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "Ledger",
     "Line",
     "Lingering",
+    "Mendable",
     "Place",
     "Rated",
     "Refusal",

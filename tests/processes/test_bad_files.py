@@ -16,8 +16,11 @@ from typing import Any
 
 import pytest
 
-from leasehold import DistributedLock, LockLostError, RetryPolicy, StoreError
+from leasehold import DamagedError, DistributedLock, LockLostError, RetryPolicy, StoreError
+from leasehold._model import Charge
+from leasehold._runtime import drive
 from leasehold.stores import _machine
+from leasehold.stores.sqlite import SWEEP_EVERY
 from tests.processes.helpers import Worker, boottime, client_of, eventually, rows, transaction_of_a_stranger, url_of
 from tests.servers.disk import FullDisk
 
@@ -202,7 +205,7 @@ def test_a_file_of_another_machine_is_refused_also_where_a_boot_has_no_name(
 
 
 def test_after_a_reboot_all_holders_are_dead_and_fences_grow_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    far = 10**16
+    far = 9 * 10**15
     with client_of(path, floor=lambda: far) as before:
         held = before.acquire("job", ttl=3600)
         assert held.fence >= far
@@ -375,3 +378,84 @@ def test_on_a_full_disk_nobody_gets_anything_and_holders_are_told_and_all_is_wel
     assert newcomer.ask("acquire", "long", timeout=5)["fence"] > left["fence"], "what was released is given up by now"
     assert newcomer.ask("acquire", "short", timeout=5)["fence"] > granted["fence"]
     assert [info.name for info in locks.inspect()] == ["long", "short"]
+
+
+def scribble(path: Path, statement: str) -> None:
+    """Write into the file as something else would that knows its tables."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute(statement)
+
+
+NO_TEXT = "CAST(x'ff80' AS TEXT)"
+GARBAGE = {
+    "ticket": ("0", "-1", "9223372036854775807", "9e999", "'abc'", "x'ff80'", NO_TEXT),
+    "capacity": ("0", "-1", "9e999", "'abc'", "x'ff80'", NO_TEXT),
+    "weight": ("0", "-1", "9223372036854775807", "9e999", "'abc'", "x'ff80'", NO_TEXT),
+    "expires_at": ("9e999", "-9e999", "9223372036854775807", "'abc'", "x'ff80'", NO_TEXT),
+    "acquired_at": ("9e999", "-9e999", "9223372036854775807", "'abc'", "x'ff80'", NO_TEXT),
+    "owner": ("x'ff80'", NO_TEXT),
+    "metadata": ("x'ff80'", NO_TEXT),
+    "address": ("x'ff80'", NO_TEXT),
+}
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [(column, value) for column, values in GARBAGE.items() for value in values]
+)
+def test_a_row_that_makes_no_sense_is_told_of_and_cleared_and_harms_no_other_name(
+    path: Path, column: str, value: str
+) -> None:
+    with DistributedLock(url_of(path)) as victim, DistributedLock(url_of(path)) as locks:
+        victim.acquire("job", ttl=60)
+        fine = victim.acquire("fine", ttl=60)
+        scribble(path, f"UPDATE place SET {column} = {value} WHERE name = 'job'")
+        for use in (locks.try_acquire, locks.info):
+            with pytest.raises(DamagedError, match="--force") as caught:
+                use("job")
+            assert not caught.value.transient
+            assert str(path) in str(caught.value)
+        found = {info.name: info.damage for info in locks.inspect()}
+        assert found.keys() == {"fine", "job"}
+        assert found["fine"] is None
+        assert "release job --force" in (found["job"] or "")
+        for number in range(SWEEP_EVERY):
+            locks.acquire(f"other:{number}", timeout=5).release()
+        cleared = locks.force_release("job")
+        assert cleared is not None
+        assert cleared.damage is not None
+        with locks.lock("job", timeout=0) as held:
+            assert 0 < held.fence < 2**53
+        fine.check()
+
+
+@pytest.mark.parametrize("value", ["9223372036854775807", "9007199254740991", "9e99", "-5", "'abc'", "x'ff'"])
+def test_a_counter_that_makes_no_sense_gives_no_fence(path: Path, value: str) -> None:
+    with DistributedLock(url_of(path)) as locks:
+        before = locks.acquire("fine", ttl=60)
+        scribble(path, f"UPDATE state SET ticket = {value}")
+        with pytest.raises(DamagedError, match="resets it"):
+            locks.acquire("job", timeout=1)
+        assert [info.name for info in locks.inspect() if info.damage] == [""]
+        assert [info.name for info in locks.inspect() if not info.damage] == ["fine"]
+        locks.force_release("job")
+        with locks.lock("job", timeout=0) as held:
+            assert before.fence < held.fence < 2**53
+
+
+@pytest.mark.parametrize("value", ["'abc'", "9e999", "-5", "x'ff'"])
+def test_a_rate_that_makes_no_sense_is_refused(path: Path, value: str) -> None:
+    with DistributedLock(url_of(path)) as locks:
+        assert not locks.is_locked("x")
+        scribble(path, f"INSERT INTO debt VALUES ('r', {value}, 1.0)")
+        with pytest.raises(DamagedError, match="table debt"):
+            drive(locks._engine.store.spend(Charge("r", 1.0, 5.0), 5.0))  # type: ignore[attr-defined]
+
+
+def test_metadata_that_is_no_object_hides_no_holder(path: Path) -> None:
+    with DistributedLock(url_of(path)) as locks:
+        handle = locks.acquire("job", ttl=60)
+        scribble(path, "UPDATE place SET metadata = '[1, 2'")
+        (info,) = locks.inspect()
+        assert (info.fence, info.metadata) == (handle.fence, {})
+        assert "metadata" in (info.damage or "")
+        handle.release()

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from leasehold import AsyncDistributedLock, DistributedLock, StoreError
+from leasehold import AsyncDistributedLock, DamagedError, DistributedLock, StoreError
 from leasehold._model import Ask, Renewal, Standing
 from leasehold._runtime import drive
 from leasehold._store import Store
@@ -75,7 +75,8 @@ def test_a_line_that_is_broken_harms_no_other_name(each_server: RedisServer) -> 
             assert join(store, f"o{number}", f"other-{number}").held
         with pytest.raises(StoreError) as caught:
             join(store, "c", "broken")
-        assert caught.value.transient, "a script that fails in the middle may have written something"
+        assert isinstance(caught.value, DamagedError)
+        assert not caught.value.transient, "it was seen before anything was written, and stays so"
 
 
 def test_steps_too_big_for_one_command(each_server: RedisServer) -> None:

@@ -13,7 +13,7 @@ from signal import Signals
 
 from leasehold.cli.outcome import SIGNALLED, Exit, Failure, report
 from leasehold.cli.parser import build_parser
-from leasehold.errors import LockError, LockLostError, StoreError
+from leasehold.errors import DamagedError, LockError, LockLostError, StoreError
 
 MODULES = {
     "run": "run",
@@ -92,7 +92,9 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _failure(error: LockError) -> Failure:
-    if isinstance(error, StoreError):
+    if isinstance(error, DamagedError):
+        code = Exit.DAMAGED
+    elif isinstance(error, StoreError):
         code = Exit.STORE_UNREACHABLE
     elif isinstance(error, LockLostError):
         code = Exit.LEASE_LOST

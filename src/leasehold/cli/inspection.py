@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from argparse import Namespace
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from leasehold._info import Holder, LockInfo
@@ -23,28 +24,38 @@ SHRINKABLE = (COLUMNS.index("NAME"), COLUMNS.index("HOLDER"), COLUMNS.index("MET
 
 
 def ls(arguments: Namespace) -> int:
-    """List the locks that are held."""
+    """List the locks that are held, and what cannot be read."""
     with open_client(arguments.url) as locks:
         found = locks.inspect(arguments.prefix)
+    held = [(info, holder) for info in found for holder in info.holders]
+    damages = [info for info in found if info.damage is not None]
     if arguments.json:
         print(json.dumps([info.as_json() for info in found], indent=2))
-    elif not found:
+    elif held:
+        _print_table(held)
+    elif not damages:
         print(f"nothing is locked under {arguments.prefix!r}" if arguments.prefix else "nothing is locked")
-    else:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        held = [(info, holder) for info in found for holder in info.holders]
-        rows = [COLUMNS, *(_row(info, holder) for info, holder in held)]
-        if any(_share(info, holder) for info, holder in held):
-            shares = [SHARE_COLUMN, *((_share(info, holder) or "all",) for info, holder in held)]
-            rows = [(*row, *more) for row, more in zip(rows, shares, strict=True)]
-        if any(holder.session for _, holder in held):
-            sessions = [SESSION_COLUMNS, *(_session(holder) for _, holder in held)]
-            rows = [(*row, *more) for row, more in zip(rows, sessions, strict=True)]
-        header, *lines = table(rows, width=width, shrinkable=SHRINKABLE)
-        print(painted(header, BOLD, wanted=takes_colour(sys.stdout)))
-        for line in lines:
-            print(line)
-    return 0
+    if not damages:
+        return 0
+    if not arguments.json:
+        for info in damages:
+            print(f"leasehold: {visible(info.damage or '')}", file=sys.stderr)
+    return Exit.DAMAGED
+
+
+def _print_table(held: Sequence[tuple[LockInfo, Holder]]) -> None:
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    rows = [COLUMNS, *(_row(info, holder) for info, holder in held)]
+    if any(_share(info, holder) for info, holder in held):
+        shares = [SHARE_COLUMN, *((_share(info, holder) or "all",) for info, holder in held)]
+        rows = [(*row, *more) for row, more in zip(rows, shares, strict=True)]
+    if any(holder.session for _, holder in held):
+        sessions = [SESSION_COLUMNS, *(_session(holder) for _, holder in held)]
+        rows = [(*row, *more) for row, more in zip(rows, sessions, strict=True)]
+    header, *lines = table(rows, width=width, shrinkable=SHRINKABLE)
+    print(painted(header, BOLD, wanted=takes_colour(sys.stdout)))
+    for line in lines:
+        print(line)
 
 
 def show(arguments: Namespace) -> int:
@@ -68,9 +79,10 @@ def show(arguments: Namespace) -> int:
                 ("metadata", pairs(holder.metadata) or "none"),
                 *([("session", "pid {} of {!r} from {}".format(*_session(holder)))] if holder.session else []),
             ]
-        for key, value in (*lines, ("waiting", str(info.waiting))):
+        damage = [] if info.damage is None else [("damage", info.damage)]
+        for key, value in (*lines, ("waiting", str(info.waiting)), *damage):
             print(f"{key:<9} {visible(value)}")
-    return 0
+    return 0 if info.damage is None else Exit.DAMAGED
 
 
 def release(arguments: Namespace) -> int:
@@ -92,6 +104,8 @@ def release(arguments: Namespace) -> int:
     else:
         for holder in info.holders:
             print(f"took {info.name!r} from {visible(holder.holder_id)}, who {_past(holder)} (fence {_fence(holder)})")
+        if info.damage is not None:
+            print(f"cleared what could not be read: {visible(info.damage)}")
         if not all(holder.lingers for holder in info.holders):
             print("whoever of them is alive learns of it at the next renewal")
     return 0

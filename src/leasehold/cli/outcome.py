@@ -14,6 +14,7 @@ class Exit(IntEnum):
     FREE = 1
     UNSOUND = 1
     BAD_INPUT = 2
+    DAMAGED = 65
     STORE_UNREACHABLE = 69
     LEASE_LOST = 74
     BUSY = 75

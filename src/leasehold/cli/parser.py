@@ -14,6 +14,7 @@ exit codes:
   0      done; for `run` and `elect`: the command's own code, whatever it is
   1      `show`, `release`: the lock is free; `demo`: a check failed; `doctor`: there is something to mend
   2      bad input, or a refusal that explains itself
+  65     the store has something that cannot be read: the message says how to clear it
   69     the store cannot be reached, or does not answer
   74     the lease was lost, or about to end: the command was stopped
   75     busy: not acquired within --timeout

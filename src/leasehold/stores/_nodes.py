@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -13,7 +14,7 @@ from leasehold import _lifecycle
 from leasehold._model import Membership
 from leasehold._runtime import Runtime
 from leasehold._store import Member
-from leasehold.errors import StoreError
+from leasehold.errors import DamagedError, StoreError
 
 log = logging.getLogger("leasehold")
 
@@ -141,7 +142,8 @@ class Nodes:
             answer = await send(number, node.member)
         except Exception as error:
             node.error = str(error)
-            self._look_after(number)
+            if not isinstance(error, DamagedError):  # which is an answer, about one name mostly
+                self._look_after(number)
             answer = error
         heard(number, answer)
         return answer
@@ -185,7 +187,8 @@ class Nodes:
     async def _pay(self, node: _Node) -> None:
         for (name, owner), (unsure, until) in list(node.debts.items()):
             if unsure or self.runtime.now() < until:
-                await node.member.leave(name, owner, self._timeout, unsure)
+                with suppress(DamagedError):  # a line nobody can join: no reason to do without the member
+                    await node.member.leave(name, owner, self._timeout, unsure)
             with self._mutex:
                 node.debts.pop((name, owner), None)
 

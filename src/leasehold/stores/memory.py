@@ -52,6 +52,8 @@ class MemoryServer:
         self._lines: dict[str, _MemoryLine] = {}
         self._ticket = 0
         self._sweep_above = 64
+        self._sweep_at = inf
+        """When the first of those refused since the last sweep may be forgotten."""
         self._debts: dict[str, _rate.Debt] = {}
         self._sweep_debts_above = 64
         self._mailboxes: WeakSet[Mailbox] = WeakSet()
@@ -60,7 +62,7 @@ class MemoryServer:
     def join(self, ask: Ask) -> tuple[Standing | Refusal, list[str]]:
         with self._mutex:
             now = self._clock()
-            if len(self._lines) > self._sweep_above:
+            if len(self._lines) > self._sweep_above or now >= self._sweep_at:
                 self._sweep(now)
             outcome, woken = _rule.join(self._line(ask.name, now), ask, now)
             self._tidy(ask.name, now)
@@ -83,6 +85,8 @@ class MemoryServer:
             now = self._clock()
             was_alive, woken = _rule.leave(self._line(name, now), owner, now, unsure)
             self._tidy(name, now)
+            if unsure:
+                self._sweep_at = min(self._sweep_at, now + unsure)
             return was_alive, _owners(woken)
 
     def linger(self, stay: Stay) -> tuple[bool, list[str]]:
@@ -90,6 +94,8 @@ class MemoryServer:
             now = self._clock()
             was_there, woken = _rule.linger(self._line(stay.name, now), stay, now)
             self._tidy(stay.name, now)
+            if stay.unsure:
+                self._sweep_at = min(self._sweep_at, now + stay.unsure)
             return was_there, _owners(woken)
 
     def join_all(self, asks: Sequence[Ask]) -> tuple[list[Standing] | Refusal, list[str]]:
@@ -149,7 +155,10 @@ class MemoryServer:
             del self._lines[name]
 
     def _sweep(self, now: float) -> None:
-        """Drop lines whose places expired unnoticed; as many joins pay for it as there are lines."""
+        """Drop lines whose places expired unnoticed; as many joins pay for it as there are lines.
+
+        Or one, once whatever was refused since the last time is forgotten: hardly more than once in that time.
+        """
         for name in list(self._lines):
             line = self._line(name, now)
             if all(place.expires_at <= now for place in line.places()):
@@ -157,6 +166,9 @@ class MemoryServer:
                     line.remove(place.owner)
                 self._tidy(name, now)
         self._sweep_above = 2 * len(self._lines) + 64
+        self._sweep_at = max((line.refuses_until() for line in self._lines.values()), default=-inf)
+        if self._sweep_at <= now:
+            self._sweep_at = inf
 
     def _next_ticket(self, wished: int) -> int:
         """Draw a ticket: the one wished for if it is in reach, so that no client makes them run away."""
@@ -167,18 +179,20 @@ class MemoryServer:
     def _forked(self) -> None:
         self._mutex = threading.Lock()
         self._lines.clear()
+        self._sweep_at = inf
         self._debts.clear()
 
 
 class _MemoryLine:
     """One name's ledger. Tickets only grow, so the order of insertion is the order of the line."""
 
-    __slots__ = ("_next_ticket", "_places", "_refused", "_time")
+    __slots__ = ("_next_ticket", "_places", "_prune_above", "_refused", "_time")
 
     def __init__(self, next_ticket: Callable[[int], int]) -> None:
         self._next_ticket = next_ticket
         self._places: OrderedDict[str, Place] = OrderedDict()
         self._refused: dict[str, float] = {}
+        self._prune_above = 16.0
         self._time = -inf
 
     def places(self) -> Iterator[Place]:
@@ -221,9 +235,17 @@ class _MemoryLine:
             self._refused = {owner: until - back for owner, until in self._refused.items()}
         self._time = now
 
+    def refuses_until(self) -> float:
+        return max(self._refused.values(), default=-inf)
+
     def is_empty(self, now: float) -> bool:
-        if self._refused:
+        """Tell whether nothing is to be remembered. Those refused are mostly forgotten in the order they came in."""
+        while self._refused and next(iter(self._refused.values())) <= now:
+            del self._refused[next(iter(self._refused))]
+        if len(self._refused) > self._prune_above:
             self._refused = {owner: until for owner, until in self._refused.items() if until > now}
+            self._prune_above = inf
+        self._prune_above = min(self._prune_above, 2 * len(self._refused) + 16)
         return not self._places and not self._refused
 
 

@@ -17,8 +17,8 @@ from typing import TypeVar
 from leasehold import _lifecycle
 from leasehold._model import UNKNOWN, Ask, Capabilities, Finding, Line, Place, Refusal, Renewal, Standing, Stay, Wake
 from leasehold._runtime import Runtime
-from leasehold._store import GHOST, Examinable, Member
-from leasehold.errors import InvalidInputError, StoreError, UnsupportedError
+from leasehold._store import GHOST, Examinable, Member, Mendable
+from leasehold.errors import DamagedError, InvalidInputError, StoreError, UnsupportedError
 from leasehold.stores._nodes import LONGEST_ROUND, MemberHealth, Nodes, UnaskedError, Votes, all_answered
 from leasehold.stores.memory import microseconds
 
@@ -237,13 +237,37 @@ class Quorum:
         if len(answers) < self._majority:
             raise self._too_few(votes)
         found: dict[str, dict[str, list[tuple[Place, float]]]] = {}
+        damage: dict[str, list[DamagedError]] = {}
         for line in (line for answer in answers for line in answer):
+            if line.damage is not None:
+                damage.setdefault(line.name, []).append(line.damage)
             for place in line.places:
                 if place.acquired_at is not None:
                     found.setdefault(line.name, {}).setdefault(place.owner, []).append((place, line.now))
         silent = len(votes) - len(answers)
-        holders = [(name, max(found[name].values(), key=len)) for name in sorted(found)]
-        return [self._line(name, places, silent) for name, places in holders if len(places) + silent >= self._majority]
+        lines = []
+        for name in sorted({*found, *damage}):
+            harm = damage.get(name, [])
+            # a member that cannot read its record may have the place as well as one that is silent
+            unknown = silent + len(harm)
+            places = max(found[name].values(), key=len) if name in found else []
+            if places and len(places) + unknown >= self._majority:
+                lines.append(self._line(name, places, unknown)._replace(damage=harm[0] if harm else None))
+            elif harm:
+                lines.append(Line(name, 0.0, (), harm[0]))
+        return lines
+
+    async def mend(self, name: str, timeout: float) -> None:
+        """Remove what is damaged on every member that answers."""
+
+        async def mend(member: Member) -> bool:
+            if isinstance(member, Mendable):
+                await member.mend(name, timeout)
+            return True
+
+        votes = await self._nodes.ask(lambda _, member: mend(member), all_answered, all_answered)
+        if not self._is_answered(votes):
+            raise self._too_few(votes, name)
 
     async def health(self) -> list[MemberHealth]:
         """Say of every member whether it answers, and when it votes."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import shlex
 import sqlite3
 import sys
 import tempfile
@@ -17,15 +18,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
-from itertools import groupby, starmap
+from itertools import groupby
 from math import inf
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from leasehold import _lifecycle, _rate, _rule
 from leasehold._model import Ask, Balance, Capabilities, Charge, Line, Place, Refusal, Renewal, Standing, Stay, Wake
 from leasehold._runtime import Runtime
-from leasehold.errors import StoreError
+from leasehold.errors import DamagedError, StoreError
 from leasehold.stores import _machine
 from leasehold.stores._doorbell import HAS_ABSTRACT_SOCKETS, Doorbell
 from leasehold.stores.memory import microseconds
@@ -37,11 +38,14 @@ APPLICATION_ID = 0x4C454153  # "LEAS"
 SCHEMA_VERSION = 1
 SWEEP_EVERY = 64
 SWEEP_ROWS = 200
+LARGEST_TICKET = 2**53 - 1
+LATEST = 1e12
+"""Seconds on any clock that no time of ours reaches."""
 
 _PLACE = "ticket, owner, capacity, weight, expires_at, acquired_at, metadata, address"
 _WALK = f"SELECT {_PLACE} FROM place WHERE name = ? ORDER BY ticket"
 _FIND = f"SELECT {_PLACE} FROM place WHERE owner = ? AND name = ?"
-_DRAW = "SELECT ticket + 1, EXISTS (SELECT 1 FROM refused WHERE owner = ? AND until > ?) FROM state"
+_DRAW = "SELECT ticket, EXISTS (SELECT 1 FROM refused WHERE owner = ? AND until > ?) FROM state"
 _APPEND = "INSERT INTO place VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _TRANSIENT = {*_BUSY, sqlite3.SQLITE_IOERR}
@@ -86,17 +90,19 @@ class _SqliteLine:
         self._floor = floor
 
     def places(self) -> Iterator[Place]:
-        return starmap(_Row, self._execute(_WALK, (self._name,)))
+        return (_checked(self._name, row) for row in self._execute(_WALK, (self._name,)))
 
     def find(self, owner: str) -> Place | None:
         row = self._execute(_FIND, (owner, self._name)).fetchone()
-        return _Row(*row) if row else None
+        return _checked(self._name, row) if row else None
 
     def append(self, place: Place) -> bool:
-        next_ticket, is_refused = self._execute(_DRAW, (place.owner, self._now)).fetchone()
+        last, is_refused = self._execute(_DRAW, (place.owner, self._now)).fetchone()
         if is_refused:
             return False
-        place.ticket = max(next_ticket, self._floor())
+        if not _is_ticket(last):
+            raise _damaged_counter(last)
+        place.ticket = max(last + 1, self._floor())
         self._execute(
             _APPEND,
             (
@@ -220,6 +226,9 @@ class SqliteStore:
     async def spend(self, charge: Charge, timeout: float) -> Balance:
         def step(cursor: sqlite3.Cursor, now: float) -> tuple[Balance, list[Place]]:
             row = cursor.execute("SELECT amount, at FROM debt WHERE name = ?", (charge.name,)).fetchone()
+            if row and not all(isinstance(number, float) and 0 <= number < LATEST for number in row):
+                msg = f"the rate {charge.name!r} makes no sense: {row!r} (delete its row from the table debt)"
+                raise DamagedError(msg, name=charge.name, key="debt")
             balance, debt = _rate.spend(_rate.Debt(*row) if row else None, charge, now)
             if debt is not None:
                 cursor.execute("INSERT OR REPLACE INTO debt VALUES (?, ?, ?)", (charge.name, *debt))
@@ -234,14 +243,47 @@ class SqliteStore:
         def step(cursor: sqlite3.Cursor, now: float) -> tuple[list[Line], list[Place]]:
             where = "name = :prefix" if exact else "name BETWEEN :prefix AND :prefix || char(1114111)"
             select = f"SELECT name, {_PLACE} FROM place WHERE {where} ORDER BY name, ticket"
-            rows = cursor.execute(select, {"prefix": prefix})
-            lines = [
-                Line(name, now, _rule.live((_Row(*row[1:]) for row in of_name), now))
-                for name, of_name in groupby(rows, key=lambda row: row[0])
-            ]
-            return [line for line in lines if line.places], []
+            assert self._connection is not None
+            self._connection.text_factory = bytes  # to see what is no text
+            try:
+                rows = cursor.execute(select, {"prefix": prefix}).fetchall()
+            finally:
+                self._connection.text_factory = str
+            lines = [self._read(name, list(of_name), now) for name, of_name in groupby(rows, key=lambda row: row[0])]
+            found = [line for line in lines if line.places or line.damage]
+            (last,) = cursor.execute("SELECT ticket FROM state").fetchone()
+            if not _is_ticket(last):
+                line = found.pop() if exact and found else Line(prefix if exact else "", now, ())
+                found.append(line._replace(damage=line.damage or self._located(_damaged_counter(last))))
+            return found, []
 
         return await self._do(step, 5.0)
+
+    def _read(self, name: bytes, rows: Sequence[tuple[Any, ...]], now: float) -> Line:
+        shown = name.decode(errors="backslashreplace") if isinstance(name, bytes) else str(name)
+        try:
+            texts = [[value.decode() if isinstance(value, bytes) else value for value in row] for row in rows]
+            return Line(shown, now, _rule.live((_checked(shown, row[1:]) for row in texts), now))
+        except (DamagedError, UnicodeDecodeError) as error:
+            damage = error if isinstance(error, DamagedError) else _damaged(shown, str(error))
+            return Line(shown, now, (), self._located(damage))
+
+    async def mend(self, name: str, timeout: float) -> None:
+        def step(cursor: sqlite3.Cursor, now: float) -> tuple[None, list[Place]]:
+            try:
+                for _ in self._line(cursor, name, now).places():
+                    pass
+            except (DamagedError, sqlite3.OperationalError) as error:
+                if not _is_garbage(error):
+                    raise
+                cursor.execute("DELETE FROM place WHERE name = ?", (name,))
+            cursor.execute(
+                "UPDATE state SET ticket = 0 WHERE typeof(ticket) <> 'integer' OR ticket NOT BETWEEN 0 AND ?",
+                (LARGEST_TICKET - 1,),
+            )
+            return None, []
+
+        await self._do(step, timeout)
 
     async def close(self) -> None:
         def close() -> None:
@@ -268,6 +310,8 @@ class SqliteStore:
             try:
                 with self._mutex:  # never held while waiting: other threads and forks need it
                     result, woken = self._attempt(step, look=look)
+            except DamagedError as error:
+                raise self._located(error) from None
             except sqlite3.Error as error:
                 if _code(error) not in _BUSY or time.monotonic() >= deadline:
                     raise self._explain(error) from error
@@ -305,8 +349,14 @@ class SqliteStore:
         if isinstance(error, sqlite3.Error) and _code(error) not in _BUSY:
             self._disconnect()
 
+    def _located(self, error: DamagedError) -> DamagedError:
+        return DamagedError(f"{self.path}: {error}", name=error.name, key=error.key, field=error.field)
+
     def _explain(self, error: sqlite3.Error) -> StoreError:
         code = _code(error)
+        if _is_garbage(error):
+            remedy = "`leasehold ls` tells whose it is, `leasehold release NAME --force` clears it"
+            return DamagedError(f"{self.path}: {error} ({remedy})", key="place")
         advice = _ADVICE.get(code, "")
         return StoreError(f"{self.path}: {error}{advice and f' ({advice})'}", transient=code in _TRANSIENT)
 
@@ -328,12 +378,19 @@ class SqliteStore:
         execute("DELETE FROM refused WHERE until <= ?", (now,))
         execute("DELETE FROM debt WHERE at + amount <= ?", (now,))
         rows = execute(
-            "SELECT name, expires_at FROM place WHERE name > (SELECT swept_to FROM state) ORDER BY name LIMIT ?",
-            (SWEEP_ROWS,),
+            "SELECT name, expires_at <= ? AND typeof(expires_at) = 'real' FROM place"
+            " WHERE name > (SELECT swept_to FROM state) ORDER BY name LIMIT ?",
+            (now, SWEEP_ROWS),
         ).fetchall()
         execute("UPDATE state SET swept_to = ?", (rows[-1][0] if len(rows) == SWEEP_ROWS else "",))
-        expired = {name for name, expires_at in rows if expires_at <= now}
-        return [place for name in expired for place in _rule.settle(self._line(cursor, name, now), now).woken]
+        woken = []
+        for name in {name for name, is_expired in rows if is_expired}:
+            try:
+                woken += _rule.settle(self._line(cursor, name, now), now).woken
+            except (DamagedError, sqlite3.OperationalError) as error:  # which is no fault of this request
+                if not _is_garbage(error):
+                    raise
+        return woken
 
     def _connected(self, *, look: bool) -> sqlite3.Cursor:
         """Connect, and connect anew where the file was deleted or replaced: others would use the new one."""
@@ -437,6 +494,49 @@ class _Connection(sqlite3.Connection):
     def __del__(self) -> None:
         with suppress(sqlite3.ProgrammingError):  # it could not be opened
             self.close()  # or Python 3.13 warns of it
+
+
+def _checked(name: str, row: Sequence[Any]) -> _Row:
+    """Make a place of a row, if something else has not written it."""
+    place = _Row(*row)
+    if (
+        isinstance(place.ticket, int)
+        and 0 < place.ticket <= LARGEST_TICKET
+        and isinstance(place.capacity, int)
+        and isinstance(place.weight, int)
+        and 0 < place.weight <= place.capacity
+        and isinstance(place.expires_at, float)
+        and -LATEST < place.expires_at < LATEST
+        and (place.acquired_at is None or (isinstance(place.acquired_at, float) and 0 <= place.acquired_at < LATEST))
+        and isinstance(place.owner, str)
+        and isinstance(place.metadata, str)
+        and isinstance(place.address, str)
+    ):
+        return place
+    raise _damaged(name, "it holds impossible values")
+
+
+def _is_ticket(last: object) -> bool:
+    """Tell whether there may be a next ticket after this."""
+    return isinstance(last, int) and 0 <= last < LARGEST_TICKET
+
+
+def _damaged_counter(last: object) -> DamagedError:
+    msg = (
+        f"the last ticket of all names makes no sense: {last!r} "
+        "(`leasehold release NAME --force`, with any name, resets it: fences then go on from the clock)"
+    )
+    return DamagedError(msg, key="state", field="ticket")
+
+
+def _damaged(name: str, what: str) -> DamagedError:
+    msg = f"a row of {name!r} is damaged: {what} (`leasehold release {shlex.quote(name)} --force` clears it)"
+    return DamagedError(msg, name=name, key="place")
+
+
+def _is_garbage(error: Exception) -> bool:
+    """Tell a text that is none, which only Python's module minds, from what SQLite has to say."""
+    return isinstance(error, DamagedError) or (isinstance(error, sqlite3.Error) and "decode to UTF-8" in str(error))
 
 
 def _code(error: sqlite3.Error) -> int:

@@ -31,7 +31,7 @@ from leasehold._model import (
 )
 from leasehold._runtime import Runtime
 from leasehold._store import Store
-from leasehold.errors import InvalidInputError, StoreError
+from leasehold.errors import DamagedError, InvalidInputError, StoreError
 from leasehold.runtimes.aio import AsyncRuntime
 from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores._ear import BlockingEar, Ear, LoopEar, OnLost, OnMessage
@@ -40,7 +40,7 @@ from leasehold.stores.redis import _blocking, _pipelined
 from leasehold.stores.redis._address import Address, Deployment, Options, from_client, parse_url
 from leasehold.stores.redis._blocking import BlockingNode
 from leasehold.stores.redis._checkup import ANSWERS, QUESTIONS, findings, skew
-from leasehold.stores.redis._errors import code_of, refused
+from leasehold.stores.redis._errors import OWN_FIELD, code_of, damaged, refused, unreadable
 from leasehold.stores.redis._node import Node
 from leasehold.stores.redis._pipelined import PipelinedNode
 from leasehold.stores.redis._resp import Arg, pack
@@ -53,6 +53,7 @@ from leasehold.stores.redis._scripts import (
     LINGER,
     LOOK,
     MEMBER,
+    MEND,
     NO_WAKE_UP,
     RENEW,
     SPEND,
@@ -78,6 +79,7 @@ OUSTED = {"READONLY", "NOREPLICAS", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "MIS
 """What a server says that may be the primary no more."""
 INSPECTION_TIMEOUT = 5.0
 NAMES_PER_LOOK = 200
+FIELDS_PER_MEND = 1000
 ASKING = pack(("ASKING",))
 SECRET_SIZE = 16
 """Bytes beyond guessing."""
@@ -148,11 +150,15 @@ class RedisStore:
                 args += (renewal.name, pack_renewal(renewal))
             calls.append((key, tuple(args)))
         standings: list[Standing | None] = [UNKNOWN] * len(renewals)
-        for indices, reply in zip(groups.values(), await self._call_all(RENEW, calls, timeout), strict=True):
+        for (key, indices), reply in zip(groups.items(), await self._call_all(RENEW, calls, timeout), strict=True):
             if not isinstance(reply, Exception):
                 now = reply[0] / 1e6
                 for index, answer in zip(indices, reply[1:], strict=True):
-                    standings[index] = _standing(answer, now) if answer else None
+                    if isinstance(answer, bytes):
+                        log.warning("%r was not renewed: %s", renewals[index].name, await self._damaged(answer, key))
+                        standings[index] = None
+                    else:
+                        standings[index] = _standing(answer, now) if answer else None
         return standings
 
     async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
@@ -193,13 +199,32 @@ class RedisStore:
 
     async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
         if exact:
-            return await self._look(self._key(prefix), [prefix])
+            lines, damage = await self._look(self._key(prefix), [prefix])
+            if damage is None:
+                return lines
+            (line,) = lines or [Line(prefix, 0.0, ())]
+            return [line._replace(damage=line.damage or damage)]
         lines = []
         for key in self._keys:
-            names = sorted(await self._names(key, prefix))
+            names, unreadable_names = await self._names(key, prefix)
+            lines += unreadable_names
+            harm: DamagedError | None = None
             for start in range(0, len(names), NAMES_PER_LOOK):
-                lines += await self._look(key, names[start : start + NAMES_PER_LOOK])
-        return sorted(lines)
+                found, harm = await self._look(key, names[start : start + NAMES_PER_LOOK])
+                lines += found
+            if harm is not None:
+                lines.append(Line("", 0.0, (), harm))
+        return sorted(lines, key=lambda line: line.name)
+
+    async def mend(self, name: str, timeout: float) -> None:
+        key, encoded = self._key(name), name.encode()
+        lines, _ = await self._look(key, [name])
+        is_damaged = any(line.damage is not None for line in lines)  # of texts that are none the script knows nothing
+        fields = await self._fields(key, f"{name}\0")
+        fields.append(encoded)  # last: while it is there the line is damaged, and no client joins it
+        for start in range(0, len(fields), FIELDS_PER_MEND):
+            some = fields[start : start + FIELDS_PER_MEND]
+            await self._call(MEND, key, (int(self._is_member), int(is_damaged), name, *some), timeout)
 
     async def knock(self, timeout: float) -> Membership:
         return await self._membership((secrets.token_hex(8),), timeout)
@@ -232,26 +257,56 @@ class RedisStore:
 
     async def _membership(self, args: tuple[Arg, ...], timeout: float) -> Membership:
         token, ticket, longest, votes_in = await self._call(MEMBER, self._keys[0], args, timeout)
-        return Membership(token.decode(), ticket, longest / 1e6, inf if votes_in < 0 else votes_in / 1e6)
+        return Membership(token.decode("ascii"), ticket, longest / 1e6, inf if votes_in < 0 else votes_in / 1e6)
 
-    async def _names(self, key: bytes, prefix: str) -> set[str]:
+    async def _fields(self, key: bytes, prefix: str) -> list[bytes]:
         pattern = "".join(f"\\{letter}" if letter in "*?[]^\\" else letter for letter in prefix)
-        names: set[str] = set()
+        fields: set[bytes] = set()
         cursor: Arg = 0
-        while True:
+        while cursor != b"0":
             args = cursor, "MATCH", f"{pattern}*", "COUNT", 1000
             cursor, found = await self._call(HSCAN, key, args, INSPECTION_TIMEOUT)
-            names.update(field.decode() for field in found[::2] if b"\0" not in field)
-            if cursor == b"0":
-                return names
+            fields.update(found[::2])
+        return sorted(fields)
 
-    async def _look(self, key: bytes, names: Sequence[str]) -> list[Line]:
-        now, *found = await self._call(LOOK, key, tuple(names), INSPECTION_TIMEOUT)
-        lines = [
-            Line(name, now / 1e6, _rule.live(map(parse_place, records), now / 1e6))
-            for name, records in zip(names, found, strict=True)
-        ]
-        return [line for line in lines if line.places]
+    async def _names(self, key: bytes, prefix: str) -> tuple[list[str], list[Line]]:
+        """List the names that start so, and as damaged lines those that are no text."""
+        names: list[str] = []
+        others: list[Line] = []
+        for field in await self._fields(key, prefix):
+            if b"\0" not in field:
+                try:
+                    names.append(field.decode())
+                except UnicodeDecodeError:
+                    shown = field.decode(errors="backslashreplace")
+                    error = unreadable(await self._locate(), key, field, shown, "it is no UTF-8")
+                    others.append(Line(shown, 0.0, (), error))
+        return names, others
+
+    async def _look(self, key: bytes, names: Sequence[str]) -> tuple[list[Line], DamagedError | None]:
+        """Read lines, and tell if what they share is damaged: then leases seem to end by the server's clock."""
+        harm: DamagedError | None = None
+        try:
+            now, *found = await self._call(LOOK, key, (0, *names), INSPECTION_TIMEOUT)
+        except DamagedError as error:
+            if error.field != OWN_FIELD:
+                raise
+            harm = error
+            now, *found = await self._call(LOOK, key, (1, *names), INSPECTION_TIMEOUT)
+        lines = [await self._line(key, name, records, now / 1e6) for name, records in zip(names, found, strict=True)]
+        return [line for line in lines if line.places or line.damage], harm
+
+    async def _line(self, key: bytes, name: str, records: Any, now: float) -> Line:
+        if isinstance(records, bytes):
+            return Line(name, now, (), await self._damaged(records, key))
+        try:
+            return Line(name, now, _rule.live(map(parse_place, records), now))
+        except ValueError as error:
+            where = (await self._node_of(key)).address
+            return Line(name, now, (), unreadable(where, key, name.encode(), name, str(error)))
+
+    async def _damaged(self, said: bytes, key: bytes) -> DamagedError:
+        return damaged((await self._node_of(key)).address, key, said.decode())
 
     def _key(self, name: str) -> bytes:
         return self._keys[0] if len(self._keys) == 1 else self._keys[crc32(name.encode()) % len(self._keys)]
@@ -326,7 +381,7 @@ class RedisStore:
                 node = self._route.follow(key, str(reply).split()[2], node, for_good=False)
                 payload, count = ASKING + command.pack_in_full(key, args), 2
             else:
-                raise self._refused(node, reply)
+                raise self._refused(node, reply, command, key)
         msg = f"{node.address}: redirected {REDIRECTIONS} times"
         raise StoreError(msg, transient=True)
 
@@ -358,8 +413,10 @@ class RedisStore:
             msg = f"{node.address}: not enough replicas confirmed it in time ({found})"
             raise _UnconfirmedError(msg, transient=True)
 
-    def _refused(self, node: Node, reply: Exception) -> StoreError:
-        error = refused(node.address, reply)
+    def _refused(self, node: Node, reply: Exception, command: Command, key: bytes) -> StoreError:
+        if code_of(reply) in ("DAMAGED", "WRONGTYPE"):
+            return damaged(node.address, key, str(reply))
+        error = refused(node.address, reply, command.called_in(str(reply)))
         if code_of(reply) in OUSTED:
             node.refresh()
             if self._route.may_change:
@@ -381,7 +438,7 @@ class RedisStore:
     async def _interview(self, node: Node, timeout: float) -> list[Any]:
         replies = await node.ask(QUESTIONS, ANSWERS, timeout)
         if isinstance(replies[0], Exception) and code_of(replies[0]) == "NOAUTH":
-            raise self._refused(node, replies[0])
+            raise refused(node.address, replies[0])
         return replies
 
 
@@ -398,11 +455,16 @@ def _standing(answer: Any, now: float) -> Standing:
     if isinstance(answer, int):
         return Standing(answer, True, now)
     ticket, holder, recheck = answer
-    return Standing(ticket, False, now, holder.decode(), _seconds(recheck))
+    return Standing(ticket, False, now, _text(holder), _seconds(recheck))
 
 
 def _refusal(holder: bytes, recheck: int, capacity: int, abstains: int = 0) -> Refusal:
-    return Refusal(holder.decode(), _seconds(recheck), capacity, bool(abstains))
+    return Refusal(_text(holder), _seconds(recheck), capacity, bool(abstains))
+
+
+def _text(owner: bytes) -> str:
+    """Decode an owner to be shown, whatever has written it."""
+    return owner.decode(errors="backslashreplace")
 
 
 def _seconds(duration: int) -> float:

@@ -20,6 +20,9 @@ _NUMBERS = struct.Struct("<II")
 _CHARGE = struct.Struct("<ddd")
 _BALANCE = struct.Struct("<?d")
 
+_LINE = re.compile(r"@user_script: ?(\d+)")
+_CALL = re.compile(r"redis\.p?call\('(\w+)'")
+
 ONCE = 64
 """So much that was packed is kept for the other members of a quorum, which are asked the same."""
 
@@ -43,6 +46,10 @@ class Command:
         """Pack the command for a server that may not know what it stands for."""
         return self.pack(key, args)
 
+    def called_in(self, said: str) -> str:
+        """Name the command that an error reply is about; empty if that cannot be told."""
+        return self._name
+
 
 class Script(Command):
     """A script of one key, called by its digest."""
@@ -59,6 +66,13 @@ class Script(Command):
         """Pack the script itself: whoever runs it has learnt it."""
         return pack((b"EVAL", self._text, b"1", key, *args))
 
+    def called_in(self, said: str) -> str:
+        """Find the command that failed by its line: Redis before 7 tells no more."""
+        line = _LINE.search(said)
+        text = self._text.decode().split("\n")[int(line[1]) - 1] if line else ""
+        called = _CALL.search(text)
+        return called[1] if called else ""
+
 
 JOIN = Script("join.lua")
 JOIN_ALL = Script("join_all.lua")
@@ -68,6 +82,7 @@ LINGER = Script("linger.lua")
 SPEND = Script("spend.lua")
 LOOK = Script("look.lua")
 MEMBER = Script("member.lua")
+MEND = Script("mend.lua")
 HSCAN = Command("HSCAN")
 
 
@@ -124,7 +139,7 @@ def parse_balance(reply: bytes) -> Balance:
 
 
 def parse_place(record: bytes) -> Place:
-    """Read a place as line.lua packs it."""
+    """Read a place as line.lua packs it, which has checked it. Raises ValueError if its owner is no text."""
     expires, ticket, acquired = _PLACE.unpack_from(record)
     rest = record[_PLACE.size :]
     for _ in ("before", "after"):
@@ -140,7 +155,7 @@ def parse_place(record: bytes) -> Place:
         weight=weight,
         expires_at=expires / 1e6,
         acquired_at=acquired / 1e6 or None,
-        metadata=rest[_NUMBERS.size :].decode(),
+        metadata=rest[_NUMBERS.size :].decode(errors="backslashreplace"),  # then it is no JSON
     )
 
 

@@ -15,7 +15,7 @@ local function refusal(line, place, queue, refused)
   line.fits = not line.waiting and line.spent + place.weight <= place.capacity
   if not line.fits and queue == 0 then
     return {server_time, 0, holder.owner, line.recheck, 0}
-  elseif refused and struct.unpack('<d', refused) > now then
+  elseif refused and (#refused ~= 8 or not (struct.unpack('<d', refused) <= now)) then  -- one unreadable refuses, too
     return {server_time, 0, '', -1, 0}
   end
 end
@@ -31,34 +31,7 @@ local function enter(line, place, ttl, heartbeat, floor)
   place.ticket = ticket
   place.expires = now + (line.fits and ttl or heartbeat)
   place.acquired = line.fits and now or 0
+  place.holds = line.fits
   append(line, place)
   return standing(line, place)
-end
-
--- Now and then look at some fields, more than were added since, for what has expired. Whatever may be wrong there is
--- no fault of this join, which is done.
-local function sweep()
-  local fields = redis.call('HRANDFIELD', bucket, 32)
-  local records = redis.call('HMGET', bucket, unpack(fields))
-  local dead, settled = {}, {}
-  for i, field in ipairs(fields) do
-    local zero = string.find(field, '\0', 1, true)
-    local expires = struct.unpack('<d', records[i])
-    if expires > now or #field == 1 and zero then
-      -- it lives, or is the bucket itself
-    elseif zero == 1 or not zero and expires ~= 0 then
-      dead[#dead + 1] = field
-    else
-      local found = zero and string.sub(field, 1, zero - 1) or field
-      if not settled[found] then
-        settled[found] = true
-        local line = open(found, redis.call('HGET', bucket, found))
-        settle(line)
-        save(line, {})
-      end
-    end
-  end
-  if #dead > 0 then
-    redis.call('HDEL', bucket, unpack(dead))
-  end
 end

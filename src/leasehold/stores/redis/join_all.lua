@@ -30,6 +30,8 @@ for i = 1, #ARGV / 2 do
         remove(joined, joined.own)
         settle(joined)
       end
+    end
+    for _, joined in ipairs(lines) do
       save(joined, {})
     end
     save(line, stepped_back and {'\0', packed_bucket()} or {})
@@ -47,6 +49,7 @@ for i, line in ipairs(lines) do
   save(line, i == 1 and {'\0', packed_bucket()} or {})
 end
 if ticket % 16 < #lines then
-  pcall(sweep)
+  --include sweep.lua
+  pcall(sweep, 32)
 end
 return reply

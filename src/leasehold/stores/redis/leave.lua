@@ -10,25 +10,23 @@ local record = state[1]
 if not ARGV[3] then
   if not record then
     return 0
-  elseif struct.unpack('<d', record) ~= 0 then  -- the only place of its line
-    local _, _, _, _, holder = struct.unpack('<dddI4I2c0', record)
-    if holder == owner then
-      return redis.call('HDEL', bucket, name)
-    end
-    return 0
+  elseif #record > 30 and struct.unpack('<d', record) ~= 0
+      and string.sub(record, 25, 30 + #owner) == struct.pack('<I4I2', 0, #owner) .. owner then
+    return redis.call('HDEL', bucket, name)  -- the only place of its line
   end
 end
 
 local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-if state[3] then
-  local _, last, shift = struct.unpack('<ddd', state[3])
-  now = math.max(now + shift, last)
-end
+local server_time = time[1] * 1000000 + time[2]
+local kept = state[3]
 
+--include bucket.lua
 --include line.lua
 
 local line = open(name, record, owner, state[2])
+if not line.linked and not ARGV[3] then
+  return 0
+end
 local own = find(line, owner)
 if own then
   remove(line, own)
@@ -37,4 +35,8 @@ else
 end
 settle(line)
 save(line, not ARGV[3] and {} or {'\0' .. owner, struct.pack('<d', now + ARGV[3])})
+if ARGV[3] then
+  --include sweep.lua
+  pcall(sweep, 8)
+end
 return own and own.expires > now and 1 or 0

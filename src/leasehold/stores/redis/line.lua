@@ -12,18 +12,39 @@
 -- Times are microseconds on the bucket's clock, which follows the server's but never goes back.
 -- A script that includes this file has set `bucket` and `now`. It changes a line in memory, then saves it. A server
 -- refuses only the first write of a script, so that a step is done as a whole or not at all; and for lack of memory it
--- does not refuse one that removes something.
+-- does not refuse one that removes something. A user may lack the right to one of HSET and HDEL: `save` tries both before
+-- it changes anything.
+--
+-- A record that makes no sense, or a link that is not answered by one back, ends the script before it has written
+-- anything: 'DAMAGED(field in hexadecimal: what is wrong)'. A walk along links that lead back the way it came cannot be
+-- a circle, so it ends.
 
--- A field that is never there, for whoever must not be refused and may have nothing else to remove.
+-- A field that is never there, for a script that must not be refused and may have nothing else to remove.
 local FREES = '\0\0'
 local LINKS = '<dddI2c0I2c0'
+local PLACE = '<dddI2c0I2c0I2c0I1c0I1c0I4I4'
 
-local function parse(record)
-  local expires, ticket, acquired, before, after, owner, channel, secret, capacity, weight =
-    struct.unpack('<dddI2c0I2c0I2c0I1c0I1c0I4I4', record)
+local function damaged(field, what)
+  local bytes = string.gsub(string.sub(field, 1, 600), '.', function(byte)
+    return string.format('%02x', string.byte(byte))
+  end)
+  error('DAMAGED(' .. bytes .. ': ' .. what .. ')', 0)
+end
+
+-- Read a place; one that comes from `field` must make sense.
+local function parse(record, field)
+  local is_whole, expires, ticket, acquired, before, after, owner, channel, secret, capacity, weight =
+    pcall(struct.unpack, PLACE, record)
+  if not is_whole then
+    damaged(field, 'it is cut short')
+  elseif field and not (expires > 0 and expires < 2^54 and ticket >= 1 and ticket < 2^53
+      and acquired >= 0 and acquired < 2^54 and weight >= 1 and weight <= capacity and owner ~= '') then
+    damaged(field, 'it holds impossible values')
+  end
   return {
     expires = expires, ticket = ticket, acquired = acquired, before = before, after = after, owner = owner,
-    channel = channel, secret = secret, capacity = capacity, weight = weight, constant = string.sub(record, 29 + #before + #after),
+    channel = channel, secret = secret, capacity = capacity, weight = weight,
+    constant = string.sub(record, 29 + #before + #after),
   }
 end
 
@@ -32,18 +53,37 @@ local function pack(place)
     #place.before, place.before, #place.after, place.after) .. place.constant
 end
 
+local function parse_linked(line, owner, record)
+  local field = line.name .. '\0' .. owner
+  local place = parse(record, field)
+  if place.owner ~= owner then
+    damaged(field, 'it is the place of another owner')
+  end
+  return place
+end
+
 -- Open a line by its name's record; `own`, if given, is the record of a place that is sure to be looked for.
 local function open(name, record, owner, own)
   local line = {name = name, first = '', last = '', linked = false, places = {}, dirty = {}, gone = {}, woken = {}}
-  if record and struct.unpack('<d', record) == 0 then
-    local _
-    _, line.first, line.last = struct.unpack('<dI2c0I2c0', record)
+  if not record then
+    return line
+  elseif #record < 8 then
+    damaged(name, 'it is cut short')
+  elseif struct.unpack('<d', record) == 0 then
+    local is_whole, _, first, last = pcall(struct.unpack, '<dI2c0I2c0', record)
+    if not is_whole or #record ~= 12 + #first + #last or first == '' or last == '' then
+      damaged(name, 'it is no header')
+    end
+    line.first, line.last = first, last
     line.linked = true
     if owner then
-      line.places[owner] = own and parse(own)
+      line.places[owner] = own and parse_linked(line, owner, own)
     end
-  elseif record then
-    local place = parse(record)
+  else
+    local place = parse(record, name)
+    if place.before ~= '' or place.after ~= '' then
+      damaged(name, 'it has neighbours, but no header')
+    end
     line.places[place.owner] = place
     line.first, line.last = place.owner, place.owner
   end
@@ -53,9 +93,33 @@ end
 local function find(line, owner)
   if line.places[owner] == nil and line.linked then
     local record = redis.call('HGET', bucket, line.name .. '\0' .. owner)
-    line.places[owner] = record and parse(record)
+    line.places[owner] = record and parse_linked(line, owner, record)
   end
   return line.places[owner]
+end
+
+-- Find a place that another, or the header, names.
+local function follow(line, owner)
+  local place = find(line, owner)
+  if not place then
+    damaged(line.name .. '\0' .. owner, 'it is not there')
+  end
+  return place
+end
+
+local function check_link(line, link, owner)
+  if link ~= owner then
+    damaged(line.name, 'its places are not linked both ways')
+  end
+end
+
+-- Find the places before and after one; the header stands for what is not there.
+local function neighbours(line, place)
+  local before = place.before ~= '' and follow(line, place.before)
+  local after = place.after ~= '' and follow(line, place.after)
+  check_link(line, before and before.after or line.first, place.owner)
+  check_link(line, after and after.before or line.last, place.owner)
+  return before, after
 end
 
 local function touch(line, place)
@@ -65,7 +129,8 @@ end
 local function append(line, place)
   place.before, place.after = line.last, ''
   if line.last ~= '' then
-    local last = find(line, line.last)
+    local last = follow(line, line.last)
+    check_link(line, last.after, '')
     last.after = place.owner
     touch(line, last)
     line.linked = true
@@ -78,8 +143,7 @@ local function append(line, place)
 end
 
 local function remove(line, place)
-  local before = place.before ~= '' and find(line, place.before)
-  local after = place.after ~= '' and find(line, place.after)
+  local before, after = neighbours(line, place)
   if before then
     before.after = place.after
     touch(line, before)
@@ -100,9 +164,10 @@ end
 -- Walk from the head to where the capacity is spent or the first living place does not fit; drop the expired.
 local function settle(line)
   line.holders, line.spent, line.recheck = {}, 0, math.huge
-  local owner = line.first
+  local before, owner = '', line.first
   while owner ~= '' do
-    local place = find(line, owner)
+    local place = follow(line, owner)
+    check_link(line, place.before, before)
     local after = place.after
     if place.expires <= now then
       remove(line, place)
@@ -112,6 +177,7 @@ local function settle(line)
       line.spent = line.spent + place.weight
       line.holders[#line.holders + 1] = place
       line.recheck = math.min(line.recheck, place.expires - now)
+      place.holds, before = true, owner
       if place.acquired == 0 then
         place.acquired = now
         touch(line, place)
@@ -125,6 +191,17 @@ local function settle(line)
     owner = after
   end
   line.waiting = owner ~= ''
+  if not line.waiting then
+    check_link(line, line.last, before)
+  end
+end
+
+-- Tell whether a place of a settled line holds.
+local function is_held(line, place)
+  if place.acquired ~= 0 and not place.holds then
+    damaged(line.name .. '\0' .. place.owner, 'it is marked as held, behind others that wait')
+  end
+  return place.acquired ~= 0
 end
 
 -- Look for an owner's living place in a settled line.
@@ -140,7 +217,8 @@ end
 -- Tell whether only holders stand before a place, dropping the dead on the way.
 local function is_first_waiting(line, place)
   while place.before ~= '' do
-    local before = find(line, place.before)
+    local before = follow(line, place.before)
+    check_link(line, before.after, place.owner)
     if before.acquired ~= 0 then
       return true
     elseif before.expires > now then
@@ -153,7 +231,7 @@ end
 
 -- A held place's ticket; of a waiting one also who holds and when to look again (-1: when woken).
 local function standing(line, place)
-  if place.acquired ~= 0 then
+  if is_held(line, place) then
     return place.ticket
   end
   return {place.ticket, line.holders[1].owner, is_first_waiting(line, place) and line.recheck or -1}
@@ -163,13 +241,6 @@ local function refresh(line, place, life)
   if now + life > place.expires then
     place.expires = now + life
     touch(line, place)
-  end
-end
-
--- Lua passes some 8,000 values at most.
-local function write(command, values)
-  for i = 1, #values, 4000 do
-    redis.call(command, bucket, unpack(values, i, math.min(i + 3999, #values)))
   end
 end
 
@@ -199,8 +270,15 @@ local function save(line, fields)
     fields[#fields + 1] = name
     fields[#fields + 1] = pack(line.dirty[line.first])
   end
-  write('HDEL', gone)
-  write('HSET', fields)
+  if #gone > 0 and #fields > 0 then
+    redis.call('HDEL', bucket, FREES)
+  end
+  for i = 1, #fields, 4000 do  -- Lua passes some 8,000 values at most
+    redis.call('HSET', bucket, unpack(fields, i, math.min(i + 3999, #fields)))
+  end
+  for i = 1, #gone, 4000 do
+    redis.call('HDEL', bucket, unpack(gone, i, math.min(i + 3999, #gone)))
+  end
   for _, place in ipairs(line.woken) do
     redis.pcall('PUBLISH', place.channel, place.secret)
   end

@@ -17,8 +17,7 @@ local kept = state[1]
 -- Let a place stand where it stands under another owner's name.
 local function rename(line, place, metadata)
   local constant = place.constant
-  local before = place.before ~= '' and find(line, place.before)
-  local after = place.after ~= '' and find(line, place.after)
+  local before, after = neighbours(line, place)
   if before then
     before.after = heir
     touch(line, before)
@@ -45,7 +44,7 @@ end
 local line = open(name, state[2], owner, state[3])
 settle(line)
 local own = find(line, owner)
-local stays = own and own.acquired ~= 0 and not find(line, heir)
+local stays = own and is_held(line, own) and not find(line, heir)
 local fields = {}
 if stays then
   rename(line, own, ARGV[6])
@@ -62,4 +61,8 @@ if ARGV[5] ~= '0' then
   fields[#fields + 1] = struct.pack('<d', now + ARGV[5])
 end
 save(line, fields)
+if ARGV[5] ~= '0' then
+  --include sweep.lua
+  pcall(sweep, 8)
+end
 return stays and 1 or 0

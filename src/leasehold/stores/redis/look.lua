@@ -1,31 +1,28 @@
 -- Read lines as they are, changing nothing.
 --
 -- KEYS  bucket
--- ARGV  names
--- Returns {the bucket's time, and for each name the records of its places in order (see line.lua)}.
+-- ARGV  whether to do without the bucket's own field, if that is damaged (1 or 0), then names
+-- Returns {the bucket's time, and for each name the records of its places in order (see line.lua), or what is damaged}.
 
 local bucket = KEYS[1]
 local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-local state = redis.call('HGET', bucket, '\0')
-if state then
-  local _, last, shift = struct.unpack('<ddd', state)
-  now = math.max(now + shift, last)
-end
+local server_time = time[1] * 1000000 + time[2]
+local kept = ARGV[1] == '0' and redis.call('HGET', bucket, '\0')
+
+--include bucket.lua
+--include line.lua
+--include walk.lua
+
 local reply = {now}
-for i, name in ipairs(ARGV) do
-  local record = redis.call('HGET', bucket, name)
-  local places = {}
-  if record and struct.unpack('<d', record) ~= 0 then
-    places[1] = record
-  elseif record then
-    local _, owner = struct.unpack('<dI2c0', record)
-    while owner ~= '' do
-      record = redis.call('HGET', bucket, name .. '\0' .. owner)
-      places[#places + 1] = record
-      _, _, _, _, owner = struct.unpack('<dddI2c0I2c0', record)
+for i = 2, #ARGV do
+  local is_sound, found = pcall(walk, ARGV[i])
+  if not is_sound then
+    reply[i] = tostring(found)
+  else
+    for number, place in ipairs(found) do
+      found[number] = pack(place)
     end
+    reply[i] = found
   end
-  reply[i + 1] = places
 end
 return reply

@@ -2,7 +2,7 @@
 --
 -- KEYS  bucket
 -- ARGV  member (1 or 0), then for each place its name, and packed: ttl, heartbeat, floor, claim (1 or 0), owner
--- Returns {server time, and for each place its standing (see line.lua), or 0 if it is gone}.
+-- Returns {server time, and for each place its standing (see line.lua), 0 if it is gone, or what is damaged}.
 
 local bucket = KEYS[1]
 local time = redis.call('TIME')
@@ -24,22 +24,37 @@ local kept = records[1]
 --include bucket.lua
 --include line.lua
 
+-- Renew a place in a line that has to be opened.
+local function renew_in_line(name, owner, life, heartbeat, floor)
+  local line = open(name, redis.call('HGET', bucket, name))
+  settle(line)
+  local own = find_living(line, owner)
+  local answer = 0
+  if own then
+    refresh(line, own, is_held(line, own) and life or heartbeat)
+    if own.acquired ~= 0 and floor > own.ticket then
+      own.ticket = floor
+      ticket = math.max(ticket, floor)
+      touch(line, own)
+    end
+    answer = standing(line, own)
+  end
+  save(line, {})
+  return answer
+end
+
 redis.call('HDEL', bucket, FREES)
 local fields = {}
 local at_stake = 0
 for i = 2, #names do
-  local record = records[i]
-  local ttl, heartbeat, floor, claim, owner = struct.unpack('<dddBI2c0', ARGV[2 * i - 1])
-  local expires, own_ticket, holder
-  if record then
-    expires = struct.unpack('<d', record)
-    if expires ~= 0 then
-      local _
-      expires, own_ticket, _, _, holder = struct.unpack('<dddI4I2c0', record)
-    end
-  end
+  local record, packed = records[i], ARGV[2 * i - 1]
+  local ttl, heartbeat, floor, claim = struct.unpack('<dddB', packed)
   local life = claim == 1 and ttl or heartbeat
-  if expires and holder == owner and expires > now and floor == 0 then
+  local expires, own_ticket = 0, 0
+  if record and floor == 0 and string.sub(record, 25, 3 + #packed) == '\0\0\0\0' .. string.sub(packed, 26) then
+    expires, own_ticket = struct.unpack('<dd', record)
+  end
+  if expires > now and expires < 2^54 and own_ticket >= 1 and own_ticket < 2^53 then
     -- the only place of its line: no need to open it
     if now + life > expires then
       fields[#fields + 1] = names[i]
@@ -53,21 +68,11 @@ for i = 2, #names do
       redis.call('HSET', bucket, unpack(fields))
       fields = {}
     end
-    local line = open(names[i], redis.call('HGET', bucket, names[i]))
-    settle(line)
-    local own = find_living(line, owner)
-    if own then
-      refresh(line, own, own.acquired ~= 0 and life or heartbeat)
-      if own.acquired ~= 0 and floor > own.ticket then
-        own.ticket = floor
-        ticket = math.max(ticket, floor)
-        touch(line, own)
-      end
-      reply[i] = standing(line, own)
-    else
-      reply[i] = 0
+    local is_done, answer = pcall(renew_in_line, names[i], string.sub(packed, 28), life, heartbeat, floor)
+    if not is_done and not string.find(tostring(answer), 'DAMAGED(', 1, true) then
+      error(answer, 0)
     end
-    save(line, {})
+    reply[i] = answer
   end
   at_stake = math.max(at_stake, ttl)
 end

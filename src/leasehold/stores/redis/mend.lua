@@ -1,0 +1,37 @@
+-- Remove what is damaged, and nothing else.
+--
+-- KEYS  bucket
+-- ARGV  member (1 or 0), whether a line is known to be damaged (1 or 0), its name, and the fields to remove if it is
+-- Returns 1 if anything was damaged, else 0.
+
+local bucket, name = KEYS[1], ARGV[3]
+local time = redis.call('TIME')
+local server_time = time[1] * 1000000 + time[2]
+local kept = redis.call('HGET', bucket, '\0')
+
+local function read_clock()
+  --include bucket.lua
+  return now
+end
+
+local is_sound, now = pcall(read_clock)
+local is_mended = 0
+if not is_sound then
+  now = server_time
+  is_mended = 1
+  redis.call('HDEL', bucket, '\0')
+  if ARGV[1] == '0' then  -- while a member that has forgotten its votes must not vote
+    redis.call('HSET', bucket, '\0', struct.pack('<ddddd', 0, now, 0, 0, 0))
+  end
+end
+
+--include line.lua
+--include walk.lua
+
+if ARGV[2] == '1' or not pcall(walk, name) then
+  is_mended = 1
+  for i = 4, #ARGV, 4000 do
+    redis.call('HDEL', bucket, unpack(ARGV, i, math.min(i + 3999, #ARGV)))
+  end
+end
+return is_mended

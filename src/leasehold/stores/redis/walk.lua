@@ -1,0 +1,15 @@
+-- How a whole line is read. A script that includes this file has included line.lua before.
+
+-- Give all places in order, having checked every link.
+local function walk(name)
+  local line = open(name, redis.call('HGET', bucket, name))
+  local places, before, owner = {}, '', line.first
+  while owner ~= '' do
+    local place = follow(line, owner)
+    check_link(line, place.before, before)
+    places[#places + 1] = place
+    before, owner = owner, place.after
+  end
+  check_link(line, line.last, before)
+  return places
+end

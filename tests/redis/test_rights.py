@@ -1,0 +1,145 @@
+"""Users that may not do all that a script does: told at once which right is missing, and nothing is half done."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from leasehold import StoreError
+from leasehold._model import Ask, Charge, Renewal, Stay
+from leasehold._runtime import drive
+from leasehold.runtimes.threads import ThreadRuntime
+from leasehold.stores.redis import RedisStore
+from leasehold.stores.redis._address import parse_url
+from tests.redis.test_bad_servers import MINIMAL
+from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
+from tests.servers.redis import RedisServer
+
+TIMEOUT = 5.0
+
+
+@pytest.fixture(params=[flavour.name for flavour in redis_flavours()])
+def flavour(request: pytest.FixtureRequest) -> Flavour:
+    return FLAVOURS[request.param]
+
+
+@pytest.fixture
+def admin(fresh_server: RedisServer) -> Iterator[redis.Redis]:
+    with fresh_server.client(decode_responses=False) as client:
+        yield client
+
+
+def store_of(server: RedisServer, *rules: str) -> RedisStore:
+    """Give the store as a user of these rights sees it."""
+    with server.client() as client:
+        client.execute_command(
+            "ACL",
+            "SETUSER",
+            "app",
+            "reset",
+            "on",
+            ">secret",
+            "~leasehold:*",
+            "resetchannels",
+            "&leasehold:*",
+            *MINIMAL,
+            "+info",
+            *rules,
+        )
+    (deployment,), _ = parse_url(f"redis://app:secret@127.0.0.1:{server.port}")
+    return RedisStore(ThreadRuntime(), deployment)
+
+
+def ask(name: str, owner: str, heartbeat: float = 60.0) -> Ask:
+    return Ask(name, owner, 60.0, heartbeat)
+
+
+def line_of_three(server: RedisServer) -> None:
+    """Make a line whose second place has ended, so that more than one record has to change."""
+    store = store_of(server)
+    for owner, heartbeat in (("a", 60.0), ("b", 1e-6), ("c", 60.0)):
+        drive(store.join(ask("x", owner, heartbeat), TIMEOUT))
+    drive(store.close())
+
+
+LACKING = {
+    "time": lambda store: store.join(ask("y", "z"), TIMEOUT),
+    "hmget": lambda store: store.join(ask("y", "z"), TIMEOUT),
+    "hset": lambda store: store.join(ask("y", "z"), TIMEOUT),
+    "hget": lambda store: store.join(ask("x", "z"), TIMEOUT),
+    "hdel": lambda store: store.leave("x", "a", TIMEOUT),
+    "get": lambda store: store.spend(Charge("r", 1.0, 1.0), TIMEOUT),
+    "set": lambda store: store.spend(Charge("r", 1.0, 1.0), TIMEOUT),
+    "hscan": lambda store: store.inspect(),
+    "evalsha": lambda store: store.join(ask("y", "z"), TIMEOUT),
+}
+
+
+@pytest.mark.parametrize("lacking", LACKING)
+def test_a_right_that_is_missing_inside_a_script_is_named_at_once(fresh_server: RedisServer, lacking: str) -> None:
+    line_of_three(fresh_server)
+    store = store_of(fresh_server, f"-{lacking}")
+    with pytest.raises(StoreError) as caught:
+        drive(LACKING[lacking](store))
+    assert not caught.value.transient
+    said = str(caught.value)
+    assert re.search(rf"'{lacking}' command|allowed to {lacking.upper()}:", said)
+    assert str(fresh_server.port) in said
+    assert "docs/redis.md" in said
+    drive(store.close())
+
+
+@pytest.mark.parametrize("lacking", ["hset", "hdel"])
+@pytest.mark.parametrize("step", ["join", "renew", "leave", "leave for good", "linger", "join_all"])
+def test_a_user_that_lacks_a_right_leaves_a_line_as_it_was(
+    fresh_server: RedisServer, admin: redis.Redis, lacking: str, step: str
+) -> None:
+    line_of_three(fresh_server)
+    store = store_of(fresh_server, f"-{lacking}")
+    steps = {
+        "join": lambda: store.join(ask("x", "d"), TIMEOUT),
+        "renew": lambda: store.renew([Renewal("x", "c", 60.0, 61.0)], TIMEOUT),
+        "leave": lambda: store.leave("x", "a", TIMEOUT),
+        "leave for good": lambda: store.leave("x", "a", TIMEOUT, 30.0),
+        "linger": lambda: store.linger(Stay("x", "a", 30.0, unsure=30.0), TIMEOUT),
+        "join_all": lambda: store.join_all(
+            [ask("y", "d")._replace(queue=False), ask("z", "d")._replace(queue=False)], 5.0
+        ),
+    }
+    before = admin.hgetall("leasehold:bucket:0")
+    try:
+        drive(steps[step]())
+    except StoreError as error:
+        failure: StoreError | None = error
+    else:
+        failure = None
+    after = admin.hgetall("leasehold:bucket:0")
+    if failure is not None:
+        assert not failure.transient
+        assert after == before
+    else:
+        assert lacking == "hdel", "everything here writes"
+        assert set(before) <= set(after), "it had nothing to remove"
+    drive(store.close())
+    healthy = store_of(fresh_server)
+    assert [line.damage for line in drive(healthy.inspect())] == [None] * len(drive(healthy.inspect()))
+    drive(healthy.close())
+
+
+def test_a_user_that_may_not_publish_does_everything_else(fresh_server: RedisServer) -> None:
+    """Only wake-ups are lost, which waiters survive: they ask by themselves."""
+    line_of_three(fresh_server)
+    for rules in (("-publish",), ("resetchannels",)):
+        store = store_of(fresh_server, *rules)
+        drive(store.join(ask("x", "d"), TIMEOUT))
+        assert drive(store.leave("x", "d", TIMEOUT))
+        drive(store.close())
+    store = store_of(fresh_server, "-publish")
+    assert drive(store.leave("x", "a", TIMEOUT))
+    (standing,) = drive(store.renew([Renewal("x", "c", 60.0, 60.0)], TIMEOUT))
+    assert standing is not None
+    assert standing.held
+    drive(store.close())
