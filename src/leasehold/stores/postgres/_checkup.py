@@ -15,13 +15,15 @@ SKEW = 1.0
 
 QUESTION = """\
 SELECT
-    current_setting('server_version'), pg_is_in_recovery(), extract(epoch FROM clock_timestamp()), s.version,
-    current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'),
-    current_setting('transaction_isolation'),
+    pg_catalog.current_setting('server_version'), pg_catalog.pg_is_in_recovery(),
+    extract(epoch FROM pg_catalog.clock_timestamp()), s.version,
+    pg_catalog.current_setting('fsync'), pg_catalog.current_setting('full_page_writes'),
+    pg_catalog.current_setting('synchronous_commit'), pg_catalog.current_setting('transaction_isolation'),
     (
-        SELECT string_agg(c.relname, ', ' ORDER BY c.relname)
-        FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-        WHERE n.nspname = $1 AND c.relkind = 'r' AND c.relpersistence = 'u'
+        SELECT pg_catalog.string_agg(c.relname, ', ' ORDER BY c.relname)
+        FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+        WHERE n.nspname OPERATOR(pg_catalog.=) $1 AND c.relkind OPERATOR(pg_catalog.=) 'r'
+            AND c.relpersistence OPERATOR(pg_catalog.=) 'u'
     )
 FROM (SELECT) one LEFT JOIN {schema}.lock_state s ON true"""
 
