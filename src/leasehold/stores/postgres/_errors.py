@@ -9,6 +9,7 @@ from psycopg import pq
 from psycopg.errors import error_from_result
 
 from leasehold.errors import StoreError
+from leasehold.stores._pipeline import QueuedError
 from leasehold.stores.postgres._address import Address
 
 FAILURES = (OSError, psycopg.OperationalError)
@@ -71,7 +72,8 @@ def unanswered(address: Address, error: BaseException) -> StoreError:
     text = str(error).strip()
     if isinstance(error, TimeoutError):
         text = text or "no answer in time"
-    failure = StoreError(f"{address}: {text or type(error).__name__}", transient=True)
+    is_busy = isinstance(error, QueuedError)
+    failure = StoreError(f"{address}: {text or type(error).__name__}", transient=True, overloaded=is_busy)
     failure.__cause__ = error
     return failure
 
