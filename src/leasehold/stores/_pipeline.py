@@ -11,7 +11,6 @@ from typing import Any, Generic, Protocol, TypeVar
 from leasehold import _lifecycle
 from leasehold.runtimes.aio import AsyncRuntime
 
-
 ALIVE = 0.25
 """How long ago, at most, a server has answered something that is busy, and not silent."""
 

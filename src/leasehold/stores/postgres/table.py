@@ -40,7 +40,7 @@ from leasehold.stores._ear import BlockingEar, Ear, LoopEar, OnLost, OnWake
 from leasehold.stores.postgres import _blocking, _pipelined
 from leasehold.stores.postgres._address import Address
 from leasehold.stores.postgres._checkup import QUESTION, findings
-from leasehold.stores.postgres._errors import FAILURES, unanswered, was_busy
+from leasehold.stores.postgres._errors import FAILURES, unanswered, was_busy, was_full
 from leasehold.stores.postgres._libpq import Lane, Params, Row, Statement, array
 from leasehold.stores.postgres._migrations import quoted
 
@@ -142,7 +142,7 @@ class TableStore:
             array(["t" if renewal.claim else "f" for renewal in renewals]),
         )
         standings: list[Standing | None] = [None] * len(renewals)
-        for number, ticket, *rest in await self._node.ask(self._statements.renew, params, timeout, Lane.STEADY):
+        for number, ticket, *rest in await self._ask(self._statements.renew, params, timeout, Lane.STEADY):
             assert number is not None
             standings[int(number) - 1] = UNKNOWN if ticket is None else _standing(ticket, *rest)
         return standings
@@ -238,7 +238,7 @@ class TableStore:
             for _, others in trying:
                 others.append(statement)
             try:
-                return await self._node.ask(statement, (*params, b"50ms"), timeout)
+                return await self._ask(statement, (*params, b"50ms"), timeout)
             except StoreError as error:
                 if not was_busy(error):
                     raise
@@ -266,7 +266,17 @@ class TableStore:
 
     async def _wait_for(self, statement: Statement, params: Params, deadline: float) -> list[Row]:
         left = max(deadline - self.runtime.now(), 0.05)
-        return await self._node.ask(statement, (*params, b"%dms" % (1000 * left)), left + 0.05, Lane.STUCK)
+        return await self._ask(statement, (*params, b"%dms" % (1000 * left)), left + 0.05, Lane.STUCK)
+
+    async def _ask(self, statement: Statement, params: Params, timeout: float, lane: Lane = Lane.COMMON) -> list[Row]:
+        """Ask, and once more if the server did nothing since it could not notify: the next time it does not try to."""
+        deadline = self.runtime.now() + timeout
+        try:
+            return await self._node.ask(statement, params, timeout, lane)
+        except StoreError as error:
+            if not was_full(error):
+                raise
+        return await self._node.ask(statement, params, max(deadline - self.runtime.now(), 0.05), lane)
 
     def _sweep_now_and_then(self) -> None:
         self._joins += 1

@@ -170,13 +170,24 @@ BEGIN
         spent := spent + place.weight;
         IF place.acquired_at IS NULL THEN
             UPDATE {schema}.distributed_locks l SET acquired_at = _now WHERE l.name = _name AND l.fence = place.fence;
-            IF place.channel <> '' THEN
+            -- A full queue would fail the whole transaction, at its end, where nothing can catch it. To ask for its usage
+            -- also makes the server drop what every session has read, which it may not do for long by itself.
+            IF place.channel <> '' AND pg_notification_queue_usage() < 0.5 THEN
                 PERFORM pg_notify(place.channel, place.holder);
             END IF;
         END IF;
     END LOOP;
 END
 $$;
+
+-- In how many seconds a waiter is to ask by itself: when the first lease of the holders ends, if it is next in line; soon,
+-- if nothing would notify it.
+CREATE OR REPLACE FUNCTION {schema}.line_recheck(_is_next boolean, _ends timestamptz, _now timestamptz)
+RETURNS double precision LANGUAGE sql  -- as rate_left is: inlined, and resolved here and now
+RETURN least(
+    CASE WHEN pg_notification_queue_usage() >= 0.5 THEN 0.1 END,
+    CASE WHEN _is_next THEN extract(epoch FROM _ends - _now) END
+);
 
 -- Take a place, or refresh the one the owner has. No ticket: refused, because of another capacity if that is told.
 -- `_lock_timeout` is set for the rest of the transaction, so only for one of the caller's own.
@@ -237,7 +248,7 @@ BEGIN
             held := own.acquired_at IS NOT NULL;
             IF NOT held THEN
                 holder := head.holder;
-                recheck := CASE WHEN head.waiting = ticket THEN extract(epoch FROM head.ends - moment) END;
+                recheck := {schema}.line_recheck(head.waiting = ticket, head.ends, moment);
             END IF;
             RETURN;
         END IF;
@@ -271,7 +282,7 @@ BEGIN
     held := fits;
     IF NOT fits THEN
         holder := head.holder;
-        recheck := CASE WHEN head.waiting IS NULL THEN extract(epoch FROM head.ends - moment) END;
+        recheck := {schema}.line_recheck(head.waiting IS NULL, head.ends, moment);
     END IF;
 END
 $$;
@@ -352,7 +363,7 @@ BEGIN
                 holder := head.holder;
                 recheck := CASE  -- soon, where somebody else may be settling by what he saw before
                     WHEN head.unsettled THEN 0.05
-                    WHEN head.waiting = ticket THEN extract(epoch FROM head.ends - moment)
+                    ELSE {schema}.line_recheck(head.waiting = ticket, head.ends, moment)
                 END;
             END IF;
         END IF;
