@@ -84,6 +84,9 @@ class Engine:
                 refusal = await self._stand_in_line(lease, deadline, retry)
             except StoreError as error:
                 self.drop(lease, error)
+                now = self.runtime.now()
+                if error.overloaded and now + retry.max_delay >= deadline and (ask.queue or asks_again):
+                    raise self.too_busy(ask, attempts, now - started) from error
                 raise
             except BaseException as interruption:
                 await self.abandon(lease, interruption)
@@ -388,6 +391,14 @@ class Engine:
             waited=waited,
             holder=holder,
         )
+
+    def too_busy(self, ask: Ask, attempts: int, waited: float) -> LockAcquisitionError:
+        """Explain that the caller's time is over while the store answers others; the place is given up later."""
+        msg = (
+            f"{ask.name!r} was not acquired in {waited:.1f} s: the store had too many requests to answer before this "
+            "one; raise the timeout, or ask for less at a time"
+        )
+        return LockAcquisitionError(msg, name=ask.name, attempts=attempts, waited=waited)
 
     def check_open(self, name: str = "") -> None:
         """Raise ClosedError once the client was closed."""

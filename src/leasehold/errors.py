@@ -76,11 +76,14 @@ class StoreError(LockError):
 
     ``transient``: there was no answer. The request may have been carried out, even later, and may succeed if
     repeated. Otherwise the store refused it: nothing was done, and somebody has to mend something.
+
+    ``overloaded``: the store answers other requests, but did not get to this one in time.
     """
 
-    def __init__(self, message: str, *, name: str = "", transient: bool = False) -> None:
+    def __init__(self, message: str, *, name: str = "", transient: bool = False, overloaded: bool = False) -> None:
         super().__init__(message, name=name)
         self.transient = transient
+        self.overloaded = overloaded
 
 
 class DamagedError(StoreError):

@@ -22,26 +22,34 @@ T = TypeVar("T")
 _LOCK_NOT_AVAILABLE = "55P03"
 _MAX_MILLISECONDS = 2**31 - 1
 
+# Everything is named with its schema, operators too: the search_path is the user's, and what another role has planted
+# in one of its schemas must not run. `bigint` and `integer` are keywords, which no other type can be named like.
 # A materialized query is sorted before anything is computed from its rows; a plain ORDER BY leaves that to the planner.
 # The keys are text since asyncpg would ask the server what an array of numbers is, once for each connection.
 _KEYS = """
     WITH key AS MATERIALIZED (
-        SELECT numbers, strpos(numbers, ',') > 0 AS is_pair
-        FROM unnest(CAST($1 AS text[])) WITH ORDINALITY AS given (numbers, place)
+        SELECT numbers, pg_catalog.strpos(numbers, ',') OPERATOR(pg_catalog.>) 0 AS is_pair
+        FROM pg_catalog.unnest(CAST($1 AS pg_catalog.text[])) WITH ORDINALITY AS given (numbers, place)
         ORDER BY place
     )
 """
 # A lock_timeout counts for each lock anew, so each has what the ones before it have left.
-_SET_LOCK_TIMEOUT = """set_config('lock_timeout', greatest(1, CAST($2 AS bigint) - floor(
-    extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000))::bigint::text, true)"""
+_SET_LOCK_TIMEOUT = """pg_catalog.set_config('lock_timeout', greatest(1, CAST($2 AS bigint) OPERATOR(pg_catalog.-)
+    CAST(pg_catalog.floor(extract(
+        epoch FROM pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) pg_catalog.statement_timestamp()
+    ) OPERATOR(pg_catalog.*) 1000) AS bigint))::pg_catalog.text, true)"""
+_RESTORE_LOCK_TIMEOUT = "SELECT pg_catalog.set_config('lock_timeout', CAST($1 AS pg_catalog.text), true)"
 _HOLDER = """
-    SELECT key, pid, application_name
-    FROM unnest(CAST($1 AS text[])) WITH ORDINALITY AS given (key, place)
-    JOIN pg_locks ON locktype = 'advisory' AND granted AND concat_ws(',', classid, objid, objsubid) = key
-    JOIN pg_stat_activity USING (pid)
-    WHERE (mode = 'ExclusiveLock' OR NOT CAST($2 AS boolean)) AND pid <> pg_backend_pid()
-    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-    ORDER BY place, pid LIMIT 1
+    SELECT given.key, l.pid, a.application_name
+    FROM pg_catalog.unnest(CAST($1 AS pg_catalog.text[])) WITH ORDINALITY AS given (key, place)
+    JOIN pg_catalog.pg_locks l ON l.locktype OPERATOR(pg_catalog.=) 'advisory' AND l.granted
+        AND pg_catalog.concat_ws(',', l.classid, l.objid, l.objsubid) OPERATOR(pg_catalog.=) given.key
+    JOIN pg_catalog.pg_stat_activity a ON a.pid OPERATOR(pg_catalog.=) l.pid
+    WHERE (l.mode OPERATOR(pg_catalog.=) 'ExclusiveLock' OR NOT CAST($2 AS boolean))
+    AND l.pid OPERATOR(pg_catalog.<>) pg_catalog.pg_backend_pid()
+    AND l.database OPERATOR(pg_catalog.=) (SELECT oid FROM pg_catalog.pg_database
+        WHERE datname OPERATOR(pg_catalog.=) pg_catalog.current_database())
+    ORDER BY place, l.pid LIMIT 1
 """
 
 
@@ -120,21 +128,23 @@ class XactLock:
             raise await self._refusal(now() - started)
 
     async def _try(self) -> bool:
-        rows = await self._fetch(f"{_KEYS} SELECT bool_and({self._call('pg_try_advisory_xact_lock')}) FROM key")
+        rows = await self._fetch(
+            f"{_KEYS} SELECT pg_catalog.bool_and({self._call('pg_try_advisory_xact_lock')}) FROM key"
+        )
         return bool(rows[0][0])
 
     async def _wait(self) -> bool:
         limit = min(ceil(self._timeout * 1000), _MAX_MILLISECONDS)
-        before = (await self._connection.fetch("SELECT current_setting('lock_timeout')"))[0][0]
+        before = (await self._connection.fetch("SELECT pg_catalog.current_setting('lock_timeout')"))[0][0]
         take = self._call("pg_advisory_xact_lock")
-        await self._fetch(f"{_KEYS} SELECT CASE WHEN {_SET_LOCK_TIMEOUT} <> '' THEN {take} END FROM key", limit)
-        await self._connection.fetch("SELECT set_config('lock_timeout', CAST($1 AS text), true)", before)
+        await self._fetch(f"{_KEYS} SELECT CASE WHEN {_SET_LOCK_TIMEOUT} IS NOT NULL THEN {take} END FROM key", limit)
+        await self._connection.fetch(_RESTORE_LOCK_TIMEOUT, before)
         return True
 
     def _call(self, function: str) -> str:
-        function += "_shared" if self._is_shared else ""
-        pair = "split_part(numbers, ',', 1)::int4, split_part(numbers, ',', 2)::int4"
-        return f"CASE WHEN is_pair THEN {function}({pair}) ELSE {function}(numbers::int8) END"
+        function = f"pg_catalog.{function}{'_shared' if self._is_shared else ''}"
+        pair = ", ".join(f"pg_catalog.split_part(numbers, ',', {part})::integer" for part in (1, 2))
+        return f"CASE WHEN is_pair THEN {function}({pair}) ELSE {function}(numbers::bigint) END"
 
     async def _fetch(self, sql: str, *args: Any) -> Rows:
         return await self._connection.fetch(sql, [_join(key.arguments) for key in self._names], *args)

@@ -89,7 +89,7 @@ class Table:
         assert isinstance(store, TableStore)
         if self._has_clock:
             for name, statement in vars(store._statements).items():
-                text = statement.text.replace(b"clock_timestamp()", f"{self.schema}.test_clock()".encode())
+                text = statement.text.replace(b"pg_catalog.clock_timestamp()", f"{self.schema}.test_clock()".encode())
                 setattr(store._statements, name, statement._replace(text=text))
         self._stack.callback(store._node.close)
         self._stack.callback(store._ear.close)

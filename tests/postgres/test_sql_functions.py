@@ -297,18 +297,18 @@ def test_an_open_transaction_holds_up_nothing_but_its_own_name(
 def test_callers_wait_for_a_transaction_five_seconds_at_most(table: Table) -> None:
     settings = dict(
         table.rows(
-            "SELECT p.proname, p.proconfig FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace"
-            " WHERE n.nspname = %s AND p.proconfig::text LIKE '%%lock_timeout%%'",
+            "SELECT p.proname, s.setting FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace,"
+            " unnest(p.proconfig) AS s (setting) WHERE n.nspname = %s AND s.setting LIKE 'lock_timeout=%%'",
             table.schema,
         )
     )
     assert settings == {
-        "acquire_lock": ["lock_timeout=5s"],
-        "check_rate": ["lock_timeout=5s"],
-        "release_lock": ["lock_timeout=5s"],
-        "extend_lock": ["lock_timeout=5s"],
-        "line_renew": ["lock_timeout=200ms"],
-        "sweep_locks": ["lock_timeout=200ms"],
+        "acquire_lock": "lock_timeout=5s",
+        "check_rate": "lock_timeout=5s",
+        "release_lock": "lock_timeout=5s",
+        "extend_lock": "lock_timeout=5s",
+        "line_renew": "lock_timeout=200ms",
+        "sweep_locks": "lock_timeout=200ms",
     }
 
 

@@ -11,6 +11,20 @@ from typing import Any, Generic, Protocol, TypeVar
 from leasehold import _lifecycle
 from leasehold.runtimes.aio import AsyncRuntime
 
+ALIVE = 0.25
+"""How long ago, at most, a server has answered something that is busy, and not silent."""
+
+
+CONNECTING = 1.0
+"""What a connection is given to come about even if the first caller has less time: it is for all."""
+
+
+class QueuedError(TimeoutError):
+    """The time of a request is over, and the server is still answering those before it."""
+
+    def __init__(self) -> None:
+        super().__init__("no answer in time: the server is busy with the requests before this one")
+
 
 class Request:
     """A request on its way. It stays in the queue, whatever becomes of its caller, to take its replies."""
@@ -32,6 +46,7 @@ class Pipeline:
         self._is_retired = False
         self._loop = loop
         self._requests: deque[Request] = deque()
+        self._answered_at = loop.time()
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = inf
 
@@ -53,6 +68,7 @@ class Pipeline:
 
     def _take_reply(self, reply: object) -> None:
         """Give a reply to the oldest request."""
+        self._answered_at = self._loop.time()
         request = self._requests[0]
         request.replies.append(reply)
         request.missing -= 1
@@ -61,6 +77,10 @@ class Pipeline:
             if not request.answer.done():
                 request.answer.set_result(request.replies)
 
+    def is_answering(self, within: float = ALIVE) -> bool:
+        """Tell whether the server has just answered something."""
+        return self._loop.time() < self._answered_at + within
+
     def _set_alarm(self, moment: float) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
@@ -68,14 +88,18 @@ class Pipeline:
         self._alarm = self._loop.call_at(moment, self._ring)
 
     def _ring(self) -> None:
-        """Tell those whose time is over, and set the alarm for the next."""
+        """Tell those whose time is over, and set the alarm for the next.
+
+        A connection on which answers arrive stays in use: another one would only give the server more to do.
+        """
         now = self._loop.time()
+        is_busy = self.is_answering()
         self._alarm, self._alarm_at = None, inf
         waiting = [request for request in self._requests if not request.answer.done()]
         for request in waiting:
             if request.deadline <= now:
-                self.is_good = False
-                request.answer.set_exception(TimeoutError())
+                self.is_good = self.is_good and is_busy
+                request.answer.set_exception(QueuedError() if is_busy else TimeoutError())
         left = [request.deadline for request in waiting if request.deadline > now]
         if left:
             self._set_alarm(min(left))
@@ -130,7 +154,9 @@ class Shared(Generic[C]):
     async def open(self, timeout: float) -> C:
         connecting = self._connecting
         if connecting is None:
-            connecting = self._runtime.bind().create_task(self._connect(timeout), name="leasehold-connect")
+            connecting = self._runtime.bind().create_task(
+                self._connect(max(timeout, CONNECTING)), name="leasehold-connect"
+            )
             connecting.add_done_callback(self._connected)
             self._connecting = connecting
         await asyncio.wait([connecting], timeout=timeout)

@@ -1,5 +1,7 @@
 """What is said to the server about advisory locks, and what it shows of them.
 
+Everything is named with its schema, operators too, so that what is planted in a schema of the search_path does not run.
+
 The last statement of a session begins with a comment that names what it holds, so that pg_stat_activity tells people.
 """
 
@@ -22,9 +24,9 @@ MOST = 20
 COMMENT = 900
 """Bytes of a comment: the server shows the first 1024 of a statement unless told otherwise."""
 
-_FENCE = "pg_logical_emit_message(false, 'leasehold', '') - '0/0'::pg_lsn"
+_FENCE = "pg_catalog.pg_logical_emit_message(false, 'leasehold', '') OPERATOR(pg_catalog.-) '0/0'::pg_catalog.pg_lsn"
 """The position in the server's log behind a message of ours: it grows, and needs no table."""
-_NOW = "extract(epoch FROM clock_timestamp())"
+_NOW = "extract(epoch FROM pg_catalog.clock_timestamp())"
 
 
 class Prepared(NamedTuple):
@@ -48,7 +50,7 @@ def try_lock(key: Key, *, shared: bool) -> Prepared:
     A CASE evaluates what it needs only, so the fence is drawn after the lock was taken.
     """
     return Prepared(
-        f"SELECT CASE WHEN pg_try_advisory_lock{_suffix(shared)}({_marks(key)}) THEN {_FENCE} END, {_NOW}",
+        f"SELECT CASE WHEN pg_catalog.pg_try_advisory_lock{_suffix(shared)}({_marks(key)}) THEN {_FENCE} END, {_NOW}",
         _params(key),
         TAKEN,
     )
@@ -56,52 +58,59 @@ def try_lock(key: Key, *, shared: bool) -> Prepared:
 
 def await_lock(key: Key, *, shared: bool) -> str:
     """Wait in the server's queue for a lock, and then draw the fence."""
-    return f"SELECT CASE WHEN pg_advisory_lock{_suffix(shared)}({key.sql})::text IS NOT NULL THEN {_FENCE} END, {_NOW}"
+    taken = f"pg_catalog.pg_advisory_lock{_suffix(shared)}({key.sql})::pg_catalog.text IS NOT NULL"
+    return f"SELECT CASE WHEN {taken} THEN {_FENCE} END, {_NOW}"
 
 
 @lru_cache(1024)
 def unlock(key: Key, *, shared: bool) -> Prepared:
-    return Prepared(f"SELECT pg_advisory_unlock{_suffix(shared)}({_marks(key)})", _params(key))
+    return Prepared(f"SELECT pg_catalog.pg_advisory_unlock{_suffix(shared)}({_marks(key)})", _params(key))
 
 
 def unlock_if_held(key: Key, *, shared: bool) -> str:
     """Give back what may not be held: the server would write a warning into its log."""
     return (
-        f"SELECT pg_advisory_unlock{_suffix(shared)}({key.sql}) FROM pg_locks"
-        " WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()"
-        f" AND (classid::int8, objid::int8, objsubid) = {key.pg_locks}"
+        f"SELECT pg_catalog.pg_advisory_unlock{_suffix(shared)}({key.sql}) FROM pg_catalog.pg_locks"
+        " WHERE locktype OPERATOR(pg_catalog.=) 'advisory' AND granted"
+        f" AND pid OPERATOR(pg_catalog.=) pg_catalog.pg_backend_pid() AND {_is(key)}"
     )
 
 
-UNLOCK_ALL = "SELECT pg_advisory_unlock_all()"
+UNLOCK_ALL = "SELECT pg_catalog.pg_advisory_unlock_all()"
 
 
 def cancel(pid: int) -> str:
-    return f"SELECT pg_cancel_backend({pid})"
+    return f"SELECT pg_catalog.pg_cancel_backend({pid})"
 
 
 def terminate(pid: int) -> str:
-    return f"SELECT pg_terminate_backend({pid})"
+    return f"SELECT pg_catalog.pg_terminate_backend({pid})"
 
 
 def look(keys: Iterable[Key] | None = None) -> str:
     """Show who holds and awaits advisory locks of this database: all, or these. Draws a ticket, too."""
     which = ""
     if keys is not None:
-        which = f" AND (classid::int8, objid::int8, objsubid) IN ({', '.join(str(key.pg_locks) for key in keys)})"
+        which = f" AND ({' OR '.join(map(_is, keys))})"
     return (
-        f"SELECT (SELECT {_FENCE}), {_NOW}, classid, objid, objsubid, lock.pid, granted, mode = 'ShareLock',"
-        " extract(epoch FROM (to_jsonb(lock) ->> 'waitstart')::timestamptz), application_name, host(client_addr),"
-        " query, extract(epoch FROM state_change), extract(epoch FROM backend_start)"
+        f"SELECT (SELECT {_FENCE}), {_NOW}, classid, objid, objsubid, lock.pid, granted,"
+        " mode OPERATOR(pg_catalog.=) 'ShareLock', extract(epoch FROM"
+        " (pg_catalog.to_jsonb(lock) OPERATOR(pg_catalog.->>) 'waitstart')::pg_catalog.timestamptz), application_name,"
+        " pg_catalog.host(client_addr), query, extract(epoch FROM state_change), extract(epoch FROM backend_start)"
         # What the views pg_locks and pg_stat_activity show, but planned in half the time.
-        " FROM pg_lock_status() AS lock LEFT JOIN LATERAL pg_stat_get_activity(lock.pid) ON true"
-        " WHERE locktype = 'advisory'"
-        f" AND database = (SELECT oid FROM pg_database WHERE datname = current_database()){which}"
+        " FROM pg_catalog.pg_lock_status() AS lock LEFT JOIN LATERAL pg_catalog.pg_stat_get_activity(lock.pid) ON true"
+        " WHERE locktype OPERATOR(pg_catalog.=) 'advisory' AND database OPERATOR(pg_catalog.=) (SELECT oid"
+        " FROM pg_catalog.pg_database WHERE datname OPERATOR(pg_catalog.=) pg_catalog.current_database())"
+        f"{which}"
     )
 
 
+def _is(key: Key) -> str:
+    return f"(classid::bigint, objid::bigint, objsubid) OPERATOR(pg_catalog.=) {key.pg_locks}"
+
+
 def _marks(key: Key) -> str:
-    return "$1::int4, $2::int4" if key.is_pair else "$1::int8"
+    return "$1::integer, $2::integer" if key.is_pair else "$1::bigint"
 
 
 def _params(key: Key) -> tuple[bytes, ...]:

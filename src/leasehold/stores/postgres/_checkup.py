@@ -10,18 +10,23 @@ from leasehold.stores.postgres._address import Address
 from leasehold.stores.postgres._libpq import Row
 from leasehold.stores.postgres._migrations import VERSION
 
+CONGESTED = 0.5
+"""The part of the NOTIFY queue above which the functions do not add to it: see line_settle."""
 SKEW = 1.0
 """Seconds between a server's clock and ours that are worth a word."""
 
 QUESTION = """\
 SELECT
-    current_setting('server_version'), pg_is_in_recovery(), extract(epoch FROM clock_timestamp()), s.version,
-    current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'),
-    current_setting('transaction_isolation'),
+    pg_catalog.current_setting('server_version'), pg_catalog.pg_is_in_recovery(),
+    extract(epoch FROM pg_catalog.clock_timestamp()), s.version,
+    pg_catalog.current_setting('fsync'), pg_catalog.current_setting('full_page_writes'),
+    pg_catalog.current_setting('synchronous_commit'), pg_catalog.current_setting('transaction_isolation'),
+    pg_catalog.pg_notification_queue_usage(),
     (
-        SELECT string_agg(c.relname, ', ' ORDER BY c.relname)
-        FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-        WHERE n.nspname = $1 AND c.relkind = 'r' AND c.relpersistence = 'u'
+        SELECT pg_catalog.string_agg(c.relname, ', ' ORDER BY c.relname)
+        FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+        WHERE n.nspname OPERATOR(pg_catalog.=) $1 AND c.relkind OPERATOR(pg_catalog.=) 'r'
+            AND c.relpersistence OPERATOR(pg_catalog.=) 'u'
     )
 FROM (SELECT) one LEFT JOIN {schema}.lock_state s ON true"""
 
@@ -29,7 +34,7 @@ FROM (SELECT) one LEFT JOIN {schema}.lock_state s ON true"""
 def findings(address: Address, answer: Row, *, is_deaf: bool) -> Iterator[Finding]:
     """Judge the answer to `QUESTION`."""
     subject = str(address)
-    version, is_standby, clock, schema, fsync, full_pages, commit, isolation, unlogged = (
+    version, is_standby, clock, schema, fsync, full_pages, commit, isolation, queued, unlogged = (
         "" if value is None else value.decode() for value in answer
     )
     role = "standby" if is_standby == "t" else "primary"
@@ -52,6 +57,7 @@ def findings(address: Address, answer: Row, *, is_deaf: bool) -> Iterator[Findin
     if isolation != "read committed":
         msg = f"default_transaction_isolation={isolation}: no lock is granted: set it to read committed for this role"
         yield Finding("error", subject, msg)
+    yield from _congestion(subject, float(queued))
     if abs(ahead := float(clock) - time.time()) > SKEW:
         yield Finding("warning", subject, f"its clock is {ahead:+.1f} s off this machine's")
     if is_deaf:
@@ -59,6 +65,15 @@ def findings(address: Address, answer: Row, *, is_deaf: bool) -> Iterator[Findin
             "a pooler stands before it, and LISTEN hears nothing through one that pools transactions, so that waiters "
             "ask again and again: name the server itself with listen=postgresql://…, or vouch with pooler=session "
             "that it pools sessions"
+        )
+        yield Finding("warning", subject, msg)
+
+
+def _congestion(subject: str, queued: float) -> Iterator[Finding]:
+    if queued >= CONGESTED:
+        msg = (
+            f"its NOTIFY queue is {queued:.0%} full, so that waiters ask again and again: end the session that listens "
+            "in a transaction that stays open (the server's log names it)"
         )
         yield Finding("warning", subject, msg)
 

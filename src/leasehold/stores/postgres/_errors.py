@@ -9,18 +9,20 @@ from psycopg import pq
 from psycopg.errors import error_from_result
 
 from leasehold.errors import StoreError
+from leasehold.stores._pipeline import QueuedError
 from leasehold.stores.postgres._address import Address
 
 FAILURES = (OSError, psycopg.OperationalError)
 """What ends a connection."""
 
-_TRANSIENT = re.compile("08|26000|40|53|57|58|55P03|25006|XX000")
+_TRANSIENT = re.compile("08|26000|40|53|54000|57|58|55P03|25006|XX000")
 """Beginnings of SQLSTATEs after which the same request may succeed, here or at another of the servers named."""
 _SHARED = "a pooler gives this session to others in between: it does not pool sessions, so take pooler=session away"
 _ADVICE = {
     "25006": "this is a standby, or read-only by default: name all servers, and add target_session_attrs=read-write",
     "42501": "whoever migrates can let this role in: `leasehold migrate --url URL --grant ROLE`",
     "53300": "raise max_connections, or let fewer processes wait",
+    "54000": "end the session that listens in a transaction that stays open; the server's log names it",
     "55P03": "somebody called a lock function in a transaction that is still open",
     "26000": _SHARED,
     "42P05": _SHARED,
@@ -60,6 +62,11 @@ def was_busy(error: StoreError) -> bool:
     return getattr(error.__cause__, "sqlstate", None) == "55P03"
 
 
+def was_full(error: StoreError) -> bool:
+    """Tell whether nothing was done because the server's queue of notifications is full."""
+    return getattr(error.__cause__, "sqlstate", None) == "54000"
+
+
 def ends_session(error: StoreError) -> bool:
     """Tell whether another connection is needed: this server is about to shut down, or a standby by now."""
     code = getattr(error.__cause__, "sqlstate", None) or ""
@@ -71,7 +78,8 @@ def unanswered(address: Address, error: BaseException) -> StoreError:
     text = str(error).strip()
     if isinstance(error, TimeoutError):
         text = text or "no answer in time"
-    failure = StoreError(f"{address}: {text or type(error).__name__}", transient=True)
+    is_busy = isinstance(error, QueuedError)
+    failure = StoreError(f"{address}: {text or type(error).__name__}", transient=True, overloaded=is_busy)
     failure.__cause__ = error
     return failure
 

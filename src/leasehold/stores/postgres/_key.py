@@ -39,7 +39,7 @@ class Key(NamedTuple):
     @property
     def sql(self) -> str:
         """The arguments as SQL; a bare -2147483648 would be a bigint to the server, and no function takes two."""
-        kind = "int4" if self.is_pair else "int8"
+        kind = "integer" if self.is_pair else "bigint"  # keywords, which no other type can be named like
         return ", ".join(f"'{argument}'::{kind}" for argument in self.arguments)
 
     @property

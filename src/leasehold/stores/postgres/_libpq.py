@@ -47,9 +47,11 @@ class Lane(Enum):
 
 NOTHING = Statement(b"SELECT")
 GREETING = Statement(
-    b"SELECT pid <> $1::int, CASE pid WHEN $1::int THEN set_config('idle_session_timeout', '0', false)"
-    b" || set_config('extra_float_digits', '1', false)"
-    b" || set_config('default_transaction_isolation', 'read committed', false) END FROM pg_backend_pid() AS pid"
+    b"SELECT pid OPERATOR(pg_catalog.<>) $1::int, CASE WHEN pid OPERATOR(pg_catalog.=) $1::int THEN pg_catalog.concat("
+    b"pg_catalog.set_config('idle_session_timeout', '0', false),"
+    b" pg_catalog.set_config('extra_float_digits', '1', false),"
+    b" pg_catalog.set_config('default_transaction_isolation', 'read committed', false))"
+    b" END FROM pg_catalog.pg_backend_pid() AS pid"
 )
 """Tells whether a pooler stands in between: it makes up the process number it greets its clients with. If none does,
 the session is ours, and what the server's administrator prefers for others is set aside."""

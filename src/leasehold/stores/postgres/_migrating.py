@@ -16,6 +16,7 @@ LOCK_TIMEOUT = 10.0
 """Seconds a migration waits for whoever uses the tables. All others queue behind it meanwhile."""
 
 _TOO_NEW = "LH002"
+_ONE_AT_A_TIME = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('leasehold migrate', 0))"
 
 
 class Migrated(NamedTuple):
@@ -35,7 +36,7 @@ def migrate(address: Address, schema: str, roles: Sequence[str] = (), timeout: f
     try:
         with psycopg.connect(address.conninfo, connect_timeout=max(int(timeout), 2)) as connection:
             connection.execute(f"SET LOCAL lock_timeout = {int(LOCK_TIMEOUT * 1000)}".encode())
-            connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('leasehold migrate', 0))")
+            connection.execute(_ONE_AT_A_TIME)
             was = _version(connection, schema)
             connection.execute(sql.encode())
             return Migrated(was, connection.info.dbname, f"{connection.info.host}:{connection.info.port}")
@@ -49,7 +50,7 @@ def migrate(address: Address, schema: str, roles: Sequence[str] = (), timeout: f
 
 
 def _version(connection: psycopg.Connection, schema: str) -> int | None:
-    row = connection.execute("SELECT to_regclass(%s)", [f"{quoted(schema)}.lock_state"]).fetchone()
+    row = connection.execute("SELECT pg_catalog.to_regclass(%s)", [f"{quoted(schema)}.lock_state"]).fetchone()
     if row is None or row[0] is None:
         return None
     row = connection.execute(f"SELECT version FROM {quoted(schema)}.lock_state".encode()).fetchone()

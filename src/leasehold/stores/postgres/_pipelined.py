@@ -18,7 +18,7 @@ from leasehold.errors import StoreError
 from leasehold.runtimes.aio import AsyncRuntime
 from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores._ear import OnMessage
-from leasehold.stores._pipeline import Pipeline, Shared
+from leasehold.stores._pipeline import CONNECTING, Pipeline, QueuedError, Shared
 from leasehold.stores.postgres import _blocking, _libpq
 from leasehold.stores.postgres._address import Address
 from leasehold.stores.postgres._errors import FAILURES, ends_session, refused, unanswered
@@ -233,6 +233,10 @@ class PipelinedNode:
             if lane is not Lane.STEADY or common is None or not common.is_good:
                 raise
             return common
+        except TimeoutError:
+            if common is not None and common.is_answering(CONNECTING):
+                raise QueuedError from None
+            raise
 
     async def _ask_alone(self, statement: Statement, params: Params, timeout: float) -> list[Row]:
         """Ask on a session that is closed again: for whoever has yet to leave when everything is closed."""

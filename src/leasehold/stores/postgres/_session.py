@@ -39,14 +39,16 @@ _KEPT_ALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_coun
 """So that either end notices within half a minute that the other has vanished."""
 
 _HELLO = Statement(
-    b"SELECT pg_backend_pid(), pg_is_in_recovery(),"
-    b" (SELECT bool_or(has_function_privilege(oid, 'EXECUTE')) FROM pg_proc"
-    b" WHERE proname = 'pg_logical_emit_message' AND proargtypes[2] = 'text'::regtype),"
-    b" count(set_config(name, value, false)) FROM (VALUES"
+    b"SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(),"
+    b" (SELECT pg_catalog.bool_or(pg_catalog.has_function_privilege(oid, 'EXECUTE')) FROM pg_catalog.pg_proc"
+    b" WHERE pronamespace OPERATOR(pg_catalog.=) 'pg_catalog'::pg_catalog.regnamespace"
+    b" AND proname OPERATOR(pg_catalog.=) 'pg_logical_emit_message'"
+    b" AND proargtypes[2] OPERATOR(pg_catalog.=) 'pg_catalog.text'::pg_catalog.regtype),"
+    b" pg_catalog.count(pg_catalog.set_config(name, value, false)) FROM (VALUES"
     b" ('tcp_keepalives_idle', '10'), ('tcp_keepalives_interval', '5'), ('tcp_keepalives_count', '3'),"
     b" ('tcp_user_timeout', '20000'), ('idle_session_timeout', '0'), ('statement_timeout', '0'),"
     b" ('lock_timeout', '0'), ('transaction_timeout', '0'), ('default_transaction_isolation', 'read committed'))"
-    b" AS wanted(name, value) WHERE current_setting(name, true) IS NOT NULL"
+    b" AS wanted(name, value) WHERE pg_catalog.current_setting(name, true) IS NOT NULL"
 )
 _FENCES = (
     "fences are drawn by a function that this role may not call: "

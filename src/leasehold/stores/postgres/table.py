@@ -40,14 +40,14 @@ from leasehold.stores._ear import BlockingEar, Ear, LoopEar, OnLost, OnMessage
 from leasehold.stores.postgres import _blocking, _pipelined
 from leasehold.stores.postgres._address import Address
 from leasehold.stores.postgres._checkup import QUESTION, findings
-from leasehold.stores.postgres._errors import FAILURES, unanswered, was_busy
+from leasehold.stores.postgres._errors import FAILURES, unanswered, was_busy, was_full
 from leasehold.stores.postgres._libpq import Lane, Params, Row, Statement, array
 from leasehold.stores.postgres._migrations import quoted
 
 log = logging.getLogger("leasehold")
 
 INSPECTION_TIMEOUT = 5.0
-UNLIMITED = "set_config('lock_timeout', '0', true)"
+UNLIMITED = "pg_catalog.set_config('lock_timeout', '0', true)"
 """For the commit, which waits in turn if it has to notify somebody."""
 MOST_AT_ONCE = 4
 """How many may find out at the same time, in the way of others, that a name is locked."""
@@ -144,7 +144,7 @@ class TableStore:
             array(["t" if renewal.claim else "f" for renewal in renewals]),
         )
         standings: list[Standing | None] = [None] * len(renewals)
-        for number, ticket, *rest in await self._node.ask(self._statements.renew, params, timeout, Lane.STEADY):
+        for number, ticket, *rest in await self._ask(self._statements.renew, params, timeout, Lane.STEADY):
             assert number is not None
             standings[int(number) - 1] = UNKNOWN if ticket is None else _standing(ticket, *rest)
         return standings
@@ -240,7 +240,7 @@ class TableStore:
             for _, others in trying:
                 others.append(statement)
             try:
-                return await self._node.ask(statement, (*params, b"50ms"), timeout)
+                return await self._ask(statement, (*params, b"50ms"), timeout)
             except StoreError as error:
                 if not was_busy(error):
                     raise
@@ -268,7 +268,17 @@ class TableStore:
 
     async def _wait_for(self, statement: Statement, params: Params, deadline: float) -> list[Row]:
         left = max(deadline - self.runtime.now(), 0.05)
-        return await self._node.ask(statement, (*params, b"%dms" % (1000 * left)), left + 0.05, Lane.STUCK)
+        return await self._ask(statement, (*params, b"%dms" % (1000 * left)), left + 0.05, Lane.STUCK)
+
+    async def _ask(self, statement: Statement, params: Params, timeout: float, lane: Lane = Lane.COMMON) -> list[Row]:
+        """Ask, and once more if the server did nothing since it could not notify: the next time it does not try to."""
+        deadline = self.runtime.now() + timeout
+        try:
+            return await self._node.ask(statement, params, timeout, lane)
+        except StoreError as error:
+            if not was_full(error):
+                raise
+        return await self._node.ask(statement, params, max(deadline - self.runtime.now(), 0.05), lane)
 
     def _sweep_now_and_then(self) -> None:
         self._joins += 1
@@ -282,7 +292,11 @@ class TableStore:
 
 
 class Statements:
-    """What the store sends, for one schema."""
+    """What the store sends, for one schema.
+
+    Everything is named with its schema, operators too: behind a pooler the search_path is not ours to choose, and what
+    another role has planted in one of its schemas must not run as ours.
+    """
 
     def __init__(self, schema: str) -> None:
         def statement(name: str, text: str) -> Statement:
@@ -292,14 +306,14 @@ class Statements:
         self.join = statement(
             "join",
             "SELECT j.*, {unlimited} FROM {schema}.line_join($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) AS j"
-            " WHERE '{schema}.line_linger'::regproc IS NOT NULL",
+            " WHERE '{schema}.line_linger'::pg_catalog.regproc IS NOT NULL",
         )
         self.renew = statement("renew", "SELECT * FROM {schema}.line_renew($1, $2, $3, $4, $5)")
         # Nothing is lost with a leave that a crash undoes but time: the place ends by itself.
         self.leave = statement(
             "leave",
             "SELECT {schema}.line_leave($1, $2, $3, $4), {unlimited}"
-            " FROM set_config('synchronous_commit', 'off', true)",
+            " FROM pg_catalog.set_config('synchronous_commit', 'off', true)",
         )
         self.leave_unsure = statement("leave_unsure", "SELECT {schema}.line_leave($1, $2, $3, $4), {unlimited}")
         # But a name that is free too early may have its job done twice.
@@ -310,19 +324,19 @@ class Statements:
         # A crash forgets the charges of the last moment. To make sure of each would keep all others waiting meanwhile.
         self.spend = statement(
             "spend",
-            "SELECT s.*, set_config('synchronous_commit', 'off', true)"
+            "SELECT s.*, pg_catalog.set_config('synchronous_commit', 'off', true)"
             " FROM {schema}.spend_rate($1, $2, $3, $4, $5) AS s",
         )
         self.sweep = statement("sweep", "SELECT {schema}.sweep_locks(), {schema}.sweep_rates()")
         self.examine = Statement(QUESTION.format(schema=schema).encode())
         look = (
             "SELECT name, extract(epoch FROM moment), fence, holder, capacity, weight, extract(epoch FROM expires_at),"
-            " extract(epoch FROM acquired_at), metadata, backend, application, host(client_address)"
-            " FROM {schema}.distributed_locks, clock_timestamp() AS moment"
-            " WHERE expires_at > moment AND %s ORDER BY name, fence"
+            " extract(epoch FROM acquired_at), metadata, backend, application, pg_catalog.host(client_address)"
+            " FROM {schema}.distributed_locks, pg_catalog.clock_timestamp() AS moment"
+            " WHERE expires_at OPERATOR(pg_catalog.>) moment AND %s ORDER BY name, fence"
         )
-        self.look = statement("look", look % "name = $1")
-        self.list = statement("list", look % "starts_with(name, $1)")
+        self.look = statement("look", look % "name OPERATOR(pg_catalog.=) $1")
+        self.list = statement("list", look % "pg_catalog.starts_with(name, $1)")
 
 
 class _PoolerError(StoreError):

@@ -11,6 +11,7 @@ from typing import Any
 import hiredis
 
 from leasehold.errors import DamagedError, StoreError
+from leasehold.stores._pipeline import QueuedError
 from leasehold.stores.redis._address import Address
 
 _TRANSIENT = {"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "UNBLOCKED"}
@@ -112,12 +113,13 @@ def unanswered(address: Address, error: BaseException) -> StoreError:
     elif isinstance(error, hiredis.ProtocolError):
         what = f"this is no Redis server, or it speaks TLS (rediss://): {error}"
     elif isinstance(error, TimeoutError):
-        what = "no answer in time"
+        what = str(error) or "no answer in time"
     elif isinstance(error, ConnectionRefusedError | FileNotFoundError):
         what = "connection refused; is the server running there?"
     else:
         what = str(error) or type(error).__name__
     is_hopeless = isinstance(error, ssl.SSLCertVerificationError | hiredis.ProtocolError)
-    failure = StoreError(f"{address}: {what}", transient=not is_hopeless)
+    is_busy = isinstance(error, QueuedError)
+    failure = StoreError(f"{address}: {what}", transient=not is_hopeless, overloaded=is_busy)
     failure.__cause__ = error
     return failure

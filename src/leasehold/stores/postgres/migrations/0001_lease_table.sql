@@ -1,6 +1,9 @@
 -- The lease table, for Python and for any language that can call a function.
 -- Tables are lock_state, lock_names, distributed_locks, lock_refusals, lock_guards;
 -- for you are acquire_lock, extend_lock, release_lock, check_fence, sweep_locks and the view locks.
+--
+-- Every function has a search_path of its own. With the caller's, a role that may create in the schema public could plant
+-- an operator there that fits better than the server's, public.*(numeric, integer) say, and have it run as the caller.
 
 -- One row: which migrations have run, and how far the sweep has come.
 CREATE TABLE IF NOT EXISTS {schema}.lock_state (
@@ -59,7 +62,7 @@ CREATE TABLE IF NOT EXISTS {schema}.lock_guards (
 -- Draw the next fence. It follows the clock, so that it grows even where the sequence was lost or went back, as after
 -- a fail-over. The name is locked, so that its fences are drawn one after another.
 CREATE OR REPLACE FUNCTION {schema}.line_draw() RETURNS bigint
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     drawn bigint := nextval('{schema}.lock_fence');
     clock bigint := extract(epoch FROM clock_timestamp()) * 1000000;
@@ -74,7 +77,7 @@ $$;
 -- Whoever waited for a name must see what was done meanwhile, which a snapshot that is kept for the whole transaction
 -- does not show: he would find the line empty, and hold beside the other.
 CREATE OR REPLACE FUNCTION {schema}.line_check_isolation() RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         RAISE feature_not_supported USING
@@ -86,7 +89,7 @@ $$;
 
 -- Lock a name, and give its `first`.
 CREATE OR REPLACE FUNCTION {schema}.line_lock(_name text) RETURNS bigint
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     bound bigint;
 BEGIN
@@ -107,7 +110,7 @@ CREATE OR REPLACE FUNCTION {schema}.line_head(
     _name text, _first bigint, _now timestamptz,
     OUT capacity integer, OUT spent bigint, OUT holder text, OUT ends timestamptz,
     OUT waiting bigint, OUT unsettled boolean
-) LANGUAGE plpgsql SET enable_sort = off AS $$
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_sort = off AS $$
 DECLARE
     place record;
 BEGIN
@@ -140,7 +143,7 @@ $$;
 -- Drop what has expired at the front of a line, and wake who holds by that. The caller has locked the name.
 -- Renewals do not lock the name, so that what looks expired is looked at again before it is deleted.
 CREATE OR REPLACE FUNCTION {schema}.line_settle(_name text, _first bigint, _now timestamptz) RETURNS void
-LANGUAGE plpgsql SET enable_sort = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_sort = off AS $$
 DECLARE
     place record;
     spent bigint := 0;
@@ -167,13 +170,24 @@ BEGIN
         spent := spent + place.weight;
         IF place.acquired_at IS NULL THEN
             UPDATE {schema}.distributed_locks l SET acquired_at = _now WHERE l.name = _name AND l.fence = place.fence;
-            IF place.channel <> '' THEN
+            -- A full queue would fail the whole transaction, at its end, where nothing can catch it. To ask for its usage
+            -- also makes the server drop what every session has read, which it may not do for long by itself.
+            IF place.channel <> '' AND pg_notification_queue_usage() < 0.5 THEN
                 PERFORM pg_notify(place.channel, place.holder);
             END IF;
         END IF;
     END LOOP;
 END
 $$;
+
+-- In how many seconds a waiter is to ask by itself: when the first lease of the holders ends, if it is next in line; soon,
+-- if nothing would notify it.
+CREATE OR REPLACE FUNCTION {schema}.line_recheck(_is_next boolean, _ends timestamptz, _now timestamptz)
+RETURNS double precision LANGUAGE sql  -- as rate_left is: inlined, and resolved here and now
+RETURN least(
+    CASE WHEN pg_notification_queue_usage() >= 0.5 THEN 0.1 END,
+    CASE WHEN _is_next THEN extract(epoch FROM _ends - _now) END
+);
 
 -- Take a place, or refresh the one the owner has. No ticket: refused, because of another capacity if that is told.
 -- `_lock_timeout` is set for the rest of the transaction, so only for one of the caller's own.
@@ -182,7 +196,7 @@ CREATE OR REPLACE FUNCTION {schema}.line_join(
     _queue boolean, _metadata jsonb, _channel text, _lock_timeout text,
     OUT ticket bigint, OUT held boolean, OUT now double precision, OUT holder text, OUT recheck double precision,
     OUT other_capacity integer
-) LANGUAGE plpgsql AS $$
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     head record;
     own record;
@@ -234,7 +248,7 @@ BEGIN
             held := own.acquired_at IS NOT NULL;
             IF NOT held THEN
                 holder := head.holder;
-                recheck := CASE WHEN head.waiting = ticket THEN extract(epoch FROM head.ends - moment) END;
+                recheck := {schema}.line_recheck(head.waiting = ticket, head.ends, moment);
             END IF;
             RETURN;
         END IF;
@@ -268,7 +282,7 @@ BEGIN
     held := fits;
     IF NOT fits THEN
         holder := head.holder;
-        recheck := CASE WHEN head.waiting IS NULL THEN extract(epoch FROM head.ends - moment) END;
+        recheck := {schema}.line_recheck(head.waiting IS NULL, head.ends, moment);
     END IF;
 END
 $$;
@@ -279,7 +293,7 @@ CREATE OR REPLACE FUNCTION {schema}.line_renew(
     _names text[], _owners text[], _ttls double precision[], _heartbeats double precision[], _claims boolean[]
 ) RETURNS TABLE (
     n bigint, ticket bigint, held boolean, now double precision, holder text, recheck double precision
-) LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '200ms' AS $$
 DECLARE
     moment timestamptz := clock_timestamp();
     place record;
@@ -349,7 +363,7 @@ BEGIN
                 holder := head.holder;
                 recheck := CASE  -- soon, where somebody else may be settling by what he saw before
                     WHEN head.unsettled THEN 0.05
-                    WHEN head.waiting = ticket THEN extract(epoch FROM head.ends - moment)
+                    ELSE {schema}.line_recheck(head.waiting = ticket, head.ends, moment)
                 END;
             END IF;
         END IF;
@@ -361,7 +375,7 @@ $$;
 -- Give a place up, say whether it was alive, and wake who holds by that. Safe to repeat.
 CREATE OR REPLACE FUNCTION {schema}.line_leave(
     _name text, _owner text, _unsure double precision, _lock_timeout text
-) RETURNS boolean LANGUAGE plpgsql AS $$
+) RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     moment timestamptz;
     bound bigint;
@@ -399,7 +413,7 @@ $$;
 -- Remove what nobody asks for any more: some at a time, and by one at a time. leasehold's Python clients call it now and
 -- then; where there are none, call it from time to time. Waits for nobody who is in a transaction.
 CREATE OR REPLACE FUNCTION {schema}.sweep_locks(_names integer DEFAULT 1000) RETURNS void
-LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '200ms' AS $$
 DECLARE
     moment timestamptz := clock_timestamp();
     start text;
@@ -455,7 +469,7 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION {schema}.line_check(_name text, _holder text, _ttl double precision) RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF coalesce(_name, '') = '' OR length(_name) > 512 OR _name ~ '[[:cntrl:]]' THEN
         RAISE invalid_parameter_value USING
@@ -480,7 +494,7 @@ $$;
 -- if that is shorter) until the fence comes; release_lock gives it up.
 CREATE OR REPLACE FUNCTION {schema}.acquire_lock(
     name text, holder text, ttl_seconds double precision, metadata jsonb DEFAULT '{}', queue boolean DEFAULT false
-) RETURNS bigint LANGUAGE plpgsql SET lock_timeout = '5s' AS $$
+) RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 DECLARE
     standing record;
 BEGIN
@@ -504,7 +518,7 @@ $$;
 
 -- Let a held lock live at least this long from now. False: this holder does not hold it (any more).
 CREATE OR REPLACE FUNCTION {schema}.extend_lock(name text, holder text, ttl_seconds double precision) RETURNS boolean
-LANGUAGE plpgsql SET lock_timeout = '5s' AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 BEGIN
     PERFORM {schema}.line_check(name, holder, ttl_seconds);
     UPDATE {schema}.distributed_locks l
@@ -521,7 +535,7 @@ $$;
 
 -- Give a lock, or a place in its line, up. False: this holder did not have it (any more).
 CREATE OR REPLACE FUNCTION {schema}.release_lock(name text, holder text) RETURNS boolean
-LANGUAGE plpgsql SET lock_timeout = '5s' AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 BEGIN
     PERFORM {schema}.line_check(name, holder, 1);
     RETURN {schema}.line_leave(name, holder, 0, '');
@@ -531,7 +545,7 @@ $$;
 -- Call it in your own transaction, before you write what a lock protects: it raises if a newer holder has written
 -- already, and until your transaction ends no other holder gets past it. Fences of exclusive locks only.
 CREATE OR REPLACE FUNCTION {schema}.check_fence(resource text, fence bigint) RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
     newest bigint;

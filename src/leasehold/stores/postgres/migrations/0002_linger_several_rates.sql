@@ -34,7 +34,7 @@ END IF;
 -- it. Says whether there was one; one that waits is given up. Safe to repeat.
 CREATE OR REPLACE FUNCTION {schema}.line_linger(
     _name text, _owner text, _seconds double precision, _metadata jsonb, _unsure double precision, _lock_timeout text
-) RETURNS boolean LANGUAGE plpgsql AS $$
+) RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     moment timestamptz;
     bound bigint;
@@ -72,7 +72,7 @@ CREATE OR REPLACE FUNCTION {schema}.line_join_all(
 ) RETURNS TABLE (
     n bigint, ticket bigint, held boolean, now double precision, holder text, recheck double precision,
     other_capacity integer
-) LANGUAGE plpgsql AS $$
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     until timestamptz := clock_timestamp() + nullif(_lock_timeout, '')::interval;
     ask record;
@@ -132,9 +132,8 @@ $$;
 
 -- What is left of a debt; nothing of none. A clock that was set back lets nothing wear off.
 CREATE OR REPLACE FUNCTION {schema}.rate_left(_debt double precision, _at timestamptz, _now timestamptz)
-RETURNS double precision LANGUAGE sql STABLE AS $$
-    SELECT greatest(_debt - greatest(extract(epoch FROM _now - _at)::double precision, 0), 0)
-$$;
+RETURNS double precision LANGUAGE sql STABLE  -- and no SET, with which it would not be inlined: it is parsed now
+RETURN greatest(_debt - greatest(extract(epoch FROM _now - _at)::double precision, 0), 0);
 
 -- Add to a debt, in seconds, if it then wears off to the limit within one's patience. Tells the debt, with what was added;
 -- act once it has worn off to the limit. A cost of 0 only looks. `_lock_timeout` as in line_join.
@@ -142,7 +141,7 @@ CREATE OR REPLACE FUNCTION {schema}.spend_rate(
     _name text, _cost double precision, _limit double precision, _patience double precision DEFAULT 0,
     _lock_timeout text DEFAULT '',
     OUT allowed boolean, OUT debt double precision
-) LANGUAGE plpgsql AS $$
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     most double precision := _limit * (1 + 1e-9::double precision) + _patience;  -- sums of fractions may be off by that
     known record;
@@ -194,7 +193,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.check_rate(
     name text, max_events integer, per interval, burst integer DEFAULT NULL, cost integer DEFAULT 1,
     OUT allowed boolean, OUT remaining integer, OUT retry_after interval
-) LANGUAGE plpgsql SET lock_timeout = '5s' AS $$
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 DECLARE
     most integer := coalesce(burst, max_events);
     seconds double precision := extract(epoch FROM per);
@@ -223,7 +222,7 @@ $$;
 
 -- Remove rates whose debt has worn off, some at a time, as sweep_locks does with names. Waits for nobody.
 CREATE OR REPLACE FUNCTION {schema}.sweep_rates(_names integer DEFAULT 1000) RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     moment timestamptz := clock_timestamp();
     start text;
