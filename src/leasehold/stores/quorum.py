@@ -201,7 +201,7 @@ class Quorum:
                 trace.granted.discard(number)
                 if vote:
                     stands.add(number)
-            elif is_over:
+            elif is_over and not isinstance(vote, DamagedError):
                 owe(number)
 
         def is_decided(votes: Votes[bool]) -> bool:
@@ -218,7 +218,7 @@ class Quorum:
             raise self._too_few(_with_the_unasked(votes, members), name)
         is_over = True
         for number in _silent(votes, members):
-            if isinstance(votes[number], Exception):
+            if isinstance(votes[number], Exception) and not isinstance(votes[number], DamagedError):
                 owe(number)
         self._traces.pop((name, owner), None)
         return len(stands) >= self._majority
@@ -337,7 +337,8 @@ class Quorum:
 
         def heard(number: int, vote: object) -> None:
             if isinstance(vote, Exception):
-                self._nodes.owe(number, name, owner, doubts[number], until)
+                if not isinstance(vote, DamagedError):  # of which nothing can be given up
+                    self._nodes.owe(number, name, owner, doubts[number], until)
             elif trace is not None:
                 trace.granted.discard(number)
 

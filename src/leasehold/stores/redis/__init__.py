@@ -209,7 +209,7 @@ class RedisStore:
             names, unreadable_names = await self._names(key, prefix)
             lines += unreadable_names
             harm: DamagedError | None = None
-            for start in range(0, len(names), NAMES_PER_LOOK):
+            for start in range(0, max(len(names), 1), NAMES_PER_LOOK):
                 found, harm = await self._look(key, names[start : start + NAMES_PER_LOOK])
                 lines += found
             if harm is not None:
