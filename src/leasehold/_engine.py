@@ -337,6 +337,8 @@ class Engine:
 
     async def abandon(self, lease: Lease, interruption: BaseException | None = None) -> None:
         """Give the place up before going on, even on the way out of an interruption."""
+        if lease.state is INHERITED:  # gevent's greenlets go on in a forked child, but the place is their parent's
+            return
         now = self.runtime.now()
         if isinstance(interruption, GeneratorExit):  # nothing may be awaited any more
             lease.give_up(now, due=now)
@@ -380,7 +382,8 @@ class Engine:
         )
 
     def check_open(self, name: str = "") -> None:
-        """Raise ClosedError once the client was closed."""
+        """Raise ClosedError once the client was closed, and LockError where its runtime cannot be used."""
+        self.runtime.bind()
         if self.keeper.closing:
             msg = "this client is closed: make a new one"
             raise ClosedError(msg, name=name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from _thread import allocate_lock
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
@@ -90,7 +89,7 @@ class _Waiter:
     __slots__ = ("latch", "wake")
 
     def __init__(self) -> None:
-        self.latch = allocate_lock()
+        self.latch = threading.Lock()
         self.latch.acquire()
         self.wake = Wake.SILENCE
 
