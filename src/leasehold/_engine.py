@@ -389,7 +389,8 @@ class Engine:
             raise ClosedError(msg, name=name)
 
     def _check_wanted(self, lease: Lease) -> None:
-        self.check_open(lease.ask.name)
+        if self.keeper.closing:
+            self.check_open(lease.ask.name)
         claim = lease.claim()
         if claim is not None and claim.withdrawn:
             msg = f"{lease.ask.name!r} is not wanted any more"
