@@ -350,6 +350,8 @@ class Engine:
 
     async def abandon(self, lease: Lease, interruption: BaseException | None = None) -> None:
         """Give the place up before going on, even on the way out of an interruption."""
+        if lease.state is INHERITED:  # gevent's greenlets go on in a forked child, but the place is their parent's
+            return
         now = self.runtime.now()
         if isinstance(interruption, GeneratorExit):  # nothing may be awaited any more
             lease.give_up(now, due=now)
@@ -401,13 +403,15 @@ class Engine:
         return LockAcquisitionError(msg, name=ask.name, attempts=attempts, waited=waited)
 
     def check_open(self, name: str = "") -> None:
-        """Raise ClosedError once the client was closed."""
+        """Raise ClosedError once the client was closed, and LockError where its runtime cannot be used."""
+        self.runtime.bind()
         if self.keeper.closing:
             msg = "this client is closed: make a new one"
             raise ClosedError(msg, name=name)
 
     def _check_wanted(self, lease: Lease) -> None:
-        self.check_open(lease.ask.name)
+        if self.keeper.closing:
+            self.check_open(lease.ask.name)
         claim = lease.claim()
         if claim is not None and claim.withdrawn:
             msg = f"{lease.ask.name!r} is not wanted any more"

@@ -52,6 +52,10 @@ class Runtime(Protocol):
         """Make a lock for a few lines that do not await."""
         ...
 
+    def bind(self) -> object:
+        """Raise LockError where it does not belong: in another event loop, or in threads that were patched since."""
+        ...
+
     def context(self) -> Hashable:
         """Name the thread or task that is running."""
         ...

@@ -102,7 +102,7 @@ class DamagedError(StoreError):
 
 
 class UnsupportedError(LockError):
-    """The store cannot carry what was asked of it."""
+    """The store cannot carry what was asked of it, or cannot run here: under eventlet, say, or trio."""
 
 
 class CapacityMismatchError(LockError):

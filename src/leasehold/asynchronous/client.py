@@ -24,7 +24,7 @@ from leasehold.asynchronous.handles import AsyncLockHandle, AsyncMultiLockHandle
 from leasehold.asynchronous.rates import AsyncRateLimiter
 from leasehold.asynchronous.recipes import AsyncOnce, AsyncSingleton
 from leasehold.errors import InvalidInputError
-from leasehold.runtimes.aio import AsyncRuntime
+from leasehold.runtimes.aio import AsyncRuntime, running_loop
 from leasehold.stores import open_store
 
 P = ParamSpec("P")
@@ -189,7 +189,7 @@ def get_async_distributed_lock() -> AsyncDistributedLock:
     """Return the client of the running event loop: on LEASEHOLD_URL, else on the user's own SQLite file."""
     for loop in [loop for loop, locks in _defaults.items() if loop.is_closed() or locks._engine.keeper.closing]:
         _defaults.pop(loop, None)
-    running = asyncio.get_running_loop()
+    running = running_loop()
     if running not in _defaults:
         _defaults[running] = AsyncDistributedLock()
     return _defaults[running]

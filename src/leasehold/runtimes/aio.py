@@ -13,11 +13,27 @@ from math import inf
 from typing import Any, Generic, TypeVar
 
 from leasehold._runtime import Bell
-from leasehold.errors import LockError
+from leasehold.errors import LockError, UnsupportedError
 from leasehold.runtimes import _clock
 from leasehold.runtimes._gather import gather_tasks
 
 T = TypeVar("T")
+
+
+class NoLoopError(UnsupportedError, RuntimeError):
+    """No event loop of asyncio is running."""
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """Find the loop. Raises NoLoopError, which to whoever runs at the interpreter's exit is a RuntimeError."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        msg = (
+            "AsyncDistributedLock needs a running asyncio event loop: under trio, run a function that uses the "
+            "blocking DistributedLock with trio.to_thread.run_sync; in a plain function, use asyncio.run"
+        )
+        raise NoLoopError(msg) from None
 
 
 class _LoopBell:
@@ -178,7 +194,7 @@ class AsyncRuntime:
 
     def bind(self) -> asyncio.AbstractEventLoop:
         """Belong to the running loop, for good; refuse any other."""
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         if self._loop is None:
             self._loop, self._thread = loop, threading.get_ident()
         elif self._loop is not loop:

@@ -237,6 +237,9 @@ class SimulatedRuntime:
     def bell(self) -> Bell:
         return _SimulatedBell(self._process)
 
+    def bind(self) -> None:
+        """Belong everywhere."""
+
     def mutex(self) -> AbstractContextManager[Any]:
         return nullcontext()
 

@@ -1,20 +1,25 @@
-"""The driver for threads: its ports block, so the core's coroutines run to their end without suspending."""
+"""The driver for threads: its ports block, so the core's coroutines run to their end without suspending.
+
+gevent's greenlets are threads to it. `gevent.monkey.patch_all()` replaces names in the standard library's modules, so
+whatever blocks is looked up there when it is used: `threading.Lock`, never a `Lock` imported before.
+"""
 
 from __future__ import annotations
 
 import random
 import select
 import socket
+import sys
 import threading
 import time
 import types
-from _thread import allocate_lock
 from collections.abc import Callable, Coroutine, Generator, Hashable, Sequence
 from contextlib import AbstractContextManager, suppress
 from math import ceil, inf
 from typing import Any, Generic, TypeVar
 
 from leasehold._runtime import Bell, drive
+from leasehold.errors import UnsupportedError
 from leasehold.runtimes import _clock
 
 T = TypeVar("T")
@@ -26,7 +31,7 @@ class _ThreadBell:
     __slots__ = ("_latch",)
 
     def __init__(self) -> None:
-        self._latch = allocate_lock()
+        self._latch = threading.Lock()
         self._latch.acquire()
 
     def ring(self) -> None:
@@ -42,7 +47,8 @@ class _ThreadBell:
 class _Gathering(Generic[T]):
     """Works run side by side by one thread: whichever has something to read goes on."""
 
-    def __init__(self, works: Sequence[Coroutine[Any, Any, T]]) -> None:
+    def __init__(self, runtime: ThreadRuntime, works: Sequence[Coroutine[Any, Any, T]]) -> None:
+        self._runtime = runtime
         self.results: list[T | None] = [None] * len(works)
         self._works = dict(enumerate(works))
         self._waiting: dict[int, tuple[int, float]] = {}
@@ -75,12 +81,15 @@ class _Gathering(Generic[T]):
             self.poll(inf)
 
     def _go_on(self, numbers: Sequence[int]) -> None:
-        outer, _here.gathering = _here.gathering, True
+        gathering, here = self._runtime.gathering, self._runtime.context()
+        is_outermost = here not in gathering
+        gathering.add(here)
         try:
             for number in numbers:
                 self._step(number)
         finally:
-            _here.gathering = outer
+            if is_outermost:
+                gathering.discard(here)
 
     def _step(self, number: int) -> None:
         work = self._works.pop(number)
@@ -96,22 +105,31 @@ class _Gathering(Generic[T]):
             self._poller.register(sock, select.POLLIN)
 
 
-class _Here(threading.local):
-    gathering = False
-    """Whether whoever runs in this thread may yield until its socket has something to read."""
-
-
-_here = _Here()
-
-
 def _is_ready(sock: socket.socket) -> bool:
     """Tell whether polling would wait in vain: it was closed, or TLS has read ahead and left nothing to be read."""
     pending = getattr(sock, "pending", None)
     return sock.fileno() < 0 or (pending is not None and pending() > 0)
 
 
+def native_poll() -> type[select.poll]:
+    """Find the system's own poll. gevent's, which lets other greenlets run, knows of POLLIN and POLLOUT only."""
+    monkey = sys.modules.get("gevent.monkey")
+    found: type[select.poll] = monkey.get_original("select", "poll") if monkey is not None else select.poll
+    return found
+
+
+def _refuse_eventlet() -> None:
+    patcher = sys.modules.get("eventlet.patcher")
+    if patcher is not None and (patcher.is_monkey_patched("thread") or patcher.is_monkey_patched("socket")):
+        msg = (
+            "leasehold does not work under eventlet.monkey_patch(), which takes select.poll away: "
+            "use gevent (monkey.patch_all()), threads or asyncio"
+        )
+        raise UnsupportedError(msg)
+
+
 class ThreadRuntime:
-    """Blocking ports."""
+    """Blocking ports. Belongs to threads as they are when it is made: the system's, or gevent's greenlets."""
 
     now = staticmethod(_clock.now)
     random = staticmethod(random.random)
@@ -123,7 +141,21 @@ class ThreadRuntime:
         return threading.Lock()
 
     def __init__(self) -> None:
+        _refuse_eventlet()
+        self._lock_type = threading.Lock
         self._here = threading.local()
+        self.gathering: set[Hashable] = set()
+        """The threads, by their context, in which a work may yield until its socket has something to read."""
+
+    def bind(self) -> None:
+        """Refuse to go on once threads have become others: what was made for the former would stop the latter."""
+        if threading.Lock is not self._lock_type:
+            _refuse_eventlet()
+            msg = (
+                "the standard library was patched (gevent.monkey.patch_all()) after this client was made: patch "
+                "first, at the very start of the program, or make the client afterwards"
+            )
+            raise UnsupportedError(msg)
 
     def context(self) -> Hashable:
         """Name the thread by a token of its own: a thread's number is used again as soon as it ends."""
@@ -135,6 +167,7 @@ class ThreadRuntime:
     def spawn(
         self, work: Callable[[], Coroutine[Any, Any, None]], name: str, if_cancelled: Callable[[], None] | None = None
     ) -> None:
+        self.bind()
         threading.Thread(target=lambda: drive(work()), name=name, daemon=True).start()
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
@@ -155,7 +188,7 @@ class ThreadRuntime:
         self, works: Sequence[Coroutine[Any, Any, T]], decided: Callable[[Sequence[T | None]], bool], grace: float
     ) -> list[T | None]:
         """Run works in this very thread. Those that wait by `readable` overlap, the others come one after another."""
-        gathering = _Gathering(works)
+        gathering = _Gathering(self, works)
         until = inf
         try:
             gathering.begin()
@@ -175,7 +208,7 @@ class ThreadRuntime:
 
     def is_gathering(self) -> bool:
         """Tell whether this thread has other works to run while one waits by `readable`."""
-        return _here.gathering
+        return bool(self.gathering) and self.context() in self.gathering
 
     @types.coroutine
     def readable(self, sock: socket.socket, deadline: float) -> Generator[tuple[socket.socket, float], None, None]:
@@ -183,7 +216,7 @@ class ThreadRuntime:
 
         Anywhere else it returns at once: the caller's own `recv` waits. Raises TimeoutError after the deadline.
         """
-        if _here.gathering:
+        if self.is_gathering():
             yield sock, deadline
             if self.now() >= deadline:
                 raise TimeoutError
@@ -195,7 +228,7 @@ class ThreadRuntime:
         stopped = False
 
         def receive() -> None:
-            with datagrams:
+            with datagrams, suppress(OSError):  # closed in a forked child, where gevent's greenlets go on
                 while not stopped:
                     if message := datagrams.recv(512):
                         on_message(message)

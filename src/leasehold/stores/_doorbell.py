@@ -60,7 +60,8 @@ class Doorbell:
         """Wake a place here, or in the process that has the address."""
         if not self._mailbox.ring(owner) and self._socket is not None and address:
             with suppress(OSError):
-                self._socket.sendto(owner.encode(), socket.MSG_DONTWAIT, f"\0{address}")
+                # not sendto, of which gevent's waits until there is room
+                self._socket.sendmsg([owner.encode()], (), socket.MSG_DONTWAIT, f"\0{address}")
 
     async def wait(self, owner: str, timeout: float) -> bool:
         if not self._listening and self._listens:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from _thread import allocate_lock
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
@@ -100,7 +99,7 @@ class _Waiter:
 
     def __init__(self, message: bytes = b"") -> None:
         self.message = message
-        self.latch = allocate_lock()
+        self.latch = threading.Lock()
         self.latch.acquire()
         self.wake = Wake.SILENCE
 

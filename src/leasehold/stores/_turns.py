@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from _thread import LockType, allocate_lock
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ class Turns:
     def _start_afresh(self) -> None:
         self._mutex = threading.Lock()
         self._free = self._most
-        self._line: deque[LockType] = deque()
+        self._line: deque[threading.Lock] = deque()
 
     @contextmanager
     def take(self, patience: float) -> Iterator[None]:
@@ -41,7 +40,7 @@ class Turns:
             if self._free:
                 self._free -= 1
                 return
-            latch = allocate_lock()
+            latch = threading.Lock()
             latch.acquire()
             self._line.append(latch)
         try:
@@ -52,7 +51,7 @@ class Turns:
             raise
         self._step_out(latch)
 
-    def _step_out(self, latch: LockType) -> bool:
+    def _step_out(self, latch: threading.Lock) -> bool:
         """Stand in line no longer; False for who has been given his turn."""
         with self._mutex:
             if latch not in self._line:

@@ -11,7 +11,6 @@ import select
 import socket
 import threading
 import time
-from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -26,7 +25,7 @@ from psycopg.pq.abc import PGconn, PGresult
 
 from leasehold.errors import StoreError
 from leasehold.runtimes.aio import AsyncRuntime
-from leasehold.runtimes.threads import ThreadRuntime
+from leasehold.runtimes.threads import ThreadRuntime, native_poll
 from leasehold.stores.postgres import _blocking, _libpq
 from leasehold.stores.postgres._address import Address
 from leasehold.stores.postgres._libpq import Statement
@@ -34,6 +33,9 @@ from leasehold.stores.postgres._pipelined import in_thread
 
 _GONE = getattr(select, "POLLRDHUP", 0)
 """What tells that the other end is closed without telling that there is something to read."""
+
+GLANCE = 0.1
+"""How often a greenlet looks whether the other end is closed: what gevent waits for does not tell."""
 
 _KEPT_ALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 20_000}
 """So that either end notices within half a minute that the other has vanished."""
@@ -239,7 +241,7 @@ class BlockingSession(Session):
     def __init__(self, connection: PGconn, pid: int, on_lost: Callable[[Session], None]) -> None:
         super().__init__(connection, pid, on_lost)
         self._mutex = threading.Lock()
-        self._reading = allocate_lock()
+        self._reading = threading.Lock()
         self._poll = select.poll()
         self._poll.register(self.descriptor, select.POLLIN)
 
@@ -371,7 +373,7 @@ class BlockingDriver:
         self._start_afresh()
 
     def _start_afresh(self) -> None:
-        self._door = allocate_lock()
+        self._door = threading.Lock()
         self._watcher = Watcher()
         finalize(self, self._watcher.stop)
 
@@ -563,17 +565,21 @@ class Watcher:
                 self._bell.send(b"!")
 
     def _watch(self, hears: socket.socket) -> None:
-        while True:
+        is_green = select.poll is not native_poll()
+        while self._hears is hears:  # else this greenlet goes on in a forked child, which has let go of it
             with self._mutex:
                 watched = {session.descriptor: session for session in self._sessions if not session.is_lost}
                 if not watched:
                     self.abandon()
                     return
-            poll = select.poll()
+            poll = native_poll()()
             poll.register(hears, select.POLLIN)
             for descriptor in watched:
                 poll.register(descriptor, _GONE)
-            for descriptor, _ in poll.poll():
+            ready = poll.poll(0 if is_green else None)
+            if not ready:
+                time.sleep(GLANCE)
+            for descriptor, _ in ready:
                 if descriptor == hears.fileno():
                     hears.recv(4096)
                 else:

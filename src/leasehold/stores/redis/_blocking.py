@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import socket
-import ssl
 import struct
 from contextlib import suppress
 from typing import Any
@@ -36,7 +35,8 @@ class Connection:
         reader = hiredis.Reader()
         self._feed, self._gets = reader.feed, reader.gets
         self._send, self._recv = opened.sendall, opened.recv
-        self._is_timed_by_kernel = os.name == "posix" and not isinstance(opened, ssl.SSLSocket)
+        is_plain = type(opened).__module__ == "socket"  # neither TLS, nor gevent's, which the kernel never lets wait
+        self._is_timed_by_kernel = os.name == "posix" and is_plain
         if self._is_timed_by_kernel:
             opened.settimeout(None)
 
