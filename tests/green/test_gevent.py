@@ -92,7 +92,7 @@ STORES = {
     "postgres": postgres,
     "postgres+advisory": advisory,
 }
-BOTH_WAYS = ("redis", "postgres+advisory")
+BOTH_WAYS = ("postgres+advisory",)
 IMPORTED_FIRST = ("sqlite", "redis-tls", "redlock", *BOTH_WAYS)
 CASES = [
     *((store, "patched-first") for store in STORES if store in BOTH_WAYS or store not in IMPORTED_FIRST),
@@ -126,7 +126,7 @@ def test_greenlets_keep_their_time_outs_while_the_server_is_silent(
     run("patched-first", "silence", url, when_ready=network.black_hole)
 
 
-@pytest.mark.parametrize("store", ["sqlite", "redis", "postgres+advisory"])
+@pytest.mark.parametrize("store", ["redis", "postgres+advisory"])
 def test_a_client_works_in_a_forked_child_where_greenlets_go_on(store: str, request: pytest.FixtureRequest) -> None:
     run("patched-first", "fork", STORES[store](request.getfixturevalue))
 

@@ -25,7 +25,7 @@ class NoLoopError(UnsupportedError, RuntimeError):
 
 
 def running_loop() -> asyncio.AbstractEventLoop:
-    """Find the loop. Raises NoLoopError, which to whoever runs at the interpreter's exit is a RuntimeError."""
+    """Find the loop. Raises NoLoopError: also a RuntimeError, as clean-up at the interpreter's exit expects."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

@@ -19,9 +19,9 @@ def use_in_child() -> None:
     with gevent.Timeout(PATIENCE):
         assert not held.is_held
         assert locks.try_acquire("held") is None
-        first = locks.acquire("child", ttl=1)
+        first = locks.acquire("child", ttl=1.5)
         waiter = gevent.spawn(locks.acquire, "child", timeout=PATIENCE)
-        gevent.sleep(1.5)
+        gevent.sleep(2.0)
         first.check()
         first.release()
         waiter.get().release()
@@ -32,7 +32,7 @@ def line() -> list[str]:
     return [place.owner for place in line.places]
 
 
-held = locks.acquire("held", ttl=1)
+held = locks.acquire("held", ttl=1.5)
 waiter = gevent.spawn(locks.acquire, "held", timeout=PATIENCE)
 eventually(lambda: len(line()) == 2, "a greenlet waits")
 before = line()

@@ -74,8 +74,8 @@ class Story:
                     raise AssertionError("it was acquired twice")
 
     def a_held_lock_is_renewed(self) -> None:
-        with self.locks.lock("renewed", ttl=1) as handle:
-            gevent.sleep(1.6)
+        with self.locks.lock("renewed", ttl=1.5) as handle:
+            gevent.sleep(2.2)
             handle.check()
             assert self.other.try_acquire("renewed") is None
 
