@@ -262,23 +262,22 @@ def what_failed_counts_as_done(patch: pytest.MonkeyPatch, _: str) -> None:
 
 @mutant("redis", "exclusion", "retractions")
 def whoever_leaves_need_not_be_the_owner(patch: pytest.MonkeyPatch, _: str) -> None:
-    _rewrite(_scripts.LEAVE, "if holder == owner then", "if true then")
+    _rewrite(_scripts.LEAVE, " and size == #owner and string.sub(record, 31, 30 + size) == owner then", " then")
 
 
 @mutant("redis", "exclusion", "retractions", "fences", "evictions", faults=(PAUSE, *SILENCE), heartbeat=0.5)
 def a_renewal_resurrects(patch: pytest.MonkeyPatch, _: str) -> None:
     """It says that a place is there which is gone."""
     _rewrite(_scripts.RENEW, "reply[i] = 0", "reply[i] = server_time")
+    _rewrite(_scripts.RENEW, "local answer = 0", "local answer = server_time")
 
 
 @mutant("redis", "exclusion", "retractions", "fences", faults=(PAUSE, *SILENCE), heartbeat=0.5)
 def a_renewal_is_anybodys(patch: pytest.MonkeyPatch, _: str) -> None:
-    _rewrite(_scripts.RENEW, "expires and holder == owner and", "expires and")
-    _rewrite(
-        _scripts.RENEW,
-        "local own = find_living(line, owner)\n    if",
-        "local own = find_living(line, owner) or line.holders[1]\n    if",
-    )
+    own = "string.sub(record, 25, 3 + #packed) == '\\0\\0\\0\\0' .. string.sub(packed, 26)"
+    _rewrite(_scripts.RENEW, own, "#record >= 16")
+    found = "local own = find_living(line, owner)\n"
+    _rewrite(_scripts.RENEW, found, "local own = find_living(line, owner) or line.holders[1]\n")
 
 
 @mutant("redis", "exclusion")
@@ -352,7 +351,7 @@ def a_name_stays_taken_for_less_than_was_asked(patch: pytest.MonkeyPatch, _: str
 
 @mutant("redlock", "fences", faults=OF_THE_NETWORK)
 def the_fence_is_not_written_to_the_counter(patch: pytest.MonkeyPatch, _: str) -> None:
-    _rewrite(_scripts.RENEW, "        ticket = math.max(ticket, floor)\n", "")
+    _rewrite(_scripts.RENEW, "      ticket = math.max(ticket, floor)\n", "")
 
 
 @mutant("postgres", "exclusion", "retractions")

@@ -18,9 +18,9 @@ if stepped_back then
   now = last
 end
 -- Below 2^53 a microsecond still counts; 2^21 before it, so that no ticket drawn now gets there. NaN compares to nothing.
-if not (now < 9007199252643840 and ticket >= 0 and ticket < 9007199252643840 and last >= 0 and shift >= 0
-    and longest >= 0 and longest < 9007199254740992 and votes_at > -9007199254740992
-    and votes_at < 9007199254740992) or token ~= '' and string.find(token, '[^%w%p]') then
+if not (now < 9007199252643840 and ticket >= 0 and ticket < 9007199252643840 and last >= 0 and shift >= 0)
+    or token ~= '' and not (longest >= 0 and longest < 9007199254740992 and votes_at > -9007199254740992
+      and votes_at < 9007199254740992 and not string.find(token, '[^%w%p]')) then
   error('DAMAGED(00: it holds impossible values)', 0)
 end
 local function packed_bucket()

@@ -10,9 +10,11 @@ local record = state[1]
 if not ARGV[3] then
   if not record then
     return 0
-  elseif #record > 30 and struct.unpack('<d', record) ~= 0
-      and string.sub(record, 25, 30 + #owner) == struct.pack('<I4I2', 0, #owner) .. owner then
-    return redis.call('HDEL', bucket, name)  -- the only place of its line
+  elseif #record > 30 then
+    local expires, _, _, links, size = struct.unpack('<dddI4I2', record)
+    if expires ~= 0 and links == 0 and size == #owner and string.sub(record, 31, 30 + size) == owner then
+      return redis.call('HDEL', bucket, name)  -- the only place of its line
+    end
   end
 end
 

@@ -107,18 +107,18 @@ local function follow(line, owner)
   return place
 end
 
-local function check_link(line, link, owner)
-  if link ~= owner then
-    damaged(line.name, 'its places are not linked both ways')
-  end
+local function unlinked(line)
+  damaged(line.name, 'its places are not linked both ways')
 end
 
 -- Find the places before and after one; the header stands for what is not there.
 local function neighbours(line, place)
   local before = place.before ~= '' and follow(line, place.before)
   local after = place.after ~= '' and follow(line, place.after)
-  check_link(line, before and before.after or line.first, place.owner)
-  check_link(line, after and after.before or line.last, place.owner)
+  if (before and before.after or line.first) ~= place.owner
+      or (after and after.before or line.last) ~= place.owner then
+    unlinked(line)
+  end
   return before, after
 end
 
@@ -130,7 +130,9 @@ local function append(line, place)
   place.before, place.after = line.last, ''
   if line.last ~= '' then
     local last = follow(line, line.last)
-    check_link(line, last.after, '')
+    if last.after ~= '' then
+      unlinked(line)
+    end
     last.after = place.owner
     touch(line, last)
     line.linked = true
@@ -167,7 +169,9 @@ local function settle(line)
   local before, owner = '', line.first
   while owner ~= '' do
     local place = follow(line, owner)
-    check_link(line, place.before, before)
+    if place.before ~= before then
+      unlinked(line)
+    end
     local after = place.after
     if place.expires <= now then
       remove(line, place)
@@ -191,8 +195,8 @@ local function settle(line)
     owner = after
   end
   line.waiting = owner ~= ''
-  if not line.waiting then
-    check_link(line, line.last, before)
+  if not line.waiting and line.last ~= before then
+    unlinked(line)
   end
 end
 
@@ -218,8 +222,9 @@ end
 local function is_first_waiting(line, place)
   while place.before ~= '' do
     local before = follow(line, place.before)
-    check_link(line, before.after, place.owner)
-    if before.acquired ~= 0 then
+    if before.after ~= place.owner then
+      unlinked(line)
+    elseif before.acquired ~= 0 then
       return true
     elseif before.expires > now then
       return false

@@ -6,10 +6,14 @@ local function walk(name)
   local places, before, owner = {}, '', line.first
   while owner ~= '' do
     local place = follow(line, owner)
-    check_link(line, place.before, before)
+    if place.before ~= before then
+      unlinked(line)
+    end
     places[#places + 1] = place
     before, owner = owner, place.after
   end
-  check_link(line, line.last, before)
+  if line.last ~= before then
+    unlinked(line)
+  end
   return places
 end
