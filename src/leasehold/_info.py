@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import Any
 
 from leasehold._model import Line, Place, Session
+
+DEEPEST = 100
+"""How deep metadata may be nested to be shown: what writes it out recurses, in Python."""
+SHOWN = 100
+"""How many characters to show of metadata that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +114,26 @@ def _holder(place: Place, now: float, wall: datetime) -> Holder:
         weight=place.weight,
         acquired_at=wall - timedelta(seconds=now - (place.acquired_at or now)),
         expires_at=None if place.expires_at == inf else wall + timedelta(seconds=place.expires_at - now),
-        metadata=json.loads(place.metadata),
+        metadata=_metadata(place.metadata),
         session=place.session,
         lingers=place.lingers,
     )
+
+
+def _metadata(text: str) -> dict[str, Any]:
+    """Read metadata, which SQL callers may nest, or write numbers in, as Python cannot: then show how it begins."""
+    with suppress(ValueError, RecursionError):
+        metadata = json.loads(text)
+        if isinstance(metadata, dict) and not _is_deep(metadata):
+            return metadata
+    return {"unreadable": f"{text[:SHOWN]}…"}
+
+
+def _is_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(DEEPEST):
+        containers = [
+            each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)
+        ]
+        level = [child for children in containers for child in children]
+    return bool(level)
