@@ -1,4 +1,4 @@
-"""A password that stands in a URL as it is, not escaped, is in nothing that anybody gets to read."""
+"""No part of a password that stands in a URL unescaped is in any text that comes out."""
 
 from __future__ import annotations
 
