@@ -85,7 +85,7 @@ class Engine:
             except StoreError as error:
                 self.drop(lease, error)
                 now = self.runtime.now()
-                if error.overloaded and now + retry.max_delay >= deadline and (ask.queue or asks_again):
+                if (ask.queue or asks_again) and self.is_late(error, deadline, retry):
                     raise self.too_busy(ask, attempts, now - started) from error
                 raise
             except BaseException as interruption:
@@ -393,6 +393,10 @@ class Engine:
             waited=waited,
             holder=holder,
         )
+
+    def is_late(self, error: StoreError, deadline: float, retry: RetryPolicy) -> bool:
+        """Tell whether it was the caller's time that was too short: the store answers others, and was given no more."""
+        return error.overloaded and self.runtime.now() + retry.max_delay >= deadline
 
     def too_busy(self, ask: Ask, attempts: int, waited: float) -> LockAcquisitionError:
         """Explain that the caller's time is over while the store answers others; the place is given up later."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from math import inf
@@ -10,6 +11,11 @@ from typing import Any
 
 from leasehold._model import Line, Place, Session
 from leasehold.errors import DamagedError
+
+DEEPEST = 100
+"""How deep metadata may be nested to be shown: what writes it out recurses, in Python."""
+SHOWN = 100
+"""How many characters to show of metadata that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +112,10 @@ def describe(line: Line) -> LockInfo:
     damage = None if line.damage is None else str(line.damage)
     holders = []
     for place in held:
-        metadata = _metadata(place)
+        metadata = _metadata(place.metadata)
         if metadata is None:
-            damage = damage or f"the metadata of {place.owner}, who holds {line.name!r}, is no JSON object"
+            shown = f"{place.metadata[:SHOWN]}…"
+            damage = damage or f"the metadata of {place.owner}, which holds {line.name!r}, cannot be read: {shown}"
         holders.append(_holder(place, line.now, wall, metadata or {}))
     return LockInfo(
         name=line.name,
@@ -117,15 +124,6 @@ def describe(line: Line) -> LockInfo:
         waiting=len(line.places) - len(held),
         damage=damage,
     )
-
-
-def _metadata(place: Place) -> dict[str, Any] | None:
-    """Read what every client of ours writes as a JSON object; None if something else has written it."""
-    try:
-        metadata = json.loads(place.metadata)
-    except (ValueError, TypeError, RecursionError):
-        return None
-    return metadata if isinstance(metadata, dict) else None
 
 
 def _holder(place: Place, now: float, wall: datetime, metadata: dict[str, Any]) -> Holder:
@@ -139,3 +137,22 @@ def _holder(place: Place, now: float, wall: datetime, metadata: dict[str, Any]) 
         session=place.session,
         lingers=place.lingers,
     )
+
+
+def _metadata(text: str) -> dict[str, Any] | None:
+    """Read metadata; None if it is no object, or one that SQL takes and Python does not: too deep, numbers too long."""
+    with suppress(ValueError, RecursionError):
+        metadata = json.loads(text)
+        if isinstance(metadata, dict) and not _is_deep(metadata):
+            return metadata
+    return None
+
+
+def _is_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(DEEPEST):
+        containers = [
+            each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)
+        ]
+        level = [child for children in containers for child in children]
+    return bool(level)

@@ -69,6 +69,8 @@ async def _at_once(engine: Engine, wish: Wish) -> list[Lease] | None:
     except StoreError as error:
         for lease in leases:
             engine.drop(lease, error)
+        if wish.asks[0].queue and engine.is_late(error, wish.deadline, wish.retry):
+            raise engine.too_busy(wish.asks[0], 1, engine.runtime.now() - wish.started) from error
         raise
     except BaseException as interruption:
         await _abandon(engine, leases, interruption)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from math import ceil, inf
@@ -71,6 +72,8 @@ def xact_lock(connection: object, *names: Name, shared: bool = False, timeout: S
     server lets; 0 does not wait. When the time is up, nothing is left behind, neither some of the locks nor a
     lock_timeout, and the transaction can go on.
 
+    Nothing is locked before the block is entered: a call that is dropped without is warned of (RuntimeWarning).
+
     There is no lease and no fence, and it excludes only who takes the same advisory lock. Any pooler will do,
     PgBouncer's transaction mode included. Under REPEATABLE READ and SERIALIZABLE, what you read is as old as the
     transaction's first statement, which may be the one that waited: prefer READ COMMITTED.
@@ -90,13 +93,24 @@ def xact_lock(connection: object, *names: Name, shared: bool = False, timeout: S
 class XactLock:
     """What `xact_lock` returns: enter it to take the locks; leaving it does nothing."""
 
+    _is_forgotten = False
+
     def __init__(self, connection: Borrowed, names: dict[Key, str], is_shared: bool, timeout: float) -> None:  # noqa: FBT001
         self._connection = connection
         self._names = names
         self._is_shared = is_shared
         self._timeout = timeout
+        self._is_forgotten = True
+
+    def __del__(self) -> None:
+        if self._is_forgotten:
+            names = ", ".join(map(repr, self._names.values()))
+            form = "async with" if self._connection.is_async else "with"
+            msg = f"xact_lock(…, {names}) was never entered, so nothing is locked: write '{form} xact_lock(…):'"
+            warnings.warn(msg, RuntimeWarning, stacklevel=2, source=self)
 
     def __enter__(self) -> None:
+        self._is_forgotten = False
         if self._connection.is_async:
             msg = f"this {self._connection.kind} is asynchronous: write 'async with xact_lock(…)'"
             raise InvalidInputError(msg)
@@ -106,6 +120,7 @@ class XactLock:
         """Leave the locks to the transaction."""
 
     async def __aenter__(self) -> None:
+        self._is_forgotten = False
         if not self._connection.is_async:
             msg = f"this {self._connection.kind} is blocking: write 'with xact_lock(…)'"
             raise InvalidInputError(msg)

@@ -60,7 +60,7 @@ class Hostile:
         return self.url.replace("postgres@", f"{role}@")
 
     def caught(self) -> list[str]:
-        """List what has run since this was last asked, and as whom."""
+        """List what has run since this was last called, and as which role."""
         log = self.server.log
         fresh, self._read = log[self._read :], len(log)
         return sorted({found[1] for found in re.finditer(rf"LOG:  {self._token} (.*)", fresh)})

@@ -1,4 +1,4 @@
-"""Nothing that another role planted in the schema public, or in pg_temp, runs as whoever uses locks (CVE-2018-1058)."""
+"""Nothing that another role planted in the schema public, or in pg_temp, runs as a role that locks (CVE-2018-1058)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from leasehold import LockAcquisitionError
+from leasehold import DistributedLock, LockAcquisitionError
 from leasehold._model import Ask, Charge, Renewal, Stay
 from leasehold.stores.postgres._address import parse_url
 from leasehold.stores.postgres._migrating import migrate
@@ -46,7 +46,7 @@ SELECT * FROM {s}.check_rate('x', 10, interval '1 minute', burst => 1);
 SELECT * FROM {s}.spend_rate('x', 1.5, 60);
 SELECT * FROM {s}.locks ORDER BY name, fence;
 SELECT {s}.release_lock('x', 'me');
-SELECT {s}.release_lock('x', 'nobody');
+SELECT {s}.release_lock('x', 'another');
 SELECT {s}.sweep_locks(), {s}.sweep_rates(), {s}.sweep_locks(1), {s}.sweep_rates(1);
 """
 REFUSED = """
@@ -197,7 +197,12 @@ def test_a_table_of_this_version_that_was_unsafe_is_made_safe_by_a_migration(
     functions = f"SELECT oid::regprocedure::text FROM pg_proc WHERE pronamespace = '{schema}'::regnamespace"
     for (function,) in server.sql(functions):
         server.sql(f"ALTER FUNCTION {function} RESET ALL")
-    server.sql(script(schema))
+    with DistributedLock(server.url, schema=schema) as locks:
+        (unsafe,) = [finding for finding in locks.examine() if "search_path" in finding.message]
+        assert unsafe.level == "error"
+        assert "line_join, " in unsafe.message
+        server.sql(script(schema))
+        assert not [finding for finding in locks.examine() if "search_path" in finding.message]
     test_every_function_has_a_search_path_of_its_own(server, schema)
 
 

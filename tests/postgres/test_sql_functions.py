@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ import pytest
 from leasehold import LockAcquisitionError
 from leasehold._model import UNKNOWN, Ask, Refusal, Renewal, Standing
 from leasehold._runtime import drive
+from leasehold.cli import main
+from leasehold.cli.outcome import Exit
 from leasehold.errors import StoreError
 from tests.postgres.table import Table
 from tests.processes.helpers import eventually
@@ -491,3 +494,32 @@ def test_a_python_waiter_follows_an_sql_holder_that_lets_it_expire(table: Table)
     locks = table.client()
     with locks.lock("x", timeout=10):
         assert table.sql(ACQUIRE, "x", "sql", 1) is None
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    ['{"a":' * 3000 + "1" + "}" * 3000, '{"a":' * 300 + "1" + "}" * 300, '{"a": 1' + "0" * 5000 + "}"],
+    ids=["deep", "not so deep", "a number of many digits"],
+)
+def test_metadata_that_python_cannot_read_hides_no_lock(
+    table: Table, metadata: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table.sql("SELECT {s}.acquire_lock('odd', 'sql', 60, %s)", metadata)
+    table.sql("""SELECT {s}.acquire_lock('plain', 'sql', 60, '{{"a": [1]}}')""")
+    odd, plain = table.client().inspect()
+    assert (odd.name, odd.holder_id, plain.metadata) == ("odd", "sql", {"a": [1]})
+    assert odd.metadata == {}
+    assert odd.damage is not None
+    assert """'odd', cannot be read: {"a": """ in odd.damage
+    assert len(odd.damage) < 300
+    url = f"{table.url}?schema={table.schema}"
+    assert main(["ls", "--url", url]) == Exit.DAMAGED
+    printed = capsys.readouterr()
+    assert "odd" in printed.out
+    assert "cannot be read" in printed.err
+    assert main(["ls", "--url", url, "--json"]) == Exit.DAMAGED
+    assert [lock["name"] for lock in json.loads(capsys.readouterr().out)] == ["odd", "plain"]
+    assert main(["show", "odd", "--url", url]) == Exit.DAMAGED
+    assert main(["show", "plain", "--url", url]) == 0
+    assert main(["release", "odd", "--force", "--url", url]) == 0
+    assert not table.client().is_locked("odd")

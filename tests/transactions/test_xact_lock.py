@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import subprocess
 import sys
 import threading
+import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -473,3 +475,23 @@ def test_importing_it_imports_no_driver() -> None:
 
 def in_order(*names: Name) -> list[Name]:
     return sorted(names, key=advisory_key)
+
+
+async def test_one_that_is_never_entered_is_warned_of(user: User, peer: Peer, prefix: str) -> None:
+    with pytest.warns(RuntimeWarning, match=rf"{prefix}x.*never entered.*nothing is locked.*with") as caught:
+        xact_lock(user.connection, prefix + "x", prefix + "y")
+    assert [warning.filename for warning in caught] == [__file__]
+    assert peer.could_take(prefix + "x")
+    async with user.lock(prefix + "x"):
+        assert not peer.could_take(prefix + "x")
+
+
+def test_one_that_could_not_be_entered_is_not_warned_of(shared_url: str, prefix: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(InvalidInputError, match="at least one"):
+            xact_lock(object())
+        with psycopg.connect(shared_url, autocommit=True) as connection:
+            with pytest.raises(InvalidInputError, match="no transaction"), xact_lock(connection, prefix):
+                pass
+            gc.collect()

@@ -12,7 +12,7 @@ from importlib import import_module
 from signal import Signals
 
 from leasehold.cli.outcome import SIGNALLED, Exit, Failure, report
-from leasehold.cli.parser import build_parser
+from leasehold.cli.parser import build_parser, may_be_secret
 from leasehold.errors import DamagedError, LockError, LockLostError, StoreError
 
 MODULES = {
@@ -81,7 +81,7 @@ def _dispatch(argv: list[str]) -> int:
     except SystemExit:  # after --help or --version: all other ends are Failures
         return 0
     if arguments.command in RUNNING and not command_line:
-        example = " ".join(surplus) or "CMD"
+        example = " ".join("…" if may_be_secret(word) else word for word in surplus) or "CMD"
         msg = f"what is to be run comes after --: leasehold {arguments.command} {arguments.name} -- {example}"
         raise Failure(Exit.BAD_INPUT, msg)
     if surplus:

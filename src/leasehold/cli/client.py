@@ -6,6 +6,7 @@ import os
 
 from leasehold.blocking import DistributedLock
 from leasehold.cli.outcome import Exit, Failure
+from leasehold.stores import shown
 
 
 def open_client(url: str | None, ttl: float = 30.0) -> DistributedLock:
@@ -15,6 +16,6 @@ def open_client(url: str | None, ttl: float = 30.0) -> DistributedLock:
     """
     chosen = url or os.environ.get("LEASEHOLD_URL") or ""
     if chosen.startswith("memory:"):
-        msg = f"{chosen!r} lives inside one process, where no other could see it: choose sqlite:// or a server"
+        msg = f"{shown(chosen)} lives inside one process, where no other could see it: choose sqlite:// or a server"
         raise Failure(Exit.BAD_INPUT, msg)
     return DistributedLock(url, ttl=ttl)

@@ -26,6 +26,7 @@ from leasehold.cli.client import open_client
 from leasehold.cli.demo_worker import Ledger
 from leasehold.cli.outcome import Exit, Failure
 from leasehold.cli.text import BOLD, CYAN, DIM, GREEN, RED, YELLOW, painted, takes_colour
+from leasehold.stores import shown
 
 FEWEST, MOST = 4, 12
 TTL = 2.0
@@ -58,7 +59,7 @@ def demo(arguments: Namespace) -> int:
         with open_client(url, TTL) as locks:
             locks.inspect("demo:")  # a store that cannot be reached is better told once than by every worker
         narrator = Narrator(silent=arguments.json)
-        narrator.introduce(url, arguments.workers)
+        narrator.introduce(url if url.startswith("sqlite:") else shown(url), arguments.workers)
         with Stage(arguments.workers, url, Path(directory), narrator) as stage:
             checks = stage.play()
     if arguments.json:
@@ -129,12 +130,13 @@ class Stage:
         self._processes = {}
         for number in range(1, workers + 1):
             worker = f"worker {number}"
-            command = [sys.executable, "-m", "leasehold.cli.demo_worker", worker, url, name, str(path)]
+            command = [sys.executable, "-m", "leasehold.cli.demo_worker", worker, name, str(path)]
             self._processes[worker] = subprocess.Popen(  # noqa: S603 - a module of our own
                 [*command, str(TTL), str(INCREMENTS)],
                 stdin=subprocess.PIPE,
                 stdout=writer,
                 process_group=0,
+                env=os.environ | {"LEASEHOLD_URL": url},  # arguments can be seen by every user of the machine
             )
         os.close(writer)
 

@@ -77,6 +77,6 @@ def work(worker: str, locks: DistributedLock, name: str, ledger: Ledger, increme
 
 
 if __name__ == "__main__":
-    worker, url, name, path, ttl, increments = sys.argv[1:]
+    worker, name, path, ttl, increments = sys.argv[1:]
     logging.getLogger("leasehold").addHandler(logging.NullHandler())  # what it would say, the demo tells
-    work(worker, DistributedLock(url, ttl=float(ttl)), name, Ledger(Path(path)), int(increments))
+    work(worker, DistributedLock(ttl=float(ttl)), name, Ledger(Path(path)), int(increments))

@@ -8,7 +8,7 @@ from argparse import Namespace
 
 from leasehold.cli.outcome import Exit, Failure
 from leasehold.cli.text import visible
-from leasehold.stores import POSTGRES_SCHEMES
+from leasehold.stores import POSTGRES_SCHEMES, shown
 
 HEADER = """\
 -- leasehold's lease table and functions, version {version}, in the schema {schema}. One transaction; may be run again.
@@ -26,7 +26,7 @@ def migrate(arguments: Namespace) -> int:
     url = arguments.url or os.environ.get("LEASEHOLD_URL") or ""
     is_postgres = url.partition(":")[0].lower() in POSTGRES_SCHEMES
     if not is_postgres and (arguments.url or not arguments.print):
-        named = f"{url.partition(':')[0]}://" if url else "your own SQLite file"
+        named = shown(url) if url else "your own SQLite file"
         msg = f"only PostgreSQL needs a migration, {named} does not: name the database with --url postgresql://…"
         raise Failure(Exit.BAD_INPUT, msg)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from argparse import ArgumentParser
 from typing import Any, NoReturn
 
@@ -26,7 +27,14 @@ exit codes:
 
 class _Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        if may_be_secret(message):  # what comes after the last of these is what was given
+            message = re.sub(r"(value|choice|arguments|understood): .*", r"\1: …", message, flags=re.DOTALL)
         raise Failure(Exit.BAD_INPUT, f"{message} (see {self.prog} --help)")
+
+
+def may_be_secret(text: str) -> bool:
+    """Tell whether a text may have a URL in it, which is in the wrong place, and in that a password."""
+    return any(mark in text for mark in ("://", "@", "password="))
 
 
 def build_parser() -> ArgumentParser:

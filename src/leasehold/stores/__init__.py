@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -66,14 +68,19 @@ def open_store(source: object, runtime: Runtime, **options: Any) -> Store:
 
 
 def _open_embedded(source: str, scheme: str, runtime: Runtime) -> Store:
-    parts = urlsplit(source)
+    parts = None
+    with suppress(ValueError):  # which may quote a password, also as the context of another error
+        parts = urlsplit(source)
+    if parts is None:
+        msg = f"{scheme}://…: this is no URL"
+        raise InvalidInputError(msg)
     if parts.query or parts.fragment:
-        msg = f"{source!r}: this URL takes no options after '?' or '#'"
+        msg = f"{scheme}://…: this URL takes no options after '?' or '#'"
         raise InvalidInputError(msg)
     if scheme == "memory":
         return MemoryStore(runtime, shared_server(parts.netloc + parts.path))
     if parts.netloc:
-        msg = f"{source!r}: a path needs three slashes (sqlite:///relative.db) or four (sqlite:////absolute.db)"
+        msg = f"{scheme}://…: a path needs three slashes (sqlite:///relative.db) or four (sqlite:////absolute.db)"
         raise InvalidInputError(msg)
     return SqliteStore(runtime, unquote(parts.path[1:]) or None)
 
@@ -87,10 +94,15 @@ def _opener_of(source: str, scheme: str) -> Opener:
     for entry in installed.select(name=scheme):
         opener: Opener = entry.load()
         return opener
-    place = source.rpartition("@")[2] if "@" in source else source  # not the password
     schemes = (f"{scheme}://" for scheme in (*SCHEMES, *_registered, *sorted(installed.names)))
-    msg = f"{place!r}: no store has this scheme; there are {', '.join(schemes)}"
+    msg = f"{shown(source)}: no store has this scheme; there are {', '.join(schemes)}"
     raise InvalidInputError(msg)
+
+
+def shown(url: str) -> str:
+    """Show of a URL what surely is no part of a password: its scheme, if it has one."""
+    scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*(?=://)", url)
+    return f"{scheme[0]}://…" if scheme else "this text, which is no URL"
 
 
 def _origin(source: object) -> str:

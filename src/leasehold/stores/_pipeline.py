@@ -29,10 +29,11 @@ class QueuedError(TimeoutError):
 class Request:
     """A request on its way. It stays in the queue, whatever becomes of its caller, to take its replies."""
 
-    __slots__ = ("answer", "deadline", "missing", "replies")
+    __slots__ = ("answer", "deadline", "missing", "replies", "sent")
 
-    def __init__(self, answer: asyncio.Future[list[Any]], count: int, deadline: float) -> None:
+    def __init__(self, answer: asyncio.Future[list[Any]], count: int, sent: float, deadline: float) -> None:
         self.answer = answer
+        self.sent = sent
         self.deadline = deadline
         self.missing = count
         self.replies: list[Any] = []
@@ -59,8 +60,9 @@ class Pipeline:
 
     def _enqueue(self, count: int, timeout: float) -> asyncio.Future[list[Any]]:
         """Expect `count` replies to what is being sent."""
-        deadline = self._loop.time() + timeout
-        request = Request(self._loop.create_future(), count, deadline)
+        sent = self._loop.time()
+        deadline = sent + timeout
+        request = Request(self._loop.create_future(), count, sent, deadline)
         self._requests.append(request)
         if deadline < self._alarm_at:
             self._set_alarm(deadline)
@@ -93,11 +95,12 @@ class Pipeline:
         A connection on which answers arrive stays in use: another one would only give the server more to do.
         """
         now = self._loop.time()
-        is_busy = self.is_answering()
+        is_answering = self.is_answering()
         self._alarm, self._alarm_at = None, inf
         waiting = [request for request in self._requests if not request.answer.done()]
         for request in waiting:
             if request.deadline <= now:
+                is_busy = is_answering and request.sent < self._answered_at
                 self.is_good = self.is_good and is_busy
                 request.answer.set_exception(QueuedError() if is_busy else TimeoutError())
         left = [request.deadline for request in waiting if request.deadline > now]

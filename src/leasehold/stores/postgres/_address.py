@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -16,6 +17,12 @@ from leasehold.stores.postgres._migrations import check_schema
 
 LISTS = ("host", "hostaddr", "port")
 """Of libpq's settings, those that may have a value for each of several servers."""
+_UNSHOWN = {"password", "sslpassword", "options", "listen"}
+"""Settings whose values are in no message, so that an @ in them need not be escaped."""
+_UNREADABLE = (
+    "this postgresql:// URL cannot be read, or in more than one way: percent-encode what is special in its user, "
+    "password and options (@ is %40, / is %2F, ? is %3F, # is %23, : is %3A, & is %26, % is %25)"
+)
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
 
@@ -73,31 +80,51 @@ class Options(NamedTuple):
 
 
 def parse_url(url: str) -> tuple[Address, Options]:
-    """Read postgresql://, taking out what is meant for us: the rest is libpq's."""
+    """Read postgresql://, taking out what is meant for us: the rest is libpq's.
+
+    Nothing of a URL is in a message before it is known that none of it is a part of a password.
+    """
     scheme, _, rest = url.partition(":")
     place, _, query = rest.partition("?")
     given = [pair.partition("=") for pair in query.split("&") if pair]
+    if _may_show_password(place, given):
+        raise InvalidInputError(_UNREADABLE)
     ours: dict[str, Any] = {key: unquote(value) for key, _, value in given if key in Options._fields}
     for name in {"push", "advisory"} & set(ours):
         ours[name] = _flag(name, ours[name])
     if scheme.lower().endswith("+advisory"):
         ours["advisory"] = True
+    has_password = any(key in {"password", "listen"} for key, _, _ in given)
     theirs = [pair for pair in given if pair[0] not in Options._fields]
     unknown = [key for key, _, _ in theirs if key not in _KEYWORDS | {"ssl"}]
-    if any(not re.fullmatch(r"\w+", key) for key in unknown):  # it may be the end of a password
-        raise InvalidInputError(_unreadable(scheme))
+    if unknown and (has_password or any(not re.fullmatch(r"\w+", key) for key in unknown)):
+        raise InvalidInputError(_UNREADABLE)  # it may be the end of a password
     if unknown:
         msg = f"{', '.join(unknown)}: no such option, neither of libpq's nor of ours: {', '.join(Options._fields)}"
         raise InvalidInputError(msg)
-    try:
-        settings = conninfo_to_dict(f"postgresql:{place}?{'&'.join(''.join(pair) for pair in theirs)}")
-    except psycopg.Error:  # which may quote a password
-        raise InvalidInputError(_unreadable(scheme)) from None
-    return _address(settings), Options().changed(ours)
+    return _address(_read(f"postgresql:{place}?{'&'.join(''.join(pair) for pair in theirs)}")), Options().changed(ours)
 
 
-def _unreadable(scheme: str) -> str:
-    return f"{scheme}://… is no URL that libpq can read: percent-encode what is special in its user and password"
+def _may_show_password(place: str, given: Sequence[tuple[str, str, str]]) -> bool:
+    """Tell whether an @ is where none can be, or what is no port where one is: it may be a part of a password."""
+    authority, _, path = place.removeprefix("//").partition("/")
+    hosts = authority.rpartition("@")[2].split(",")
+    return (
+        not place.startswith("//")
+        or authority.count("@") > 1
+        or not all(re.fullmatch(r"([^:\[\]]*|\[[^\[\]]*\])(:[0-9]*)?", host) for host in hosts)
+        or "@" in path
+        or any(
+            "@" in key or ("@" in (value[1:] if key == "host" else value) and key not in _UNSHOWN)
+            for key, _, value in given
+        )
+    )
+
+
+def _read(conninfo: str, **more: Any) -> dict[str, Any]:
+    with suppress(psycopg.Error, ValueError):  # which may quote a password, also as the context of another error
+        return conninfo_to_dict(conninfo, **more)
+    raise InvalidInputError(_UNREADABLE)
 
 
 def from_object(source: Any) -> Address:
@@ -111,7 +138,12 @@ def from_object(source: Any) -> Address:
     conninfo = getattr(source, "conninfo", None)
     if isinstance(conninfo, str):  # of psycopg_pool
         extra = {key: value for key, value in (source.kwargs or {}).items() if key in _KEYWORDS}
-        return _address(conninfo_to_dict(conninfo, **extra))
+        scheme, _, rest = conninfo.partition(":")
+        if scheme in {"postgresql", "postgres"}:
+            place, _, query = rest.partition("?")
+            if _may_show_password(place, [pair.partition("=") for pair in query.split("&")]):
+                raise InvalidInputError(_UNREADABLE)
+        return _address(_read(conninfo, **extra))
     msg = f"{type(source).__name__}: pass a URL, an SQLAlchemy engine, or a psycopg connection or pool"
     raise InvalidInputError(msg)
 
@@ -136,6 +168,9 @@ def _from_sqlalchemy(engine: Any) -> Address:
     if url.get_backend_name() != "postgresql":
         msg = f"the engine is for {url.get_backend_name()}: leasehold needs one for postgresql"
         raise InvalidInputError(msg)
+    rest = [url.database or "", *(str(value) for key, value in url.query.items() if key not in _UNSHOWN)]
+    if any("@" in part for part in rest):  # SQLAlchemy has taken parts of the password for what comes after it
+        raise InvalidInputError(_UNREADABLE)
     if engine.driver in {"psycopg", "psycopg2", "psycopg_async"}:
         _, given = engine.dialect.create_connect_args(url)
         settings = {key: value for key, value in given.items() if key in _KEYWORDS}  # the others are psycopg's own
@@ -153,10 +188,14 @@ def _address(settings: Mapping[str, Any]) -> Address:
     if len(counts) > 1:
         msg = "a URL must have as many ports as hosts, or one for all"
         raise InvalidInputError(msg)
+    if any(
+        "@" in host[1:] for host in str(settings.get("host") or "").split(",")
+    ):  # it begins that of an abstract socket
+        raise InvalidInputError(_UNREADABLE)
     for key in ("port", "connect_timeout"):
         for value in str(settings.get(key) or 0).split(","):
-            if value and not re.fullmatch(r"-?\d+", value):
-                msg = f"{key} must be a number, got {value!r}"
+            if value and not re.fullmatch(r"-?\d+", value):  # it may be a password: user:password, and no host
+                msg = f"{key} must be a number: postgresql://user:password@host:port/database?connect_timeout=seconds"
                 raise InvalidInputError(msg)
     kept = {"fallback_application_name": "leasehold", **settings, "client_encoding": "UTF8"}
     host = settings.get("host") or settings.get("hostaddr") or settings.get("service") or "localhost"

@@ -23,6 +23,14 @@ SELECT
     pg_catalog.current_setting('synchronous_commit'), pg_catalog.current_setting('transaction_isolation'),
     pg_catalog.pg_notification_queue_usage(),
     (
+        SELECT pg_catalog.string_agg(p.proname, ', ' ORDER BY p.proname)
+        FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace
+        WHERE n.nspname OPERATOR(pg_catalog.=) $1 AND p.prosqlbody IS NULL AND NOT EXISTS (
+            SELECT FROM pg_catalog.unnest(p.proconfig) AS c (setting)
+            WHERE pg_catalog.starts_with(c.setting, 'search_path=')
+        )
+    ),
+    (
         SELECT pg_catalog.string_agg(c.relname, ', ' ORDER BY c.relname)
         FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
         WHERE n.nspname OPERATOR(pg_catalog.=) $1 AND c.relkind OPERATOR(pg_catalog.=) 'r'
@@ -34,7 +42,7 @@ FROM (SELECT) one LEFT JOIN {schema}.lock_state s ON true"""
 def findings(address: Address, answer: Row, *, is_deaf: bool) -> Iterator[Finding]:
     """Judge the answer to `QUESTION`."""
     subject = str(address)
-    version, is_standby, clock, schema, fsync, full_pages, commit, isolation, queued, unlogged = (
+    version, is_standby, clock, schema, fsync, full_pages, commit, isolation, queued, unsafe, unlogged = (
         "" if value is None else value.decode() for value in answer
     )
     role = "standby" if is_standby == "t" else "primary"
@@ -45,8 +53,7 @@ def findings(address: Address, answer: Row, *, is_deaf: bool) -> Iterator[Findin
     if unlogged:
         msg = f"a crash empties what is UNLOGGED, and then two hold: ALTER TABLE … SET LOGGED for {unlogged}"
         yield Finding("error", subject, msg)
-    if schema != str(VERSION):
-        yield _outdated(address, int(schema or 0))
+    yield from _outdated(address, int(schema or 0), unsafe)
     for setting, value in (("fsync", fsync), ("full_page_writes", full_pages)):
         if value == "off":
             msg = f"{setting}=off: after a crash, locks may be gone or come back: set it on"
@@ -78,8 +85,15 @@ def _congestion(subject: str, queued: float) -> Iterator[Finding]:
         yield Finding("warning", subject, msg)
 
 
-def _outdated(address: Address, schema: int) -> Finding:
+def _outdated(address: Address, schema: int, unsafe: str) -> Iterator[Finding]:
     if schema > VERSION:
         msg = f"its lease table is of version {schema}, newer than this leasehold's {VERSION}: upgrade leasehold"
-        return Finding("error", str(address), msg)
-    return Finding("error", str(address), address.if_missing)
+        yield Finding("error", str(address), msg)
+    elif schema < VERSION:
+        yield Finding("error", str(address), address.if_missing)
+    elif unsafe:
+        msg = (
+            f"these functions use the search_path of their caller, in which another role may have planted something: "
+            f"run `leasehold migrate` ({unsafe})"
+        )
+        yield Finding("error", str(address), msg)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +26,10 @@ _TLS_OPTIONS = {
     "ssl_min_version",
     "ssl_password",
 }
+_UNSHOWN = {"sentinel_password", "ssl_password"}
+"""Settings whose values are in no message, so that an @ in them need not be escaped."""
+_QUERY = _TLS_OPTIONS | {"db", "sentinel_username", "sentinel_password"}
+_ESCAPE = "in a user, password or option / ? # @ & % are written as %2F %3F %23 %40 %26 %25 (percent-encode them)"
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
 
@@ -94,10 +97,28 @@ def parse_url(url: str) -> tuple[list[Deployment], Options]:
     A redlock:// gives one deployment for each of its hosts.
     """
     try:
+        _check(url)
         return _parse(_split(url))
     except ValueError as error:
-        msg = f"{redacted(url)}: {error}"
-        raise InvalidInputError(msg) from None
+        problem = str(error)
+    # Outside of the block, or the error would have what may quote a password for its context.
+    raise InvalidInputError(f"{url.partition(':')[0].lower()}://…: {problem}")
+
+
+def _check(url: str) -> None:
+    """Refuse what may be a password that is not escaped, before any of it can be in a message or lead to a server."""
+    place, _, query = url.partition("://")[2].partition("?")
+    pairs = [pair.partition("=") for pair in query.split("&")]
+    has_secret = any(key in _UNSHOWN for key, _, _ in pairs)
+    is_misplaced = "@" in place.partition("/")[2] and not url.startswith("unix:")
+    if (
+        "#" in url
+        or "://" not in url
+        or is_misplaced
+        or any("@" in key or ("@" in value and key not in _UNSHOWN) for key, _, value in pairs)
+        or (has_secret and not {key for key, _, _ in pairs} <= _QUERY | set(Options._fields))
+    ):
+        raise ValueError(_ESCAPE)
 
 
 def _split(text: str) -> SplitResult:
@@ -127,7 +148,7 @@ def _parse(parts: SplitResult) -> tuple[list[Deployment], Options]:
             raise ValueError(msg)
         return [Deployment([template])], _options(query)
     if parts.netloc.count("@") > 1:
-        msg = "all hosts share one user and password, which come first"
+        msg = f"all hosts share one user and password, which come first; and {_ESCAPE}"
         raise ValueError(msg)
     default = SENTINEL_PORT if kind == "sentinel" else PORT
     hosts = [template.at(*_host_and_port(host, default)) for host in _hosts(parts).strip(",").split(",")]
@@ -146,16 +167,6 @@ def _parse(parts: SplitResult) -> tuple[list[Deployment], Options]:
         msg = "several hosts are a redis+cluster://, a redis+sentinel:// or a redlock://"
         raise ValueError(msg)
     return [Deployment(hosts)], _options(query)
-
-
-def redacted(url: str) -> str:
-    """Show a URL without what may be a password in it, even if it is not escaped as it should be."""
-    scheme, _, rest = url.partition("://")
-    place, *more = re.split("[?#]", rest, maxsplit=1)
-    _, login, where = place.rpartition("@")
-    if more and "@" in more[0]:
-        where, login = "", "@"
-    return repr(f"{scheme}://{login and '***@'}{where}{'?…' if more else ''}")
 
 
 def from_client(client: Any) -> Deployment:
@@ -215,7 +226,7 @@ def _host_and_port(text: str, default: int) -> tuple[str, int]:
     parts = _split(f"//{text}")
     with suppress(ValueError):  # which quotes what may be a part of a password
         return parts.hostname or "localhost", parts.port or default
-    msg = "a port is a number from 1 to 65535; and in a password / ? # @ are written as %2F %3F %23 %40"
+    msg = f"a port is a number from 1 to 65535; and {_ESCAPE}"
     raise ValueError(msg)
 
 
