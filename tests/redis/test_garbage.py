@@ -6,12 +6,12 @@ import json
 import os
 import random
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from math import inf, nan
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import redis
@@ -20,6 +20,7 @@ from leasehold import DamagedError, DistributedLock
 from leasehold._engine import Engine
 from leasehold._model import Ask, Charge, Refusal, Renewal, Standing, Stay
 from leasehold._runtime import drive
+from leasehold.cli import main
 from leasehold.cli.outcome import Exit
 from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores.redis import RedisStore
@@ -68,7 +69,7 @@ class Site:
         (deployment,), _ = parse_url(server.url)
         self.url = f"{server.url}?key_prefix={key_prefix}"
         self.store = RedisStore(ThreadRuntime(), deployment, key_prefix=key_prefix, is_member=is_member)
-        self.engine = Engine(self.store, lambda: "somebody")
+        self.engine = Engine(self.store, lambda: "operator")
         self.raw: redis.Redis = server.client(decode_responses=False)
         self.key = f"{key_prefix}:{'member' if is_member else 'bucket'}:0"
         self.rate_key = f"{key_prefix}:rate:r"
@@ -97,9 +98,17 @@ class Site:
         else:
             self.raw.hset(self.key, field, record)
 
-    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "leasehold", *arguments, "--url", self.url]
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    def command(self, *arguments: str) -> Finished:
+        """Run the command, in this process, which is quicker."""
+        with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+            code = main([*arguments, "--url", self.url])
+        return Finished(code, out.getvalue(), err.getvalue())
+
+
+class Finished(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
 
 
 def refused(call: Callable[[], object], *parts: str) -> DamagedError:
@@ -166,7 +175,6 @@ def test_one_bad_record_keeps_no_other_from_being_listed(site: Site) -> None:
     assert all(repr(site.key) in complaint for complaint in complaints)
     assert sum("release x --force" in complaint for complaint in complaints) == 1
     assert sum("HDEL" in complaint for complaint in complaints) == 1
-    assert "Traceback" not in listed.stderr
     told = site.command("ls", "--json")
     assert told.returncode == Exit.DAMAGED
     entries = {entry["name"]: entry for entry in json.loads(told.stdout)}
@@ -238,6 +246,7 @@ def test_a_counter_that_makes_no_sense_gives_no_fence(site: Site, index: int, nu
         refused(call, repr(site.key), "counter", "`leasehold release NAME --force`")
     lines = drive(site.store.inspect())
     assert [(line.name, line.damage is None) for line in lines] == [("", False), ("x", True)]
+    assert [finding.message for finding in drive(site.store.examine()) if "counter" in finding.message]
     drive(site.engine.evict("other"))
     assert drive(site.store.renew([Renewal("x", "a/1", 600.0, 5.0)], TIMEOUT))[0] is not None, "no holder lost anything"
     standing = site.join("b/1", "other")
@@ -279,6 +288,7 @@ def test_a_key_of_another_type_is_named_and_left_alone(site: Site) -> None:
     for call in calls:
         refused(call, repr(site.key), "WRONGTYPE", "delete it, or choose another key_prefix")
     assert site.raw.get(site.key) == b"something else"
+    assert "error" in {finding.level for finding in drive(site.store.examine())}
     site.raw.delete(site.key)
     site.raw.lpush(site.rate_key, "something else")
     refused(lambda: drive(site.store.spend(Charge("r", 1.0, 1.0), TIMEOUT)), repr(site.rate_key), "delete it")

@@ -63,3 +63,14 @@ def test_a_stale_write_is_refused_in_the_step_that_would_make_it(server: RedisSe
             with pytest.raises(ResponseError, match="not a fence"):
                 write(wrong, "nonsense")
         assert (client.get(data), client.get(kept)) == (f"by {2**53}", str(2**53))
+
+
+@pytest.mark.parametrize("kept", ["", "nan", "inf", "-1", "soon"])
+def test_what_is_no_fence_lets_no_write_pass(server: RedisServer, key_prefix: str, kept: str) -> None:
+    data, fence = f"{key_prefix}data", f"{key_prefix}fence"
+    with server.client() as client:
+        client.set(fence, kept)
+        with pytest.raises(ResponseError, match="not a fence") as caught:
+            client.eval(CHECK_FENCE_LUA + WRITE, 2, data, fence, str(FENCE), "nonsense")
+        assert fence in str(caught.value)
+        assert (client.get(data), client.get(fence)) == (None, kept)

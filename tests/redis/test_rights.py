@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import hiredis
 import pytest
 import redis
 
@@ -13,7 +14,8 @@ from leasehold._model import Ask, Charge, Renewal, Stay
 from leasehold._runtime import drive
 from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores.redis import RedisStore
-from leasehold.stores.redis._address import parse_url
+from leasehold.stores.redis._address import Address, parse_url
+from leasehold.stores.redis._errors import code_of, refused
 from tests.redis.test_bad_servers import MINIMAL
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
 from tests.servers.redis import RedisServer
@@ -63,6 +65,45 @@ def line_of_three(server: RedisServer) -> None:
     for owner, heartbeat in (("a", 60.0), ("b", 1e-6), ("c", 60.0)):
         drive(store.join(ask("x", owner, heartbeat), TIMEOUT))
     drive(store.close())
+
+
+VALKEY9 = "{} script: 6a, on @user_script:1."
+REDIS62 = "ERR Error running script (call to f_6a): @user_script:1: @user_script: 1: {}"
+DENIED = "The user executing the script can't"
+REFUSALS = {
+    "NOPERM": (
+        VALKEY9.format("ERR ACL failure in script: User app has no permissions to run the 'hset' command"),
+        VALKEY9.format("ERR ACL failure in script: No permissions to access a key"),
+        VALKEY9.format("ERR ACL failure in script: No permissions to access a channel"),
+        REDIS62.format(f"{DENIED} run this command or subcommand"),
+        REDIS62.format(f"{DENIED} access at least one of the keys mentioned in the command arguments"),
+        REDIS62.format(f"{DENIED} publish to the channel mentioned in the command"),
+    ),
+    "OOM": (
+        VALKEY9.format("OOM command not allowed when used memory > 'maxmemory'."),
+        REDIS62.format("-OOM command not allowed when used memory > 'maxmemory'."),
+    ),
+    "READONLY": (
+        VALKEY9.format("READONLY You can't write against a read only replica."),
+        REDIS62.format("-READONLY You can't write against a read only replica."),
+    ),
+    "MISCONF": (
+        VALKEY9.format(
+            "MISCONF Valkey is configured to save RDB snapshots, but it's currently unable to persist to disk."
+        ),
+        REDIS62.format(
+            "-MISCONF Redis is configured to save RDB snapshots, but it is currently not able to persist on disk."
+        ),
+    ),
+}
+"""What servers say inside a script."""
+
+
+@pytest.mark.parametrize(("code", "said"), [(code, said) for code, texts in REFUSALS.items() for said in texts])
+def test_a_refusal_inside_a_script_is_known_for_what_it_is(code: str, said: str) -> None:
+    reply = hiredis.ReplyError(said)
+    assert code_of(reply) == code
+    assert not refused(Address("localhost", 6379), reply).transient
 
 
 LACKING = {

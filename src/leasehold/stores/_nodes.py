@@ -187,7 +187,7 @@ class Nodes:
     async def _pay(self, node: _Node) -> None:
         for (name, owner), (unsure, until) in list(node.debts.items()):
             if unsure or self.runtime.now() < until:
-                with suppress(DamagedError):  # a line nobody can join: no reason to do without the member
+                with suppress(DamagedError):  # no client can join that line: no reason to do without the member
                     await node.member.leave(name, owner, self._timeout, unsure)
             with self._mutex:
                 node.debts.pop((name, owner), None)

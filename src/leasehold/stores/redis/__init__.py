@@ -192,7 +192,11 @@ class RedisStore:
 
     async def spend(self, charge: Charge, timeout: float) -> Balance:
         key = f"{self._rate_prefix}{charge.name}".encode()
-        return parse_balance(await self._call(SPEND, key, (pack_charge(charge),), timeout))
+        try:
+            return parse_balance(await self._call(SPEND, key, (pack_charge(charge),), timeout))
+        except DamagedError as error:
+            error.name = charge.name
+            raise
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
         return await self._ear.wait(owner, timeout)
@@ -238,6 +242,14 @@ class RedisStore:
         for node in {id(node): node for node in [await self._node_of(key) for key in self._keys]}.values():
             replies = await self._interview(node, INSPECTION_TIMEOUT)
             found += [*findings(node.address, replies, is_member=self._is_member), *skew(node.address, replies)]
+        for key in self._keys:
+            subject = str((await self._node_of(key)).address)
+            try:
+                _, damage = await self._look(key, [])
+            except DamagedError as error:
+                damage = error
+            if damage is not None:
+                found.append(Finding("error", subject, str(damage).removeprefix(f"{subject}: ")))
         return found
 
     async def close(self) -> None:
