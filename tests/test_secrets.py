@@ -140,7 +140,7 @@ def use(source: object) -> Iterator[str]:
         yield said.getvalue()
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(secret=secrets(), shape=st.sampled_from(SHAPES), scheme=st.sampled_from(SCHEMES))
 @example("Zq7x@Kw9v", SHAPES[0], "postgresql")
 @example("Zq7x/Kw9v", SHAPES[0], "postgresql")
@@ -162,7 +162,7 @@ def test_a_store_tells_no_part_of_a_password(secret: str, shape: str, scheme: st
         check(secret, text)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(secret=secrets(), shape=st.sampled_from(SHAPES[:-2]))
 @example("Zq7x@Kw9v", SHAPES[0])
 @example("Zq7x@Kw9v", SHAPES[9])
@@ -185,7 +185,7 @@ COMMANDS = [
 ]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     secret=secrets(),
     shape=st.sampled_from(SHAPES),
@@ -236,3 +236,16 @@ def test_an_error_says_what_to_do_with_such_a_password(scheme: str, special: str
         return
     with pytest.raises(InvalidInputError, match=r"percent-encode|%40"):
         open_store(url, ThreadRuntime())
+
+
+@pytest.mark.parametrize("command", [*COMMANDS[:6], ["run", "x"], ["elect", "x"], ["demo"]], ids=" ".join)
+@pytest.mark.parametrize("scheme", ["postgresql", "redis"])
+def test_every_command_says_what_to_do_with_such_a_password(
+    command: list[str], scheme: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"{scheme}://u:Zq7x@Kw9v/5173@127.0.0.1:1/0"
+    code = main([*command, "--url", url, *(["--", "true"] if command[0] in {"run", "elect"} else [])])
+    said = "".join(capsys.readouterr())
+    assert code == 2
+    assert "percent-encode" in said or (scheme == "redis" and command[0] == "migrate")
+    check("Zq7x@Kw9v/5173", said)

@@ -75,7 +75,7 @@ class Hostile:
         query(self.url, f"GRANT CREATE ON SCHEMA public TO {self.role}")
         with psycopg.connect(self.as_role(self.role), options="-c search_path=pg_catalog") as connection:
             statements = [*self._functions(connection), *self._operators(connection), *self._aggregates()]
-            statements += [*self._relations(connection, "public"), *self._types("public")]
+            statements += [*self._casts(), *self._relations(connection, "public"), *self._types("public")]
             # One of the server's own functions has two parameters of one name: its shadow fails when it is called.
             connection.execute("SET check_function_bodies = off")
             connection.execute("; ".join(statements).encode())
@@ -153,6 +153,16 @@ class Hostile:
             yield f"CREATE AGGREGATE public.{name}({kind}) (SFUNC = public.{name}_{kind}, STYPE = {kind})"
         yield f"CREATE FUNCTION public.count_step(bigint) RETURNS bigint {self._spy('aggregate count', 'RETURN $1;')}"
         yield "CREATE AGGREGATE public.count(*) (SFUNC = public.count_step, STYPE = bigint, INITCOND = '0')"
+
+    def _casts(self) -> Iterator[str]:
+        """Make a type that every text turns into by itself, and functions that take it."""
+        yield "CREATE TYPE public.trap AS (content text)"
+        spy = self._spy("cast from text", "RETURN ROW($1)::public.trap;")
+        yield f"CREATE FUNCTION public.to_trap(text) RETURNS public.trap {spy}"
+        yield "CREATE CAST (text AS public.trap) WITH FUNCTION public.to_trap(text) AS IMPLICIT"
+        for name in ("host", "starts_with", "to_regclass", "concat"):
+            spy = self._spy(f"function {name} of a cast", "RETURN NULL;")
+            yield f"CREATE FUNCTION public.{name}(public.trap, public.trap) RETURNS text {spy}"
 
     def _relations(self, connection: psycopg.Connection, schema: str) -> Iterator[str]:
         found = connection.execute(
