@@ -14,6 +14,7 @@ __all__ = [
     "LockAcquisitionError",
     "LockError",
     "LockLostError",
+    "NestedCallError",
     "RateLimitError",
     "StaleFenceError",
     "StoreError",
@@ -80,6 +81,13 @@ class StoreError(LockError):
     def __init__(self, message: str, *, name: str = "", transient: bool = False) -> None:
         super().__init__(message, name=name)
         self.transient = transient
+
+
+class NestedCallError(StoreError):
+    """A signal handler or a finalizer has interrupted a call of this thread's, which must end first.
+
+    Nothing was done. `release`, `release_all` and `close` do not raise it: they work there.
+    """
 
 
 class UnsupportedError(LockError):
