@@ -157,11 +157,12 @@ class Leading(Single):
         self._term.stirred.ring()
 
     async def _see_end(self, patience: float) -> None:
-        """Wait until the lock is given up, or must have ended; from within a callback not at all."""
+        """Wait until the lock is given up, or must have ended; from a callback or a nested call not at all."""
         term, lease = self._term, self._leases[0]
         assert term is not None
-        if self._engine.runtime.context() in term.callers:
-            return
+        runtime = self._engine.runtime
+        if runtime.context() in term.callers or runtime.is_nested(self._engine.keeper.mutex):
+            return  # whoever ends it would wait for us
         if not await term.whole.wait(min(patience, lease.ask.ttl)):
             log.warning("the callbacks of %s take long: it ends before they do", self._title)
             if lease.state is LOST:
@@ -175,6 +176,12 @@ class Leading(Single):
         finally:
             if self._leases[0].state is LOST:  # leave the rest of the grace to the next
                 self._engine.keeper.take_over(self._leases[0])
+
+    def _abandon(self) -> None:
+        if self._term is None or self._term.whole.is_past:
+            super()._abandon()
+        else:
+            self._resign()
 
     def _orphaned(self) -> None:
         """Give up what nobody sees through: its task was cancelled before it began."""
@@ -260,10 +267,10 @@ class Contest(Generic[L]):
         leadership = self._new(self._engine)
         await self._acquire(leadership, plan)
         if any(self._callbacks):
-            leadership._term = term
-            self._engine.leaders[leadership._owner] = leadership._release
-            work = partial(self._see_through, leadership, term)
             try:
+                leadership._term = term
+                self._engine.leaders[leadership._owner] = leadership._release
+                work = partial(self._see_through, leadership, term)
                 self._runtime.spawn(work, "leasehold-election", leadership._orphaned)
             except BaseException:  # no more threads to be had, or an interrupt
                 leadership._term = None
@@ -278,13 +285,14 @@ class Contest(Generic[L]):
 
     def _start(self) -> None:
         self._engine.check_open(self.name)
-        with self._mutex:
-            if self._candidacy is not None:
-                return
-            candidacy = self._candidacy = Candidacy(self._runtime)
-        self._engine.candidates.add(self._stop)
-        work = partial(self._stand, candidacy)
+        candidacy: Candidacy[L] = Candidacy(self._runtime)
         try:
+            with self._mutex:
+                if self._candidacy is not None:
+                    return
+                self._candidacy = candidacy
+            self._engine.candidates.add(self._stop)
+            work = partial(self._stand, candidacy)
             self._runtime.spawn(work, "leasehold-candidate", lambda: self._ended(candidacy))
         except BaseException:  # no more threads to be had, or an interrupt
             candidacy.end()

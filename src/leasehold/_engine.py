@@ -6,9 +6,10 @@ cancellation, an interrupt, a lost reply) somebody knows that there may be a pla
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from math import inf
 from typing import TypeVar
 
@@ -17,12 +18,14 @@ from leasehold._keeper import Keeper, log
 from leasehold._lease import HELD, INHERITED, LOST, PATIENCE, WAITING, Claim, Lease
 from leasehold._model import LINGERING, WHOLE, Ask, Finding, Line, Refusal, Standing, Wake
 from leasehold._retry import RetryPolicy
+from leasehold._runtime import NESTED
 from leasehold._store import Examinable, Mendable, Store
 from leasehold.errors import (
     CapacityMismatchError,
     ClosedError,
     LockAcquisitionError,
     LockLostError,
+    NestedCallError,
     StoreError,
     UnsupportedError,
 )
@@ -47,7 +50,7 @@ class Engine:
         self.keeper = Keeper(store, leave_at_exit=leave_at_exit)
         self.holder_id = identify()
         self._identify = identify
-        self._sequence = 0
+        self._sequence = count(1)
         self._entered: dict[tuple[Hashable, str], Lease] = {}
         self.candidates: set[Callable[[], Awaitable[None]]] = set()
         """How to stop each election that goes on in the background."""
@@ -72,6 +75,7 @@ class Engine:
         how long was waited, since then if that is given.
         Whatever it raises, and however it is cancelled, no place stays behind.
         """
+        self._check_call(ask.name)
         began = self.runtime.now()
         deadline = began + (timeout if ask.queue else PATIENCE)
         started = began if since is None else since
@@ -93,7 +97,10 @@ class Engine:
                 raise
             now = self.runtime.now()
             if lease.is_held(now):
-                return lease
+                if not self.keeper.closing:
+                    return lease
+                await self.abandon(lease)  # it was granted while `close` released what was held
+                self.check_open(ask.name)
             late += lease.fence != 0
             if refusal is not None and not ask.queue and not lease.unanswered:
                 self.keeper.forget(lease)
@@ -102,6 +109,7 @@ class Engine:
             if refusal is not None and asks_again and not refusal.capacity and now < deadline:
                 pause = retry.pause(attempts - 1, self.runtime.random())
                 await self.runtime.sleep(min(pause, refusal.recheck, deadline - now))
+                claim.leases.remove(lease)
                 continue
             if refusal is not None or late > retry.max_retries or now >= deadline:
                 self.check_open(ask.name)  # whoever closes turns away what is still on its way
@@ -115,31 +123,30 @@ class Engine:
             if lease.claim() is claim and lease.state is WAITING:
                 await self.abandon(lease)
 
-    async def reenter(self, ask: Ask) -> tuple[Lease, Claim] | None:
+    async def reenter(self, ask: Ask, claim: Claim) -> Lease | None:
         """Count and extend what this thread or task already holds of that name and has entered.
 
         A reader of its own writing reads; a writer of its own reading would wait for itself, and is refused at once.
         """
         with self.keeper.mutex:
             lease = self._entered.get((self.runtime.context(), ask.name))
-            claim = lease.claim() if lease is not None else None
-            if lease is None or claim is None:
+            outer = lease.claim() if lease is not None else None
+            if lease is None or outer is None:
                 return None
             if lease.ask.capacity != ask.capacity:
                 raise self.not_acquired(ask, Refusal(lease.ask.owner, capacity=lease.ask.capacity), 1, 0.0)
             if lease.ask.weight < ask.weight:
                 msg = f"{ask.name!r} is held here, but for less than that, and would wait for itself: release it first"
                 raise LockAcquisitionError(msg, name=ask.name, attempts=1, holder=self.holder_id)
-            lease.depth += 1
         try:
+            with self.keeper.mutex:
+                lease.depth, claim.outer = lease.depth + 1, outer
             await self.extend(lease, ask.ttl)
         except BaseException:
-            with self.keeper.mutex:
-                is_last = self._uncount(lease)
-            if is_last:
-                self.keeper.take_over(lease)
+            if claim.outer is not None:
+                self.give_up([lease], claim)
             raise
-        return lease, claim
+        return lease
 
     def enter(self, lease: Lease) -> None:
         """Let this thread or task acquire the lease again without waiting for itself."""
@@ -147,15 +154,31 @@ class Engine:
             lease.entered_as = (self.runtime.context(), lease.ask.name)
             self._entered[lease.entered_as] = lease
 
-    def _uncount(self, lease: Lease) -> bool:
-        """Take one acquisition off, with the mutex held, and say whether it was the last."""
-        lease.depth -= 1
-        if lease.depth == 0 and lease.entered_as is not None:
+    def _uncount(self, lease: Lease, claim: Claim | None) -> bool:
+        """Take one acquisition off, with the mutex held, and say whether it was the last.
+
+        Safe to repeat for the same claim: whatever was interrupted may have counted it already. Of several names, none
+        was entered twice.
+        """
+        is_counted_once = claim is not None and len(claim.leases) <= 1
+        lease.depth -= 1 if claim is None else claim.counts
+        if claim is not None and is_counted_once:
+            claim.counts = 0
+        if lease.depth <= 0 and lease.entered_as is not None:
             self._entered.pop(lease.entered_as, None)
-        return lease.depth == 0
+        return lease.depth <= 0
+
+    def give_up(self, leases: Iterable[Lease], claim: Claim) -> None:
+        """Have leases given up in the background: what held or awaited them under this claim was interrupted."""
+        for lease in leases:
+            with self.keeper.mutex:
+                is_last = self._uncount(lease, claim)
+            if is_last and lease.ask.owner in self.keeper.leases:
+                self.keeper.take_over(lease)
 
     async def extend(self, lease: Lease, seconds: float) -> None:
         """Let the lease live at least `seconds` from now; it never shortens it."""
+        self._check_call(lease.ask.name, also_open=False)
         self.check(lease)
         sent = self.runtime.now()
         lease.longest = max(lease.longest, sent + seconds)
@@ -170,26 +193,34 @@ class Engine:
         msg = f"nobody confirmed that {lease.ask.name!r} was extended; it is held as before"
         raise StoreError(msg, name=lease.ask.name, transient=True)
 
-    async def release(self, lease: Lease) -> None:
+    async def release(self, lease: Lease, claim: Claim | None = None) -> None:
         """Give the lease up; harmless to repeat, and in a forked child.
 
-        Raises LockLostError if it was lost before. After StoreError the keeper goes on trying.
+        Raises LockLostError if it was lost before. After StoreError the keeper goes on trying; so it does, without an
+        error, if this call has interrupted one of the same thread that has to end first.
         """
         self.keeper.check_window(lease)
-        with self.keeper.mutex:
-            is_last = self._uncount(lease)
-            if lease.state is LOST:
-                raise lease.error()
-            if lease.state is not HELD or lease.leaving or not is_last:
-                return
-            lease.give_up(self.runtime.now(), due=inf)
+        is_ours = False
         try:
+            is_nested = self.runtime.is_nested(self.keeper.mutex)
+            with self.keeper.mutex:
+                is_last = self._uncount(lease, claim)
+                if lease.state is LOST:
+                    raise lease.error()  # noqa: TRY301 (with the mutex held)
+                if lease.state is not HELD or lease.leaving or not is_last:
+                    return
+                is_ours = True
+                lease.give_up(self.runtime.now(), due=inf)
+            if is_nested:
+                self.keeper.take_over(lease)
+                return
             was_there = await self.keeper.leave(lease, PATIENCE)
         except StoreError:
             self.keeper.take_over(lease)
             raise
         except BaseException as interruption:
-            await self.abandon(lease, interruption)
+            if is_ours:
+                await self.abandon(lease, interruption)
             raise
         if not was_there and self.runtime.now() < lease.trusted_until:  # else it ended while being released
             lease.state, lease.reason = LOST, "the store no longer knew it when it was released"
@@ -215,6 +246,7 @@ class Engine:
 
     async def close(self) -> None:
         """Release everything and take on nothing new."""
+        self.keeper.closing = True  # from here on, whatever is granted is given up by whoever asked for it
         try:
             for part in (*self.candidates, *self.leaders.values()):
                 with suppress(LockLostError, StoreError):  # the keeper goes on trying
@@ -233,7 +265,7 @@ class Engine:
 
     async def inspect(self, prefix: str) -> list[Line]:
         """Look at every line whose name starts so."""
-        self.check_open()
+        self._check_call()
         return await self.store.inspect(prefix)
 
     async def examine(self) -> list[Finding]:
@@ -258,7 +290,7 @@ class Engine:
         return line
 
     async def _read(self, name: str) -> Line | None:
-        self.check_open(name)
+        self._check_call(name)
         lines = await self.store.inspect(name, exact=True)
         return lines[0] if lines else None
 
@@ -281,12 +313,14 @@ class Engine:
 
     def begin(self, ask: Ask, claim: Claim, renew_for: float, grace: float = 0.0) -> Lease:
         """Register an acquisition under an owner of its own, before anything is sent."""
+        owner = f"{self.holder_id}/{next(self._sequence)}"
+        lease = Lease(Ask(ask.name, owner, *ask[2:]), claim, renew_for, grace)
+        lease.claim.on_dropped = self.keeper.claim_dropped
+        claim.leases.append(lease)
         with self.keeper.mutex:
             self.check_open(ask.name)
-            self._sequence += 1
-            lease = Lease(Ask(ask.name, f"{self.holder_id}/{self._sequence}", *ask[2:]), claim, renew_for, grace)
             self.keeper.register(lease)
-            return lease
+        return lease
 
     async def _stand_in_line(self, lease: Lease, deadline: float, retry: RetryPolicy) -> Refusal | None:
         """Join and wait until the lease holds or its place is gone (None), or is refused."""
@@ -412,6 +446,16 @@ class Engine:
         if self.keeper.closing:
             msg = "this client is closed: make a new one"
             raise ClosedError(msg, name=name)
+
+    def _check_call(self, name: str = "", *, also_open: bool = True) -> None:
+        """Raise ClosedError once the client was closed, and NestedCallError where a request could wait for itself.
+
+        Whoever holds the mutex is in the middle of a change, and must not wait for a store before it is made.
+        """
+        if also_open:
+            self.check_open(name)
+        if self.runtime.is_nested(self.keeper.mutex):
+            raise NestedCallError(NESTED, name=name)
 
     def _check_wanted(self, lease: Lease) -> None:
         if self.keeper.closing:

@@ -14,7 +14,7 @@ from leasehold._lease import Claim, Lease
 from leasehold._primitives import Plan
 from leasehold._several import acquire_all
 from leasehold._store import Lingering
-from leasehold.errors import InvalidLockError, LockLostError, StoreError, UnsupportedError
+from leasehold.errors import InvalidLockError, LockError, LockLostError, StoreError, UnsupportedError
 
 
 class Handle:
@@ -28,16 +28,36 @@ class Handle:
         self._watching: tuple[Callable[[], None], ...] = ()
 
     async def _acquire(self, plan: Plan) -> Self:
-        """Get what was planned. The claim is ours from the start: an interrupt on the way leaves nobody holding it."""
-        asks, timeout, renew_for, at_least, grace, retry, reentrant, _ = plan
+        """Get what was planned. Whatever interrupts it, nothing of it stays behind."""
+        try:
+            await self._get(plan)
+        except BaseException:
+            self._abandon()
+            raise
+        return self
+
+    def _abandon(self) -> None:
+        """Give up in the background whatever is held, or was about to be: an interrupt has come in between."""
+        claim, self._released = self._claim, True
+        if claim is not None:
+            self._engine.give_up(self._leases if claim.outer else claim.leases, claim)
+            self._claim = None
+
+    def _enter_block(self) -> None:
+        """Have it given up however the block is left, even where no release can be called any more."""
+        for lease in self._leases:
+            lease.is_scoped = True
+
+    async def _get(self, plan: Plan) -> None:
+        asks, timeout, renew_for, at_least, grace, retry, reentrant, _, is_scoped = plan
         engine, claim = self._engine, self._claim
         assert claim is not None
+        claim.is_scoped = is_scoped
         if at_least and not isinstance(engine.store, Lingering):
             msg = "this store cannot leave a name taken once its holder has gone: at_least needs one that can"
             raise UnsupportedError(msg, name=asks[0].name)
-        if reentrant and (again := await engine.reenter(asks[0])):
-            lease, self._claim = again
-            self._leases = (lease,)
+        if reentrant and (entered := await engine.reenter(asks[0], claim)):
+            self._leases = (entered,)
         elif len(asks) > 1:
             leases = await acquire_all(engine, asks, claim, timeout=timeout, renew_for=renew_for, retry=retry)
             self._leases = tuple(leases)
@@ -55,7 +75,7 @@ class Handle:
             spawn = self._engine.runtime.spawn
             names = ", ".join(repr(ask.name) for ask in plan.asks)
             self._watch(lambda: spawn(partial(_tell, on_lost, me(), names), "leasehold-on-lost"))
-        return self
+        engine.check_open(asks[0].name)  # `close` has released what was held by then
 
     def _watch(self, on_lost: Callable[[], None]) -> Callable[[], None]:
         """Have `on_lost` called once, by whichever lease is lost first; return what to stop watching by."""
@@ -74,25 +94,32 @@ class Handle:
         """Give up once; from then on nothing here keeps the lease alive or is told of its loss."""
         if self._released:
             return
-        self._released = True
-        await self._let_go()
+        try:
+            self._released = True
+            await self._let_go()
+        except LockError:
+            raise
+        except BaseException:
+            self._abandon()
+            raise
 
     async def _let_go(self) -> None:
         failure: LockLostError | StoreError | None = None
+        claim = self._claim
         left = list(self._leases)
         try:
             while left:
                 try:
-                    await self._engine.release(left.pop())
+                    await self._engine.release(left.pop(), claim)
                 except LockLostError as error:
                     failure = error
                 except StoreError as error:
                     failure = error
                     break
         finally:
-            self._claim = None
             for lease in left:
                 self._engine.keeper.take_over(lease)
+        self._claim = None
         if failure is not None:
             raise failure
         for watcher in self._watching:

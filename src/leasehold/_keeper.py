@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from math import inf
-from weakref import WeakMethod
+from weakref import WeakMethod, ref
 
 from leasehold import _lifecycle
 from leasehold._lease import HELD, LEFT, LOST, PATIENCE, WAITING, Lease
@@ -57,6 +58,7 @@ class Keeper:
         self.mutex = self.runtime.mutex()
         self.leases: dict[str, Lease] = {}
         self._running = False
+        self._bell: Bell | None = None
         self._wakes_at = inf  # which also says: awake, or not there
         self._announced = inf  # until then no lease needs anything
         self._nap = LONGEST_NAP
@@ -209,11 +211,21 @@ class Keeper:
         lease.give_up(now, due=now + grace)
         self._see_to_it_by(now + grace)
 
+    def claim_dropped(self, owner: str) -> None:
+        """Give up what a block held that has been left without a release: an interrupt came before its end began.
+
+        Called wherever the claim is collected, be that in the middle of anything.
+        """
+        lease = self.leases.get(owner)
+        if lease is not None and lease.is_scoped and not lease.leaving:
+            with suppress(RuntimeError):  # no more threads to be had, or no loop: it ends after its ttl
+                self.runtime.at_home(lambda: self.take_over(lease))
+
     def stop(self) -> None:
         """End once nothing is left to keep."""
         with self.mutex:
             self.closing = True
-        if self._running:
+        if self._bell is not None:
             self._bell.ring()
 
     async def leave_all(self, budget: float) -> None:
@@ -241,35 +253,43 @@ class Keeper:
     def _see_to_it_by(self, moment: float) -> None:
         if moment >= self._wakes_at:
             return
-        now = self.runtime.now()
-        with self.mutex:
-            starting, self._running = not self._running, True
-            asleep = self._wakes_at < inf
-            self._announced = min(self._announced, moment)
-            if moment > now + SHORTEST_NAP:
-                self._nap = min(self._nap, moment - now)
+        try:
+            now = self.runtime.now()
+            with self.mutex:
+                starting, self._running = not self._running, True
+                asleep = self._wakes_at < inf
+                self._announced = min(self._announced, moment)
+                if moment > now + SHORTEST_NAP:
+                    self._nap = min(self._nap, moment - now)
+                former = self._bell
+                if starting:
+                    bell = self._bell = self.runtime.bell()
+                    self._idle_since = now
+            if former is not None and (asleep or starting):  # a loop that we do not know to be running ends by that
+                former.ring()
             if starting:
-                self._bell = self.runtime.bell()
-                self._idle_since = now
-        if starting:
-            try:
-                self.runtime.spawn(partial(self._keep, self._bell), "leasehold-keeper", self._was_cancelled)
-            except BaseException:  # no more threads to be had, or an interrupt, which may come after it has begun
-                self._running = False
-                raise
-        elif asleep:
-            self._bell.ring()
+                self._start(bell)
+        except BaseException:  # no more threads to be had, or an interrupt, which may come after it has begun
+            self._running = False
+            raise
 
-    async def _keep(self, bell: Bell) -> None:
-        while self._bell is bell:  # else another was started, as this one was not known to have been
-            try:
-                if not await self._turn():
-                    return
-            except Exception:
-                log.exception("the keeper stumbled; it goes on")
-                with self.mutex:
-                    self._announced = -inf  # for it may not have looked at all of them
-                await self.runtime.sleep(REVIVAL)
+    def _start(self, bell: Bell) -> None:
+        cancelled = WeakMethod(self._was_cancelled)
+        work = partial(_keep, ref(self, lambda _: bell.ring()), bell)
+        self.runtime.spawn(work, "leasehold-keeper", lambda: call() if (call := cancelled()) else None)
+
+    async def run(self, bell: Bell) -> float | None:
+        """Do what is due, and tell for how long to sleep until the bell rings; None ends the loop."""
+        if self._bell is not bell:  # another loop was started, as this one was not known to be running
+            return None
+        try:
+            return await self._turn()
+        except Exception:
+            log.exception("the keeper stumbled; it goes on")
+            with self.mutex:
+                self._announced = -inf  # for it may not have looked at all of them
+            await self.runtime.sleep(REVIVAL)
+            return 0.0
 
     def _was_cancelled(self) -> None:
         """Come back: somebody has cancelled whatever runs in his loop, but goes on using it."""
@@ -281,8 +301,8 @@ class Keeper:
         if self.leases:
             self._see_to_it_by(self.runtime.now())
 
-    async def _turn(self) -> bool:
-        """Do what is due, or sleep until something is; False ends the loop."""
+    async def _turn(self) -> float | None:
+        """Do what is due, and tell for how long there will be nothing to do; None ends the loop."""
         with self.mutex:
             self._wakes_at = inf
         now = self.runtime.now()
@@ -294,19 +314,18 @@ class Keeper:
                 self._announced = min(self._announced, next_at)
             if due:
                 await self._send_off(due)
-                return True
+                return 0.0
         if self.leases:
             self._idle_since = now
         elif self.closing or now > self._idle_since + IDLE:
             with self.mutex:
                 self._running = bool(self.leases)
-                return self._running
+                return 0.0 if self._running else None
         with self.mutex:
             if self._announced == inf:
                 self._announced = now + self._nap
             self._wakes_at = self._announced
-        await self._bell.wait(self._wakes_at - now)
-        return True
+            return self._announced - now
 
     def _survey(self, now: float) -> tuple[list[Lease], float]:
         """Look once at every lease: signal what is lost, find what is due, and when something else will be.
@@ -428,3 +447,14 @@ def _loss_by(lease: Lease, sent: float, standing: Standing | None) -> str:
         return GONE
     is_refuted = standing.ticket and not standing.held and sent > lease.granted_at
     return REFUTED if is_refuted else ""
+
+
+async def _keep(keeper: ref[Keeper], bell: Bell) -> None:
+    """Run a keeper's loop for as long as the keeper is there: asleep, the loop does not keep it alive."""
+    while (running := keeper()) is not None:
+        nap = await running.run(bell)
+        if nap is None:
+            return
+        del running
+        if nap > 0:
+            await bell.wait(nap)

@@ -39,11 +39,37 @@ WAITING, HELD, LOST, LEFT, INHERITED = State
 class Claim:
     """What the user's handles keep alive: a lease whose claim was collected is not renewed any more."""
 
-    __slots__ = ("__weakref__", "withdrawn")
+    __slots__ = ("__weakref__", "counts", "is_scoped", "leases", "outer", "withdrawn")
 
     def __init__(self) -> None:
         self.withdrawn = False
         """Whoever is still waiting by it need not any more."""
+        self.is_scoped = False
+        """It is for a block: once it is collected the block has been left, so its leases are given up at once."""
+        self.leases: list[Lease] = []
+        """What was begun under it. An interrupt may lose whatever else refers to a lease, but not this."""
+        self.outer: Claim | None = None
+        """The claim of a re-entered lease."""
+        self.counts = 1
+        """What it adds to the depth of a lease, until that was taken off again."""
+
+
+class ClaimRef(ref[Claim]):
+    """A weak reference that reports, with the owner of its lease, that the claim was collected."""
+
+    __slots__ = ("on_dropped", "owner")
+
+    on_dropped: Callable[[str], None]
+    owner: str
+
+
+def _dropped(claim: ref[Claim]) -> None:
+    assert isinstance(claim, ClaimRef)
+    claim.on_dropped(claim.owner)
+
+
+def _ignore(owner: str) -> None:
+    pass
 
 
 class Lease:
@@ -63,6 +89,7 @@ class Lease:
         "grace",
         "granted_at",
         "holder",
+        "is_scoped",
         "last_words",
         "leaves",
         "leaving",
@@ -83,7 +110,10 @@ class Lease:
     def __init__(self, ask: Ask, claim: Claim, renew_for: float, grace: float = 0.0) -> None:
         self.ask = ask
         self._renewal: Renewal | None = None
-        self.claim = ref(claim)
+        self.claim = ClaimRef(claim, _dropped)
+        self.claim.owner = ask.owner
+        self.claim.on_dropped = _ignore
+        self.is_scoped = claim.is_scoped
         self.renew_for = renew_for
         self.grace = grace
         self.lingers_until = -inf

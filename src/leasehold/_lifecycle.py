@@ -28,7 +28,7 @@ _Hooks = list[tuple[weakref.ref[Any], str]]
 _before_fork: _Hooks = []
 _after_fork_in_parent: _Hooks = []
 _after_fork_in_child: _Hooks = []
-_registering = threading.Lock()
+_registering = threading.RLock()
 """Held during a fork: whoever is not called before it must not be called after it."""
 
 at_exit: set[Exiting] = set()

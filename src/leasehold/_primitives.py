@@ -63,6 +63,8 @@ class Plan(NamedTuple):
     retry: RetryPolicy
     reentrant: bool
     on_lost: Callable[[Any], Any] | None
+    is_scoped: bool = False
+    """It is for a block, and to be given up however that is left."""
 
     def within(self, timeout: Seconds) -> Plan:
         """Plan the same with another patience."""

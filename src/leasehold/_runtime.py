@@ -13,6 +13,11 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
+NESTED = (
+    "called by a signal handler or a finalizer in the middle of another call of this thread, which has to end first: "
+    "only release(), release_all() and close() can be called there; set a flag, and do the rest when that call is over"
+)
+
 
 def drive(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine of the core whose ports all block, so that it never suspends."""
@@ -49,7 +54,15 @@ class Runtime(Protocol):
     def bell(self) -> Bell: ...
 
     def mutex(self) -> AbstractContextManager[Any]:
-        """Make a lock for a few lines that do not await."""
+        """Make a lock for a few lines that do not await.
+
+        A signal handler or a finalizer may run between any two of them, and enter the same mutex: so after each line
+        everything must be as another call may find it.
+        """
+        ...
+
+    def is_nested(self, mutex: AbstractContextManager[Any]) -> bool:
+        """Tell whether this call has interrupted another of this thread that is inside that mutex or a store's step."""
         ...
 
     def bind(self) -> object:

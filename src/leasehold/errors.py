@@ -15,6 +15,7 @@ __all__ = [
     "LockAcquisitionError",
     "LockError",
     "LockLostError",
+    "NestedCallError",
     "RateLimitError",
     "StaleFenceError",
     "StoreError",
@@ -99,6 +100,13 @@ class DamagedError(StoreError):
         super().__init__(message, name=name, transient=transient)
         self.key = key
         self.field = field
+
+
+class NestedCallError(StoreError):
+    """A signal handler or a finalizer has interrupted a call of this thread's, which must end first.
+
+    Nothing was done. `release`, `release_all` and `close` do not raise it: they work there.
+    """
 
 
 class UnsupportedError(LockError):

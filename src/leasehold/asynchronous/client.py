@@ -123,7 +123,8 @@ class AsyncDistributedLock:
 
     async def with_lock(self, name: str, function: Callable[[], Awaitable[T]], **options: Unpack[LockOptions]) -> T:
         """Hold a lock while `function` runs, and return what it returns."""
-        async with await self.acquire(name, **options):
+        plan = _primitives.plan(name, self._defaults, **options)._replace(is_scoped=True)
+        async with await self._acquire(plan):
             return await function()
 
     async def is_locked(self, name: str) -> bool:

@@ -31,17 +31,21 @@ class AsyncLockGuard(Guard[H]):
         return await unless_busy(self._acquire, self._plan_within(0))
 
     async def __aenter__(self) -> H:
-        handle = self._enter(await self._acquire(self._plan_within(None)))
+        handle: H | None = None
         try:
+            handle = await self._acquire(self._plan_block())
+            self._enter(handle)
             return await handle.__aenter__()
-        except BaseException as error:  # an interrupt: nobody will leave what he has not entered
-            await self.__aexit__(type(error), error, error.__traceback__)
+        except BaseException as error:  # an interrupt: a block that was not entered will not be left
+            if handle is not None:
+                self._remove(handle)
+                await handle.__aexit__(type(error), error, error.__traceback__)
             raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._leave().__aexit__(kind, error, trace)
+        await self._leave([]).__aexit__(kind, error, trace)
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         """Hold it during every call. In a name, ``{parameter}`` stands for the argument of that call."""

@@ -47,6 +47,7 @@ class AsyncHeld(Handle):
         await self._extend(check_ttl(seconds, "an extension"))
 
     async def __aenter__(self) -> Self:
+        self._enter_block()
         self._body = asyncio.current_task()
         if self._body is not None:
             self._cancelling = self._body.cancelling()

@@ -60,7 +60,7 @@ class AsyncOnce(Guard[AsyncLockHandle]):
 
         What raises is not done: the next to come does it. Raises LockAcquisitionError if the wait takes too long.
         """
-        return await self._run(self._plan_within(None), function)
+        return await self._run(self._plan_block(), function)
 
     async def outcome(self) -> Outcome[Any] | None:
         """Look up what came of it; None if it is not done, or forgotten."""

@@ -122,7 +122,8 @@ class DistributedLock:
 
     def with_lock(self, name: str, function: Callable[[], T], **options: Unpack[LockOptions]) -> T:
         """Hold a lock while `function` runs, and return what it returns."""
-        with self.acquire(name, **options):
+        plan = _primitives.plan(name, self._defaults, **options)._replace(is_scoped=True)
+        with self._acquire(plan):
             return function()
 
     def is_locked(self, name: str) -> bool:
@@ -152,11 +153,14 @@ class DistributedLock:
         return drive(self._engine.examine())
 
     def release_all(self) -> int:
-        """Release everything this client holds, and count it."""
+        """Release everything this client holds, and count it. A signal handler may call it, as it may `release`."""
         return drive(self._engine.release_all())
 
     def close(self) -> None:
-        """Release everything and let the store go; what is tried afterwards raises ClosedError."""
+        """Release everything and let the store go; what is tried afterwards raises ClosedError.
+
+        A signal handler may call it. What cannot be released there is in the background, or when the process exits.
+        """
         try:
             drive(self._engine.close())
         finally:

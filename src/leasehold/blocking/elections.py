@@ -60,8 +60,13 @@ class Election(Contest[Leadership]):
 
         While it does, this does nothing.
         """
-        self._start()
-        atexit.register(self._exit)
+        try:
+            atexit.register(self._exit)
+            self._start()
+        except BaseException:
+            if self._candidacy is None:
+                atexit.unregister(self._exit)
+            raise
 
     def stop(self) -> None:
         """Stand no more. Whoever leads resigns: `on_lost` has ended before somebody else is let in.

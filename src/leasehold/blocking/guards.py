@@ -12,7 +12,7 @@ from leasehold._guard import Guard
 from leasehold._input import Seconds
 from leasehold._primitives import Plan
 from leasehold.blocking.handles import Held
-from leasehold.errors import InvalidInputError, LockAcquisitionError
+from leasehold.errors import InvalidInputError, LockAcquisitionError, LockError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,17 +31,28 @@ class LockGuard(Guard[H]):
         return unless_busy(self._acquire, self._plan_within(0))
 
     def __enter__(self) -> H:
-        handle = self._enter(self._acquire(self._plan_within(None)))
+        handle: H | None = None
         try:
+            handle = self._acquire(self._plan_block())
+            self._enter(handle)
             return handle.__enter__()
-        except BaseException as error:  # an interrupt: nobody will leave what he has not entered
-            self.__exit__(type(error), error, error.__traceback__)
+        except BaseException as error:  # an interrupt: a block that was not entered will not be left
+            if handle is not None:
+                self._remove(handle)
+                handle.__exit__(type(error), error, error.__traceback__)
             raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave().__exit__(kind, error, trace)
+        leaving: list[H] = []
+        try:
+            self._leave(leaving).__exit__(kind, error, trace)
+        except LockError:
+            raise
+        except BaseException:
+            self._abandon(leaving[0] if leaving else self._leave(leaving))
+            raise
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         """Hold it during every call. In a name, ``{parameter}`` stands for the argument of that call."""

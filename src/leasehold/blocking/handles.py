@@ -11,7 +11,7 @@ from leasehold._handle import Handle, Multiple, Single
 from leasehold._info import LockInfo
 from leasehold._input import Seconds, check_ttl
 from leasehold._runtime import drive
-from leasehold.errors import LockLostError, StoreError
+from leasehold.errors import LockError, LockLostError, StoreError
 
 
 class Held(Handle):
@@ -30,10 +30,19 @@ class Held(Handle):
     def release(self) -> None:
         """Give it up. Once is enough, more do no harm; in a forked child it does nothing.
 
+        A signal handler or a finalizer may call it. If that has interrupted another call of the same thread that must
+        end first, it is given up in the background, a moment later.
+
         Raises LockLostError if it was lost before, StoreError if the store does not answer: it is then given
         up in the background, or expires.
         """
-        drive(self._release())
+        try:
+            drive(self._release())
+        except LockError:
+            raise
+        except BaseException:  # an interrupt, before it had begun
+            self._abandon()
+            raise
 
     def extend(self, seconds: Seconds) -> None:
         """Hold it at least that long from now, `max_hold` or not. Never shortens it.
@@ -43,6 +52,7 @@ class Held(Handle):
         drive(self._extend(check_ttl(seconds, "an extension")))
 
     def __enter__(self) -> Self:
+        self._enter_block()
         return self
 
     def __exit__(
@@ -54,6 +64,9 @@ class Held(Handle):
             if error is None:
                 raise
             error.add_note(str(failure))
+        except BaseException:
+            self._abandon()
+            raise
 
 
 class LockHandle(Held, Single):

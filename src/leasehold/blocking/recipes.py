@@ -61,7 +61,7 @@ class Once(Guard[LockHandle]):
 
         What raises is not done: the next to come does it. Raises LockAcquisitionError if the wait takes too long.
         """
-        return self._run(self._plan_within(None), function)
+        return self._run(self._plan_block(), function)
 
     def outcome(self) -> Outcome[Any] | None:
         """Look up what came of it; None if it is not done, or forgotten."""

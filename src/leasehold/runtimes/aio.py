@@ -120,6 +120,9 @@ class AsyncRuntime:
     def mutex(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
+    def is_nested(self, mutex: AbstractContextManager[Any]) -> bool:
+        return False
+
     def context(self) -> Hashable:
         return asyncio.current_task()
 

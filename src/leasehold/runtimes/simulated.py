@@ -243,6 +243,9 @@ class SimulatedRuntime:
     def mutex(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
+    def is_nested(self, mutex: AbstractContextManager[Any]) -> bool:
+        return False
+
     def context(self) -> Hashable:
         return self._process.current
 

@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 from leasehold._runtime import Bell, drive
 from leasehold.errors import UnsupportedError
 from leasehold.runtimes import _clock
+from leasehold.runtimes._nesting import is_in_step
 
 T = TypeVar("T")
 
@@ -128,6 +129,17 @@ def _refuse_eventlet() -> None:
         raise UnsupportedError(msg)
 
 
+def _start(thread: threading.Thread) -> None:
+    """Start a thread. Raises RuntimeError if there are no more to be had, and an interrupt as what it was."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        interrupt = error.__context__  # at which `threading` may have tripped
+        if interrupt is None or isinstance(interrupt, Exception):
+            raise
+        raise interrupt from None
+
+
 class ThreadRuntime:
     """Blocking ports. Belongs to threads as they are when it is made: the system's, or gevent's greenlets."""
 
@@ -138,7 +150,11 @@ class ThreadRuntime:
         return _ThreadBell()
 
     def mutex(self) -> AbstractContextManager[Any]:
-        return threading.Lock()
+        return threading.RLock()
+
+    def is_nested(self, mutex: AbstractContextManager[Any]) -> bool:
+        is_owned: bool = mutex._is_owned()  # type: ignore[attr-defined]  # noqa: SLF001 (as threading.Condition does)
+        return is_owned or is_in_step()
 
     def __init__(self) -> None:
         _refuse_eventlet()
@@ -168,12 +184,12 @@ class ThreadRuntime:
         self, work: Callable[[], Coroutine[Any, Any, None]], name: str, if_cancelled: Callable[[], None] | None = None
     ) -> None:
         self.bind()
-        threading.Thread(target=lambda: drive(work()), name=name, daemon=True).start()
+        _start(threading.Thread(target=lambda: drive(work()), name=name, daemon=True))
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
         timer = threading.Timer(seconds, action)
         timer.daemon = True
-        timer.start()
+        _start(timer)
 
     def at_home(self, action: Callable[[], None]) -> None:
         action()
@@ -228,7 +244,7 @@ class ThreadRuntime:
         stopped = False
 
         def receive() -> None:
-            with datagrams, suppress(OSError):  # closed in a forked child, where gevent's greenlets go on
+            with datagrams, suppress(OSError):  # closed under our hands, or in a forked child, where greenlets go on
                 while not stopped:
                     if message := datagrams.recv(512):
                         on_message(message)
@@ -239,5 +255,5 @@ class ThreadRuntime:
             with suppress(OSError):
                 datagrams.shutdown(socket.SHUT_RD)
 
-        threading.Thread(target=receive, name="leasehold-bell", daemon=True).start()
+        _start(threading.Thread(target=receive, name="leasehold-bell", daemon=True))
         return stop

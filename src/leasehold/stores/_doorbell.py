@@ -44,11 +44,16 @@ class Doorbell:
     def hang_up(self) -> None:
         """Have an address, from before anybody could be told it."""
         if self._socket is None and HAS_ABSTRACT_SOCKETS:
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            self._close = weakref.finalize(self, self._socket.close)
-            if self._listens:
-                self.address = f"leasehold/{secrets.token_hex(8)}"
-                self._socket.bind(f"\0{self.address}")
+            opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            address = f"leasehold/{secrets.token_hex(8)}" if self._listens else ""
+            try:
+                if address:
+                    opened.bind(f"\0{address}")
+                close = weakref.finalize(self, opened.close)
+            except BaseException:
+                opened.close()
+                raise
+            self._socket, self._close, self.address = opened, close, address
 
     def expect(self, owner: str) -> None:
         self._mailbox.open(owner)
@@ -79,7 +84,18 @@ class Doorbell:
         with self._starting:
             if self._listening or self._socket is None or self._close is None:
                 return
-            stop = self._runtime.listen(self._socket, lambda message: mailbox.ring(message.decode(errors="replace")))
-            self._close.detach()
-            self._close = weakref.finalize(self, stop)
-            self._listening = True
+            try:
+                stop = self._runtime.listen(
+                    self._socket, lambda message: mailbox.ring(message.decode(errors="replace"))
+                )
+                self._close.detach()
+                self._close = weakref.finalize(self, stop)
+                self._listening = True
+            except BaseException:  # an interrupt: whether anything listens is not known, so it does elsewhere
+                if not self._listening:
+                    with suppress(OSError):
+                        self._socket.shutdown(socket.SHUT_RDWR)
+                    self._socket.close()
+                    self._socket = None
+                    self.hang_up()
+                raise

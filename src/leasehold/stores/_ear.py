@@ -134,7 +134,7 @@ class BlockingEar:
         _lifecycle.at_fork(self, in_child="_forked")
 
     def _start_afresh(self) -> None:
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # a signal handler may wait, too
         self._waiters: dict[str, _Waiter] = {}
         self._by_message: dict[bytes, _Waiter] = {}
         self._followers: dict[str, _Waiter] = {}
@@ -174,8 +174,12 @@ class BlockingEar:
                     await self._listen(waiter, deadline)
                 else:
                     waiter.latch.acquire(timeout=left)
-        finally:
             self._hand_on(owner, waiter)
+        except BaseException:
+            self._hand_on(owner, waiter)  # again, perhaps: an interrupt may have come before it was done
+            if (listener := self._listener) is not None:
+                listener.open()
+            raise
         wake, waiter.wake = waiter.wake, Wake.SILENCE
         return wake
 
@@ -185,9 +189,9 @@ class BlockingEar:
         with self._mutex:
             self._followers.pop(owner, None)
             if self._listener is waiter:
-                if self._followers:
-                    successor = self._followers.pop(next(iter(self._followers)))
+                next_owner, successor = next(iter(self._followers.items()), (owner, None))
                 self._listener = successor
+                self._followers.pop(next_owner, None)
         if successor is not None:
             successor.open()
 

@@ -158,11 +158,17 @@ class Nodes:
 
     def _look_after(self, number: int) -> None:
         node = self._nodes[number]
-        with self._mutex:
-            if node.suspected or self._closed:
-                return
-            node.suspected = True
-        self._start(partial(self._nurse, number), lambda: setattr(node, "suspected", False))
+        began = False
+        try:
+            with self._mutex:
+                if node.suspected or self._closed:
+                    return
+                began = node.suspected = True
+            self._start(partial(self._nurse, number), lambda: setattr(node, "suspected", False))
+        except BaseException:  # an interrupt: nobody may be looking after it
+            if began:
+                node.suspected = False
+            raise
 
     async def _nurse(self, number: int) -> None:
         """Knock until the member answers, and pay what it is owed."""
@@ -206,11 +212,17 @@ class Nodes:
 
     def heal(self) -> None:
         """Have members that do not vote admitted, in the background."""
-        with self._mutex:
-            if self._healing or self._closed:
-                return
-            self._healing = True
-        self._start(self._heal, self._stop_healing)
+        began = False
+        try:
+            with self._mutex:
+                if self._healing or self._closed:
+                    return
+                began = self._healing = True
+            self._start(self._heal, self._stop_healing)
+        except BaseException:
+            if began:
+                self._healing = False
+            raise
 
     def _stop_healing(self) -> None:
         self._healing = False

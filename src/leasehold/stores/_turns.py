@@ -4,10 +4,33 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from leasehold import _lifecycle
+
+
+class Turn:
+    """One thread's turn. An interrupt never comes between a turn's being given and its being known to be ours.
+
+    It may come before the end of the block has begun: then the turn ends when it is collected.
+    """
+
+    __slots__ = ("_patience", "_turns", "is_ours", "latch")
+
+    def __init__(self, turns: Turns, patience: float) -> None:
+        self.is_ours = False
+        self.latch: threading.Lock | None = None
+        self._turns = turns
+        self._patience = patience
+
+    def __enter__(self) -> None:
+        self._turns.begin(self, self._patience)
+
+    def __exit__(self, *error: object) -> None:
+        self._turns.end(self)
+
+    def __del__(self) -> None:
+        if self.is_ours or self.latch is not None:
+            self._turns.end(self)
 
 
 class Turns:
@@ -23,45 +46,40 @@ class Turns:
         _lifecycle.at_fork(self, in_child="_start_afresh")
 
     def _start_afresh(self) -> None:
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # a signal handler may ask, too
         self._free = self._most
-        self._line: deque[threading.Lock] = deque()
+        self._line: deque[Turn] = deque()
 
-    @contextmanager
-    def take(self, patience: float) -> Iterator[None]:
-        self._enter(patience)
-        try:
-            yield
-        finally:
-            self._leave()
+    def take(self, patience: float) -> Turn:
+        """Make a turn, to be waited for at the beginning of a block."""
+        return Turn(self, patience)
 
-    def _enter(self, patience: float) -> None:
+    def begin(self, turn: Turn, patience: float) -> None:
         with self._mutex:
             if self._free:
-                self._free -= 1
+                self._free, turn.is_ours = self._free - 1, True
                 return
-            latch = threading.Lock()
+            latch = turn.latch = threading.Lock()
             latch.acquire()
-            self._line.append(latch)
-        try:
-            latch.acquire(timeout=patience)
-        except BaseException:
-            if not self._step_out(latch):
-                self._leave()
-            raise
-        self._step_out(latch)
-
-    def _step_out(self, latch: threading.Lock) -> bool:
-        """Stand in line no longer; False for who has been given his turn."""
+            self._line.append(turn)
+        latch.acquire(timeout=patience)
         with self._mutex:
-            if latch not in self._line:
-                return False
-            self._line.remove(latch)
-            return True
+            if turn in self._line:
+                self._line.remove(turn)
+            turn.is_ours = True
 
-    def _leave(self) -> None:
+    def end(self, turn: Turn) -> None:
+        """End a turn, or the wait for one. Safe to repeat."""
         with self._mutex:
+            if turn in self._line:
+                self._line.remove(turn)
+            if not turn.is_ours:
+                return
             if self._line:
-                self._line.popleft().release()
-            elif self._free < self._most:
-                self._free += 1
+                successor = self._line[0]
+                successor.is_ours, turn.is_ours = True, False
+                self._line.popleft()
+                assert successor.latch is not None
+                successor.latch.release()
+            else:
+                self._free, turn.is_ours = min(self._free + 1, self._most), False

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from copy import copy
 from dataclasses import dataclass
 from math import inf
@@ -30,7 +30,9 @@ from leasehold._model import (
     Wake,
 )
 from leasehold._runtime import Runtime
+from leasehold.errors import NestedCallError
 from leasehold.runtimes import _clock
+from leasehold.runtimes._nesting import step
 from leasehold.stores._mailbox import Mailbox
 
 REACH = 1_000_000
@@ -212,9 +214,8 @@ class _MemoryLine:
         """Places are kept by reference: they are up to date."""
 
     def rename(self, place: Place, owner: str) -> None:
-        renamed = [(owner if kept is place else kept.owner, kept) for kept in self._places.values()]
-        place.owner = owner
-        self._places = OrderedDict(renamed)
+        renamed = OrderedDict((owner if kept is place else kept.owner, kept) for kept in self._places.values())
+        place.owner, self._places = owner, renamed
 
     def remove(self, owner: str) -> float:
         place = self._places.pop(owner, None)
@@ -360,43 +361,51 @@ class MemoryStore:
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
         if ask.queue:
             self._mailbox.open(ask.owner)
-        outcome, woken = self._server.join(ask)
-        self._server.wake(woken)
+        with step():
+            outcome, woken = self._server.join(ask)
+            self._server.wake(woken)
         return outcome
 
     async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
-        standings, woken = self._server.renew(renewals)
-        self._server.wake(woken)
+        with step():
+            standings, woken = self._server.renew(renewals)
+            self._server.wake(woken)
         return standings
 
     async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
-        was_alive, woken = self._server.leave(name, owner, unsure)
-        self._mailbox.close(owner)
-        self._server.wake(woken)
+        with step():
+            was_alive, woken = self._server.leave(name, owner, unsure)
+            self._mailbox.close(owner)
+            self._server.wake(woken)
         return was_alive
 
     async def linger(self, stay: Stay, timeout: float) -> bool:
-        was_there, woken = self._server.linger(stay)
-        self._mailbox.close(stay.owner)
-        self._server.wake(woken)
+        with step():
+            was_there, woken = self._server.linger(stay)
+            self._mailbox.close(stay.owner)
+            self._server.wake(woken)
         return was_there
 
     async def join_all(self, asks: Sequence[Ask], timeout: float) -> list[Standing] | Refusal | None:
-        outcome, woken = self._server.join_all(asks)
-        self._server.wake(woken)
+        with step():
+            outcome, woken = self._server.join_all(asks)
+            self._server.wake(woken)
         return outcome
 
     async def spend(self, charge: Charge, timeout: float) -> Balance:
-        return self._server.spend(charge)
+        with step():
+            return self._server.spend(charge)
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
         return Wake(await self._mailbox.wait(owner, timeout))
 
     async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
-        return self._server.inspect(prefix, exact=exact)
+        with step():
+            return self._server.inspect(prefix, exact=exact)
 
     async def close(self) -> None:
-        self._server.disconnect(self._mailbox)
+        with suppress(NestedCallError), step():  # else the server forgets the mailbox when it is collected
+            self._server.disconnect(self._mailbox)
 
 
 class MemberStore(MemoryStore):
@@ -407,7 +416,9 @@ class MemberStore(MemoryStore):
         self._member = server
 
     async def knock(self, timeout: float) -> Membership:
-        return self._member.knock()
+        with step():
+            return self._member.knock()
 
     async def admit(self, token: str, ticket: int, longest: float, timeout: float) -> Membership:
-        return self._member.admit(token, ticket, longest)
+        with step():
+            return self._member.admit(token, ticket, longest)

@@ -26,7 +26,8 @@ from typing import Any, TypeVar
 from leasehold import _lifecycle, _rate, _rule
 from leasehold._model import Ask, Balance, Capabilities, Charge, Line, Place, Refusal, Renewal, Standing, Stay, Wake
 from leasehold._runtime import Runtime
-from leasehold.errors import DamagedError, StoreError
+from leasehold.errors import DamagedError, NestedCallError, StoreError
+from leasehold.runtimes import _nesting as nesting
 from leasehold.stores import _machine
 from leasehold.stores._doorbell import HAS_ABSTRACT_SOCKETS, Doorbell
 from leasehold.stores.memory import microseconds
@@ -211,7 +212,7 @@ class SqliteStore:
         def step(cursor: sqlite3.Cursor, now: float) -> tuple[bool, list[Place]]:
             return _rule.linger(self._line(cursor, stay.name, now), stay, now)
 
-        was_there = await self._do(step, timeout)
+        was_there = await self._do(step, timeout, look=not self._closed)
         self._doorbell.forget(stay.owner)
         return was_there
 
@@ -287,8 +288,8 @@ class SqliteStore:
 
     async def close(self) -> None:
         def close() -> None:
-            with self._mutex:
-                self._closed = True
+            self._closed = True
+            with suppress(NestedCallError), nesting.step(), self._mutex:  # else the step that goes on disconnects
                 self._disconnect()
 
         await self.runtime.offload(close)
@@ -308,7 +309,7 @@ class SqliteStore:
         deadline = time.monotonic() + timeout
         while True:
             try:
-                with self._mutex:  # never held while waiting: other threads and forks need it
+                with nesting.step(), self._mutex:  # never held while waiting: other threads and forks need it
                     result, woken = self._attempt(step, look=look)
             except DamagedError as error:
                 raise self._located(error) from None
@@ -336,6 +337,8 @@ class SqliteStore:
                 self._follow_clock(cursor, now)
             outcome = step(cursor, now)
             cursor.execute("COMMIT")
+            if self._closed:
+                self._disconnect()
         except BaseException as error:
             self._recover(error)
             raise
@@ -346,7 +349,7 @@ class SqliteStore:
         if self._connection is not None and self._connection.in_transaction:
             with suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")
-        if isinstance(error, sqlite3.Error) and _code(error) not in _BUSY:
+        if self._closed or (isinstance(error, sqlite3.Error) and _code(error) not in _BUSY):
             self._disconnect()
 
     def _located(self, error: DamagedError) -> DamagedError:
@@ -394,7 +397,7 @@ class SqliteStore:
 
     def _connected(self, *, look: bool) -> sqlite3.Cursor:
         """Connect, and connect anew where the file was deleted or replaced: others would use the new one."""
-        if self._closed:
+        if self._closed and look:  # but what was taken can be given up
             msg = f"{self.path}: this store is closed"
             raise StoreError(msg)
         if self._cursor is not None:
@@ -415,9 +418,9 @@ class SqliteStore:
         except BaseException:
             connection.close()
             raise
-        self._connection = connection
-        self._cursor = connection.cursor()  # one for all: to make one costs as much as a small statement
-        return self._cursor
+        cursor = connection.cursor()  # one for all: to make one costs as much as a small statement
+        self._connection, self._cursor = connection, cursor
+        return cursor
 
     def _is_current(self) -> bool:
         """Tell whether the path still leads to the file we have."""

@@ -235,36 +235,57 @@ class Session:
             connection.finish()
 
 
+class Door:
+    """A lock whose owner is known, so that whoever was interrupted while he entered can leave it in any case."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.is_ours: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]  # noqa: SLF001
+
+    def enter(self, timeout: float) -> bool:
+        """Wait for it to be free, and say whether it was in time. Not to be entered twice."""
+        return self._lock.acquire(timeout=max(timeout, 0.0))
+
+    def leave(self) -> None:
+        """Free it, if it is ours."""
+        if self.is_ours():
+            self._lock.release()
+
+
 class BlockingSession(Session):
     """For threads. Of those who wait for a reply, one reads for all."""
 
     def __init__(self, connection: PGconn, pid: int, on_lost: Callable[[Session], None]) -> None:
         super().__init__(connection, pid, on_lost)
         self._mutex = threading.Lock()
-        self._reading = threading.Lock()
+        self._reading = Door()
         self._poll = select.poll()
         self._poll.register(self.descriptor, select.POLLIN)
 
     async def arrives(self, reply: Reply, timeout: float) -> bool:
         deadline = time.monotonic() + timeout
-        while not reply.is_over:
-            if not self._reading.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
-                return reply.is_over
-            try:
+        try:
+            while not reply.is_over:
+                if not self._reading.enter(deadline - time.monotonic()):
+                    break
                 while not reply.is_over:
                     if not self._await_input(max(deadline - time.monotonic(), 0.0)):
-                        return reply.is_over
+                        break
                     self._take_in()
-            finally:
                 self._stop_reading()
-        return True
+        except BaseException:
+            self._stop_reading()
+            raise
+        return reply.is_over
 
     def glance(self) -> None:
-        if self._reading.acquire(blocking=False):  # else somebody is just looking
-            try:
+        try:
+            if self._reading.enter(0.0):  # else somebody is just looking
                 self._take_in()
-            finally:
                 self._stop_reading()
+        except BaseException:
+            self._stop_reading()
+            raise
 
     def _await_input(self, timeout: float) -> bool:
         poll = self._poll
@@ -274,7 +295,8 @@ class BlockingSession(Session):
         return bool(poll.poll(ceil(timeout * 1000)))
 
     def _stop_reading(self) -> None:
-        self._reading.release()
+        """Let another thread read. Safe to repeat."""
+        self._reading.leave()
         if self.is_lost:
             with self._mutex:
                 self._dispose()
@@ -283,9 +305,9 @@ class BlockingSession(Session):
         """Close the socket, but not while somebody waits for it: its number may at once be another's."""
         if self._connection is None:
             return
-        if self._reading.acquire(blocking=False):
+        if not self._reading.is_ours() and self._reading.enter(0.0):
             super()._dispose()
-            self._reading.release()
+            self._reading.leave()
         else:
             # libpq tells its own socket only while it is open: the number may be another's by now.
             with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self._connection.socket)) as copy:
@@ -373,7 +395,7 @@ class BlockingDriver:
         self._start_afresh()
 
     def _start_afresh(self) -> None:
-        self._door = threading.Lock()
+        self._door = Door()
         self._watcher = Watcher()
         finalize(self, self._watcher.stop)
 
@@ -388,22 +410,33 @@ class BlockingDriver:
     async def open(self, timeout: float) -> Session:
         connection, pid = self._opening.open(timeout)
         session = BlockingSession(connection, pid, self._on_lost)
-        session.on_end = self._watcher.ring
-        self._watcher.add(session)
+        try:
+            session.on_end = self._watcher.ring
+            self._watcher.add(session)
+        except BaseException:
+            session.close()
+            raise
         return session
 
     async def once(self, find: Find, opened: Opened, timeout: float) -> Session:
         deadline = time.monotonic() + timeout
-        if not self._door.acquire(timeout=timeout):
-            raise TimeoutError
+        session: Session | None = None
+        is_new = False
         try:
+            if not self._door.enter(timeout):
+                raise TimeoutError  # noqa: TRY301 (within the block that leaves the door)
             session = find()
             if session is None:
                 session = await self.open(max(deadline - time.monotonic(), 0.0))
+                is_new = True
                 opened(session)
-            return session
-        finally:
-            self._door.release()
+            self._door.leave()
+        except BaseException:
+            self._door.leave()
+            if is_new and session is not None:
+                session.close()
+            raise
+        return session
 
 
 class LoopDriver:
@@ -534,13 +567,18 @@ class Watcher:
             if self._bell is not None:
                 self._ring()
                 return
-            self._bell, self._hears = socket.socketpair()
-            self._bell.setblocking(False)
-            thread = threading.Thread(target=self._watch, args=(self._hears,), name="leasehold-watch", daemon=True)
             try:
-                thread.start()
+                self._bell, self._hears = socket.socketpair()
+                self._bell.setblocking(False)
+                hears = self._hears
+                threading.Thread(target=self._watch, args=(hears,), name="leasehold-watch", daemon=True).start()
             except RuntimeError:  # no more threads to be had: the renewals notice
                 self.abandon()
+            except BaseException:  # an interrupt: if the thread has begun, it finds its other end closed
+                if self._bell is not None:
+                    self._bell.close()
+                self._bell = self._hears = None
+                raise
 
     def ring(self) -> None:
         """Have the thread look again at what there is to watch."""
@@ -569,6 +607,9 @@ class Watcher:
         while self._hears is hears:  # else this greenlet goes on in a forked child, which has let go of it
             with self._mutex:
                 watched = {session.descriptor: session for session in self._sessions if not session.is_lost}
+                if hears is not self._hears:
+                    hears.close()
+                    return
                 if not watched:
                     self.abandon()
                     return

@@ -23,11 +23,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from enum import Enum, auto
 from itertools import groupby
 from math import inf
-from typing import cast
+from typing import Any, cast
 from weakref import WeakMethod
 
 from psycopg.pq.abc import PGresult
@@ -35,7 +35,8 @@ from psycopg.pq.abc import PGresult
 from leasehold import _lifecycle
 from leasehold._model import UNKNOWN, WHOLE, Ask, Capabilities, Line, Place, Refusal, Renewal, Standing, Wake
 from leasehold._runtime import Runtime
-from leasehold.errors import StoreError, UnsupportedError
+from leasehold.errors import NestedCallError, StoreError, UnsupportedError
+from leasehold.runtimes._nesting import step
 from leasehold.runtimes.aio import AsyncRuntime
 from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores.postgres import _advisory_sql as sql
@@ -107,7 +108,10 @@ class AdvisoryStore:
                 call(session)
 
         self._driver: Driver
+        self._step: Callable[[], AbstractContextManager[Any]] = step
+        """What keeps calls apart of which one has interrupted the other, in the same thread."""
         if isinstance(runtime, AsyncRuntime):
+            self._step = nullcontext
             self._driver = LoopDriver(runtime, address, on_lost)
         else:
             self._driver = BlockingDriver(cast("ThreadRuntime", runtime), address, on_lost)
@@ -142,6 +146,10 @@ class AdvisoryStore:
 
         A queued join has reached the server's queue when this returns, so that whoever joins later comes later.
         """
+        with self._step():
+            return await self._join(ask, timeout)
+
+    async def _join(self, ask: Ask, timeout: float) -> Standing | Refusal:
         if not self.capabilities.carry(ask.capacity, ask.weight):
             msg = f"advisory locks are exclusive, or for readers and writers, but have no capacity of {ask.capacity}"
             raise UnsupportedError(msg, name=ask.name)
@@ -261,6 +269,10 @@ class AdvisoryStore:
 
     async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
         """Ask every session concerned for a sign of life; the server keeps a lock for as long as its session lives."""
+        with self._step():
+            return await self._renew(renewals, timeout)
+
+    async def _renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
         deadline = self.runtime.now() + timeout
         stakes = [self._find(renewal.name, renewal.owner) for renewal in renewals]
         waiting = [stake for stake in stakes if stake and stake.state is State.WAITING]
@@ -307,6 +319,10 @@ class AdvisoryStore:
 
         Raises StoreError if we may not, that is if his role is another's.
         """
+        with self._step():
+            return await self._leave(name, owner, timeout, unsure)
+
+    async def _leave(self, name: str, owner: str, timeout: float, unsure: float) -> bool:
         deadline = self.runtime.now() + timeout
         with self._mutex:
             if unsure:
@@ -419,6 +435,10 @@ class AdvisoryStore:
         return True
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
+        with self._step():
+            return await self._wait(owner, timeout)
+
+    async def _wait(self, owner: str, timeout: float) -> Wake:
         stake = self._stakes.get(owner)
         session, reply = (stake.session, stake.reply) if stake else (None, None)
         if stake is None or session is None or reply is None or stake.state is not State.WAITING:
@@ -428,6 +448,10 @@ class AdvisoryStore:
 
     async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
         """Report what the server shows. A lock of which nobody tells the name goes by its key: `pg:…`."""
+        with self._step():
+            return await self._inspect(prefix, exact=exact)
+
+    async def _inspect(self, prefix: str, *, exact: bool) -> list[Line]:
         keys = [advisory_key(prefix)] if exact else None
         try:
             look = await self._look(keys, self.runtime.now() + INSPECTION_TIMEOUT)
@@ -448,6 +472,16 @@ class AdvisoryStore:
     async def close(self) -> None:
         """End every session, and with them what they hold."""
         self._is_closed = True
+        try:
+            with self._step():
+                self._end_sessions()
+        except NestedCallError:  # the call that was interrupted is perhaps about to use one
+            self.runtime.spawn(self._close_later, "leasehold-close")
+
+    async def _close_later(self) -> None:
+        self._end_sessions()
+
+    def _end_sessions(self) -> None:
         for session in list(self._sessions):
             session.close()
         self._sessions.clear()

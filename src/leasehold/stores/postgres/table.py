@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import groupby
 from math import inf
 from typing import Protocol, cast
+from weakref import WeakSet
 
 from leasehold import _lifecycle, _rule
 from leasehold._model import (
@@ -102,9 +103,9 @@ class TableStore:
             self._ear = _blocking_ear(threads, ear, self._channel)
 
     def _start_afresh(self) -> None:
-        self._trying: dict[str, list[Statement]] = {}
+        self._trying: dict[str, WeakSet[_Attempt]] = {}
         """Lists, which threads may share without a lock; one that two have at a time only lets in a few more."""
-        self._stuck_rates: list[str] = []
+        self._stuck_rates: WeakSet[_Attempt] = WeakSet()
         """Rates that somebody waits for where it is in nobody's way, as often as there are who do."""
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
@@ -235,18 +236,19 @@ class TableStore:
     async def _change(self, statement: Statement, names: Sequence[str], params: Params, timeout: float) -> list[Row]:
         """Do what has to lock names; if others have one locked, wait for it where that is in nobody's way."""
         deadline = self.runtime.now() + timeout
-        trying = [(name, self._trying.setdefault(name, [])) for name in names]
+        trying = [(name, self._trying.setdefault(name, WeakSet())) for name in names]
         if all(len(others) < MOST_AT_ONCE for _, others in trying):
-            for _, others in trying:
-                others.append(statement)
+            attempt = _Attempt()
             try:
+                for _, others in trying:
+                    others.add(attempt)
                 return await self._ask(statement, (*params, b"50ms"), timeout)
             except StoreError as error:
                 if not was_busy(error):
                     raise
             finally:
                 for name, others in trying:
-                    others.pop()
+                    others.discard(attempt)
                     if not others:
                         self._trying.pop(name, None)
         return await self._wait_for(statement, params, deadline)
@@ -254,17 +256,18 @@ class TableStore:
     async def _charge(self, name: str, params: Params, timeout: float) -> list[Row]:
         """Do what has to lock a rate. Any number may at once: nobody keeps it for long, but in an open transaction."""
         deadline = self.runtime.now() + timeout
-        if name not in self._stuck_rates:
+        if all(attempt.name != name for attempt in self._stuck_rates):
             try:
                 return await self._node.ask(self._statements.spend, (*params, b"50ms"), timeout)
             except StoreError as error:
                 if not was_busy(error):
                     raise
-        self._stuck_rates.append(name)
+        attempt = _Attempt(name)
         try:
+            self._stuck_rates.add(attempt)
             return await self._wait_for(self._statements.spend, params, deadline)
         finally:
-            self._stuck_rates.remove(name)
+            self._stuck_rates.discard(attempt)
 
     async def _wait_for(self, statement: Statement, params: Params, deadline: float) -> list[Row]:
         left = max(deadline - self.runtime.now(), 0.05)
@@ -289,6 +292,13 @@ class TableStore:
     async def _sweep(self) -> None:
         with suppress(StoreError):
             await self._node.ask(self._statements.sweep, (), INSPECTION_TIMEOUT)
+
+
+class _Attempt:
+    """Is counted by a weak reference: whatever interrupts it, it does not count for longer than it lasts."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
 
 
 class Statements:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import inf
 from typing import Any, cast
 from zlib import crc32
@@ -44,7 +45,7 @@ from leasehold.stores.redis._errors import OWN_FIELD, code_of, damaged, refused,
 from leasehold.stores.redis._node import Node
 from leasehold.stores.redis._pipelined import PipelinedNode
 from leasehold.stores.redis._resp import Arg, pack
-from leasehold.stores.redis._routes import route
+from leasehold.stores.redis._routes import Route, route
 from leasehold.stores.redis._scripts import (
     HSCAN,
     JOIN,
@@ -118,7 +119,7 @@ class RedisStore:
         self._rate_prefix = f"{key_prefix}:rate:"
         kind = "member" if is_member else "bucket"
         self._keys = [f"{key_prefix}:{kind}:{n}".encode() for n in range(BUCKETS if deployment.is_cluster else 1)]
-        self._route = route(deployment, self._make_node)
+        self._route = route(deployment, partial(_make_node, runtime))  # not self: cycles outlive what is dropped
         channel = f"{key_prefix}:{secrets.token_hex(8)}"
         self._channel = sized(channel.encode())
         # Replicas have to confirm a grant before it counts.
@@ -291,7 +292,7 @@ class RedisStore:
                     names.append(field.decode())
                 except UnicodeDecodeError:
                     shown = field.decode(errors="backslashreplace")
-                    error = unreadable(await self._locate(), key, field, shown, "it is no UTF-8")
+                    error = unreadable((await self._node_of(key)).address, key, field, shown, "it is no UTF-8")
                     others.append(Line(shown, 0.0, (), error))
         return names, others
 
@@ -332,32 +333,24 @@ class RedisStore:
             groups.setdefault(self._key(renewal.name), []).append(index)
         return groups
 
-    def _make_node(self, address: Address) -> Node:
-        if isinstance(self.runtime, AsyncRuntime):
-            return PipelinedNode(self.runtime, address)
-        return BlockingNode(cast("ThreadRuntime", self.runtime), address)
-
     def _make_ear(self, channel: str, wake: Wake) -> Ear:
         """Listen for the secrets of our places. Nothing else counts: other roles may publish there too."""
         runtime = self.runtime
+        locate = partial(_locate, self._route, self._keys[0])
         if isinstance(runtime, AsyncRuntime):
 
             async def subscribe(timeout: float, on_message: OnMessage, on_lost: OnLost) -> _pipelined.Connection:
                 return await _pipelined.subscribe(
-                    runtime, await self._locate(), channel, timeout, on_message=on_message, on_lost=on_lost
+                    runtime, await locate(), channel, timeout, on_message=on_message, on_lost=on_lost
                 )
 
             return LoopEar(runtime, subscribe, _secret, wake)
         threads = cast("ThreadRuntime", runtime)
 
         async def listen(timeout: float) -> _blocking.Connection:
-            return await _blocking.subscribe(threads, await self._locate(), channel, timeout)
+            return await _blocking.subscribe(threads, await locate(), channel, timeout)
 
         return BlockingEar(threads, listen, _secret, wake)
-
-    async def _locate(self) -> Address:
-        """Tell where to listen: any server of a cluster hears everything that is published."""
-        return (await self._node_of(self._keys[0])).address
 
     async def _node_of(self, key: bytes) -> Node:
         return self._route.known(key) or await self._route.find(key, INSPECTION_TIMEOUT)
@@ -468,6 +461,17 @@ def _standing(answer: Any, now: float) -> Standing:
         return Standing(answer, True, now)
     ticket, holder, recheck = answer
     return Standing(ticket, False, now, _text(holder), _seconds(recheck))
+
+
+def _make_node(runtime: Runtime, address: Address) -> Node:
+    if isinstance(runtime, AsyncRuntime):
+        return PipelinedNode(runtime, address)
+    return BlockingNode(cast("ThreadRuntime", runtime), address)
+
+
+async def _locate(route: Route, key: bytes) -> Address:
+    """Tell where to listen: any server of a cluster hears everything that is published."""
+    return (route.known(key) or await route.find(key, INSPECTION_TIMEOUT)).address
 
 
 def _refusal(holder: bytes, recheck: int, capacity: int, abstains: int = 0) -> Refusal:
