@@ -88,6 +88,7 @@ class Engine:
                 refusal = await self._stand_in_line(lease, deadline, retry)
             except StoreError as error:
                 self.drop(lease, error)
+                self.check_open(ask.name)
                 raise
             except BaseException as interruption:
                 await self.abandon(lease, interruption)
@@ -219,7 +220,8 @@ class Engine:
             if is_ours:
                 await self.abandon(lease, interruption)
             raise
-        if not was_there and self.runtime.now() < lease.trusted_until:  # else it ended while being released
+        is_over = self.keeper.closing or self.runtime.now() >= lease.trusted_until  # it ended while being released
+        if not was_there and not is_over:
             lease.state, lease.reason = LOST, "the store no longer knew it when it was released"
             self.keeper.signal_loss(lease)
             raise lease.error()
