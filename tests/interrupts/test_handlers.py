@@ -103,7 +103,7 @@ def test_a_handler_may_release_wherever_it_interrupts_and_nothing_in_it_hangs(
                 kept.release()
                 break
         for name in ("kept", "job", "one more"):
-            eventually(lambda name=name: others.try_acquire(name), f"{name} is free after {what}").release()
+            eventually(partial(others.try_acquire, name), f"{name} is free after {what}").release()
         number += step
     eventually(lambda: not locks._engine.keeper.leases, "nothing is left to be kept")
 
@@ -121,9 +121,7 @@ def test_a_handler_may_close_the_client_wherever_it_interrupts(connect: Connect,
         if not is_closed:
             break
         for name in ("kept", "job"):
-            eventually(
-                lambda name=name: others.try_acquire(name), f"{name} is free after close at point {number}"
-            ).release()
+            eventually(partial(others.try_acquire, name), f"{name} is free after close at point {number}").release()
         with pytest.raises(ClosedError):
             locks.acquire("job")
         number += step

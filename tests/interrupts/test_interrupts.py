@@ -48,7 +48,7 @@ def interrupted_everywhere(
                 break
         except Interrupted:
             pass
-        eventually(lambda name=name: others.try_acquire(name), f"free after an interrupt at point {number}").release()
+        eventually(partial(others.try_acquire, name), f"free after an interrupt at point {number}").release()
         assert _is_free(mine, name), f"the client cannot acquire after an interrupt at point {number}"
         number += stride
     eventually(lambda: not mine._engine.keeper.leases, "nothing is left to be kept")
