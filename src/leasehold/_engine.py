@@ -88,6 +88,7 @@ class Engine:
                 refusal = await self._stand_in_line(lease, deadline, retry)
             except StoreError as error:
                 self.drop(lease, error)
+                self.check_open(ask.name)
                 now = self.runtime.now()
                 if (ask.queue or asks_again) and self.is_late(error, deadline, retry):
                     raise self.too_busy(ask, attempts, now - started) from error
@@ -222,7 +223,8 @@ class Engine:
             if is_ours:
                 await self.abandon(lease, interruption)
             raise
-        if not was_there and self.runtime.now() < lease.trusted_until:  # else it ended while being released
+        is_over = self.keeper.closing or self.runtime.now() >= lease.trusted_until  # it ended while being released
+        if not was_there and not is_over:
             lease.state, lease.reason = LOST, "the store no longer knew it when it was released"
             self.keeper.signal_loss(lease)
             raise lease.error()

@@ -232,6 +232,10 @@ class Keeper:
         """Give up every place there is, in any state, within `budget` seconds."""
         now = self.runtime.now()
         leases = list(self.leases.values())
+        if self.runtime.is_nested(self.mutex):  # what was interrupted must end first
+            for lease in leases:
+                self.take_over(lease)
+            return
         for lease in leases:
             lease.give_up(now, due=inf)
         for lease in leases:

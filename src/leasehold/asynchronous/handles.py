@@ -57,8 +57,9 @@ class AsyncHeld(Handle):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._watcher is not None:
-            self._unwatch(self._watcher)
+        watcher, self._watcher = self._watcher, None  # which refers to us
+        if watcher is not None:
+            self._unwatch(watcher)
         ours = self._cancelled_body and await self._take_back_cancellation(error)
         try:
             await self.release()

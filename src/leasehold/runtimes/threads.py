@@ -71,8 +71,9 @@ class _Gathering(Generic[T]):
             now = _clock.now()
             ready = [fd for fd, (_, deadline) in self._waiting.items() if deadline <= now]
         for fd in ready:
-            self._poller.unregister(fd)
-        self._go_on([self._waiting.pop(fd)[0] for fd in ready])
+            with suppress(KeyError):  # an interrupt may have come after this
+                self._poller.unregister(fd)
+        self._go_on([self._waiting.pop(fd)[0] for fd in ready if fd in self._waiting])
 
     async def finish(self) -> None:
         """Go on to the end of all, those that have not begun included."""

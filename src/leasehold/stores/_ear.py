@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Generic, Protocol, TypeVar
+from weakref import WeakMethod
 
 from leasehold import _lifecycle
 from leasehold._model import Wake
@@ -285,7 +286,14 @@ class LoopEar(Generic[P]):
         self._mint = mint
         self._wake = wake
         self._mailbox = Mailbox(runtime)
-        self._shared = Shared(runtime, self._connect)
+        weak = WeakMethod(self._connect)  # the loop keeps the connection, which must not keep us
+
+        async def connect(timeout: float) -> P:
+            if (method := weak()) is None:
+                raise ConnectionAbortedError
+            return await method(timeout)
+
+        self._shared = Shared(runtime, connect)
         self._silence = _Silence()
         self._messages: dict[str, bytes] = {}
         self._owners: dict[bytes, str] = {}
@@ -327,7 +335,10 @@ class LoopEar(Generic[P]):
 
     async def _connect(self, timeout: float) -> P:
         """Connect, and have everybody ask again: what was sent before is lost."""
-        connection = await self._subscribe(timeout, self._take_in, self._mailbox.ring_all)
+        weak = WeakMethod(self._take_in)
+        connection = await self._subscribe(
+            timeout, lambda owner: call(owner) if (call := weak()) else None, self._mailbox.ring_all
+        )
         self._silence.begin(self._runtime.now())
         self._mailbox.ring_all()
         return connection

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -187,6 +188,12 @@ class Shared(Generic[C]):
         connection, self.connection, self._connecting = self.connection, None, None
         if connection is not None:
             connection.abandon()
+
+    def __del__(self) -> None:
+        """Close what was dropped: the loop keeps a connection that it reads from."""
+        if self.connection is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                self._runtime.at_home(self.connection.close)
 
     def close(self) -> None:
         if self._connecting is not None:

@@ -478,6 +478,12 @@ class SqliteStore:
             self._connection.close()
             self._connection = self._cursor = None
 
+    def __del__(self) -> None:
+        """Close the file of a store that was dropped: the connection refers to itself, and would stay for a while."""
+        if (connection := getattr(self, "_connection", None)) is not None:
+            with suppress(sqlite3.Error):
+                connection.close()
+
     def _before_fork(self) -> None:
         """Let go of the file: what SQLite knows of its locks must not be copied into a child that has none."""
         self._mutex.acquire()

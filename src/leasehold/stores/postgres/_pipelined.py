@@ -199,7 +199,7 @@ class PipelinedNode:
         self._address = address
         self._is_closed = False
         self._runtime = runtime
-        self._lanes = {lane: Shared(runtime, lambda timeout: connect(runtime, self._address, timeout)) for lane in Lane}
+        self._lanes = {lane: Shared(runtime, lambda timeout: connect(runtime, address, timeout)) for lane in Lane}
 
     async def ask(self, statement: Statement, params: Params, timeout: float, lane: Lane = Lane.COMMON) -> list[Row]:
         try:

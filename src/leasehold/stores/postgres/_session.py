@@ -265,11 +265,11 @@ class BlockingSession(Session):
     async def arrives(self, reply: Reply, timeout: float) -> bool:
         deadline = time.monotonic() + timeout
         try:
-            while not reply.is_over:
-                if not self._reading.enter(deadline - time.monotonic()):
-                    break
+            in_time = True
+            while in_time and not reply.is_over and self._reading.enter(deadline - time.monotonic()):
                 while not reply.is_over:
-                    if not self._await_input(max(deadline - time.monotonic(), 0.0)):
+                    in_time = self._await_input(max(deadline - time.monotonic(), 0.0))
+                    if not in_time:
                         break
                     self._take_in()
                 self._stop_reading()

@@ -126,6 +126,13 @@ class AdvisoryStore:
         self._spares: list[Session] = []
         self._sessions: set[Session] = set()
 
+    def __del__(self) -> None:
+        """End the sessions of a store that was dropped: a loop keeps those that it reads from."""
+        if isinstance(self.runtime, AsyncRuntime):
+            for session in self._sessions:
+                with suppress(RuntimeError):  # the loop is closed
+                    self.runtime.at_home(session.close)
+
     def _forked(self) -> None:
         for session in self._sessions:
             session.abandon()
