@@ -317,7 +317,8 @@ class Engine:
         """Register an acquisition under an owner of its own, before anything is sent."""
         owner = f"{self.holder_id}/{next(self._sequence)}"
         lease = Lease(Ask(ask.name, owner, *ask[2:]), claim, renew_for, grace)
-        lease.claim.on_dropped = self.keeper.claim_dropped
+        if claim.is_scoped:
+            self.keeper.watch_claim(lease)
         claim.leases.append(lease)
         with self.keeper.mutex:
             self.check_open(ask.name)

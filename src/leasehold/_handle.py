@@ -46,7 +46,7 @@ class Handle:
     def _enter_block(self) -> None:
         """Have it given up however the block is left, even where no release can be called any more."""
         for lease in self._leases:
-            lease.is_scoped = True
+            self._engine.keeper.watch_claim(lease)
 
     async def _get(self, plan: Plan) -> None:
         asks, timeout, renew_for, at_least, grace, retry, reentrant, _, is_scoped = plan

@@ -76,6 +76,7 @@ class Keeper:
         """Stop looking after a lease whose place is surely gone."""
         with self.mutex:
             self.leases.pop(lease.ask.owner, None)
+            lease.unwatch_claim()
             lease.leaving = True
             if lease.state is not LOST:
                 lease.state = LEFT
@@ -211,13 +212,17 @@ class Keeper:
         lease.give_up(now, due=now + grace)
         self._see_to_it_by(now + grace)
 
+    def watch_claim(self, lease: Lease) -> None:
+        """Give the lease up at once should its claim be collected: it is for a block."""
+        lease.watch_claim(self.claim_dropped)
+
     def claim_dropped(self, owner: str) -> None:
         """Give up what a block held that has been left without a release: an interrupt came before its end began.
 
         Called wherever the claim is collected, be that in the middle of anything.
         """
         lease = self.leases.get(owner)
-        if lease is not None and lease.is_scoped and not lease.leaving:
+        if lease is not None and not lease.leaving:
             with suppress(RuntimeError):  # no more threads to be had, or no loop: it ends after its ttl
                 self.runtime.at_home(lambda: self.take_over(lease))
 

@@ -68,10 +68,6 @@ def _dropped(claim: ref[Claim]) -> None:
     claim.on_dropped(claim.owner)
 
 
-def _ignore(owner: str) -> None:
-    pass
-
-
 class Lease:
     """Mutable state shared by the acquiring thread or task and the keeper; see `Engine` for who changes what."""
 
@@ -89,7 +85,6 @@ class Lease:
         "grace",
         "granted_at",
         "holder",
-        "is_scoped",
         "last_words",
         "leaves",
         "leaving",
@@ -110,10 +105,7 @@ class Lease:
     def __init__(self, ask: Ask, claim: Claim, renew_for: float, grace: float = 0.0) -> None:
         self.ask = ask
         self._renewal: Renewal | None = None
-        self.claim = ClaimRef(claim, _dropped)
-        self.claim.owner = ask.owner
-        self.claim.on_dropped = _ignore
-        self.is_scoped = claim.is_scoped
+        self.claim: ref[Claim] = ref(claim)
         self.renew_for = renew_for
         self.grace = grace
         self.lingers_until = -inf
@@ -139,6 +131,20 @@ class Lease:
         self.due = inf
         self.slack = 0.0
         self.watchers: tuple[Callable[[], None], ...] = ()
+
+    def watch_claim(self, on_dropped: Callable[[str], None]) -> None:
+        """Call `on_dropped` with the owner should the claim be collected."""
+        claim = self.claim()
+        if claim is not None:
+            watched = ClaimRef(claim, _dropped)
+            watched.owner, watched.on_dropped = self.ask.owner, on_dropped
+            self.claim = watched
+
+    def unwatch_claim(self) -> None:
+        """Let the claim be collected in silence. An interrupt that comes in such a call of Python's would be lost."""
+        claim = self.claim()
+        if claim is not None:
+            self.claim = ref(claim)
 
     def is_held(self, now: float) -> bool:
         return self.state is HELD and not self.leaving and now < self.trusted_until
