@@ -17,7 +17,7 @@ from math import inf
 from weakref import WeakMethod, ref
 
 from leasehold import _lifecycle
-from leasehold._lease import HELD, LEFT, LOST, PATIENCE, WAITING, Lease
+from leasehold._lease import HELD, LEFT, LOST, NO_CLAIM, PATIENCE, WAITING, Lease
 from leasehold._model import Standing, Stay
 from leasehold._runtime import Bell, drive
 from leasehold._store import GHOST, Lingering, Store, Watchful
@@ -77,7 +77,7 @@ class Keeper:
             self.leases.pop(lease.ask.owner, None)
             lease.leaving = True
             if lease.state is not LOST:
-                lease.state = LEFT
+                lease.state, lease.claim = LEFT, NO_CLAIM
             if not self.leases:
                 _lifecycle.at_exit.discard(self)
 

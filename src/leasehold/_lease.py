@@ -72,6 +72,11 @@ def _ignore(owner: str) -> None:
     pass
 
 
+NO_CLAIM = ClaimRef(Claim())
+"""Of a lease that was given up: so that nothing is called when its claim is collected, which Python does wherever it
+likes, and swallows an interrupt that comes there."""
+
+
 class Lease:
     """Mutable state shared by the acquiring thread or task and the keeper; see `Engine` for who changes what."""
 

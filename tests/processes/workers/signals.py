@@ -15,7 +15,7 @@ from leasehold import DistributedLock, LockLostError, NestedCallError
 
 scenario, url = sys.argv[1:]
 chance = random.Random(int(os.environ["LEASEHOLD_SEED"]))
-TIMES = int(os.environ.get("LEASEHOLD_INTERRUPTS") or 60)
+TIMES = int(os.environ.get("LEASEHOLD_INTERRUPTS") or 40)
 """How often to interrupt."""
 HANGS = 10.0
 LONGEST = 0.004
@@ -97,7 +97,7 @@ def handling() -> None:
 
 def terminated() -> None:
     """Fork children that close their client when they are told to end, and look at what they leave."""
-    for _ in range(max(TIMES // 10, 6)):
+    for _ in range(max(TIMES // 10, 5)):
         delay = chance.uniform(0.0, 2 * LONGEST)
         reader, writer = os.pipe()
         child = os.fork()
