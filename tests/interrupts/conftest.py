@@ -69,4 +69,4 @@ def seed() -> int:
 @pytest.fixture
 def stride() -> int:
     """Tell how many points to go on to the next to be tried: LEASEHOLD_EVERY_POINT=1 tries them all."""
-    return 1 if os.environ.get("LEASEHOLD_EVERY_POINT") else 17
+    return 1 if os.environ.get("LEASEHOLD_EVERY_POINT") else 19

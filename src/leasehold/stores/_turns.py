@@ -11,7 +11,7 @@ from leasehold import _lifecycle
 class Turn:
     """One thread's turn. An interrupt never comes between a turn's being given and its being known to be ours.
 
-    It may come before the end of the block has begun: then the turn ends when it is collected.
+    It may come before the end of a `with` block has begun; where that matters, the end is tried once more.
     """
 
     __slots__ = ("_patience", "_turns", "is_ours", "latch")
@@ -22,15 +22,18 @@ class Turn:
         self._turns = turns
         self._patience = patience
 
-    def __enter__(self) -> None:
+    def begin(self) -> None:
         self._turns.begin(self, self._patience)
 
-    def __exit__(self, *error: object) -> None:
+    def end(self) -> None:
+        """Let the next have it. Safe to repeat."""
         self._turns.end(self)
 
-    def __del__(self) -> None:
-        if self.is_ours or self.latch is not None:
-            self._turns.end(self)
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
 
 
 class Turns:

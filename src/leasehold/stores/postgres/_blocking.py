@@ -157,21 +157,31 @@ class BlockingNode:
 
     async def ask(self, statement: Statement, params: Params, timeout: float, lane: Lane = Lane.COMMON) -> list[Row]:
         deadline = time.monotonic() + timeout
-        with self._turns[lane].take(min(timeout / 4, PATIENCE)):
-            try:
-                connection = self._pool.take() or connect(self._address, deadline - time.monotonic())
-                self.is_pooled = connection.is_pooled
-                result = exchange_on(connection, statement, params, deadline - time.monotonic())
-            except FAILURES as error:
-                if not isinstance(error, TimeoutError):
-                    self._pool.drop()  # what befell this session has mostly befallen them all
-                raise unanswered(self._address, error) from error
-            if result.status not in ERRORS:
-                self._pool.give_back(connection)
-                return _libpq.rows(result)
-            failure = refused(self._address, result)
-            if ends_session(failure):
-                connection.close()
-            else:
-                self._pool.give_back(connection)
-            raise failure
+        turn = self._turns[lane].take(min(timeout / 4, PATIENCE))
+        try:
+            turn.begin()
+            rows = self._ask(statement, params, deadline)
+            turn.end()
+        except BaseException:
+            turn.end()
+            raise
+        return rows
+
+    def _ask(self, statement: Statement, params: Params, deadline: float) -> list[Row]:
+        try:
+            connection = self._pool.take() or connect(self._address, deadline - time.monotonic())
+            self.is_pooled = connection.is_pooled
+            result = exchange_on(connection, statement, params, deadline - time.monotonic())
+        except FAILURES as error:
+            if not isinstance(error, TimeoutError):
+                self._pool.drop()  # what befell this session has mostly befallen them all
+            raise unanswered(self._address, error) from error
+        if result.status not in ERRORS:
+            self._pool.give_back(connection)
+            return _libpq.rows(result)
+        failure = refused(self._address, result)
+        if ends_session(failure):
+            connection.close()
+        else:
+            self._pool.give_back(connection)
+        raise failure
