@@ -25,8 +25,9 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
-def _ours() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("leasehold")]
+def _threads() -> set[threading.Thread]:
+    """List our threads; those of the tests before may go on for a while."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("leasehold")}
 
 
 def _descriptors() -> int:
@@ -35,7 +36,7 @@ def _descriptors() -> int:
 
 @pytest.mark.usefixtures("no_collector")
 def test_a_dropped_client_ends_its_thread_and_closes_its_sockets(url: str) -> None:
-    eventually(lambda: not _ours(), "the threads of the tests before have ended")
+    others = _threads()
     before = _descriptors()
     locks = DistributedLock(url, ttl=120)
     with locks.lock("job"):
@@ -49,13 +50,13 @@ def test_a_dropped_client_ends_its_thread_and_closes_its_sockets(url: str) -> No
     keeper = weakref.ref(locks._engine.keeper)
     del locks, waiting, wait, thread
     eventually(lambda: keeper() is None, "the keeper is collected", within=5)
-    eventually(lambda: not _ours(), "its threads have ended", within=5)
+    eventually(lambda: _threads() <= others, "its threads have ended", within=5)
     eventually(lambda: _descriptors() <= before, "its sockets are closed", within=5)
 
 
 @pytest.mark.usefixtures("no_collector")
 def test_a_dropped_client_of_a_loop_ends_its_task_and_closes_its_sockets(url: str) -> None:
-    eventually(lambda: not _ours(), "the threads of the tests before have ended")
+    others = _threads()
 
     async def main() -> None:
         before = _descriptors()
@@ -65,7 +66,7 @@ def test_a_dropped_client_of_a_loop_ends_its_task_and_closes_its_sockets(url: st
         keeper = weakref.ref(locks._engine.keeper)
         del locks
         async with asyncio.timeout(5):
-            while keeper() is not None or _ours() or _descriptors() > before or len(asyncio.all_tasks()) > 1:  # noqa: ASYNC110
+            while keeper() or not _threads() <= others or _descriptors() > before or len(asyncio.all_tasks()) > 1:  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
 
     asyncio.run(main())

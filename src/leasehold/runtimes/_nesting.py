@@ -8,13 +8,7 @@ from _thread import LockType, allocate_lock
 from leasehold._runtime import NESTED
 from leasehold.errors import NestedCallError
 
-
-class _Here(threading.local):
-    def __init__(self) -> None:
-        self.step = allocate_lock()
-
-
-_here = _Here()
+_here = threading.local()
 
 
 def step() -> LockType:
@@ -23,11 +17,22 @@ def step() -> LockType:
     One for all stores of a thread, so that a step of one never waits for that of another. It is a lock written in C:
     no interrupt comes between its being locked and the block. Raises NestedCallError, at once, in the middle of a step.
     """
-    lock = _here.step
+    lock = _of_this_thread()
     if lock.locked():
         raise NestedCallError(NESTED)
     return lock
 
 
 def is_in_step() -> bool:
-    return _here.step.locked()
+    return _of_this_thread().locked()
+
+
+def _of_this_thread() -> LockType:
+    global _here
+    if type(_here) is not threading.local:  # gevent has patched it since, and threads are greenlets by now
+        _here = threading.local()
+    try:
+        lock: LockType = _here.step
+    except AttributeError:
+        lock = _here.step = allocate_lock()
+    return lock
