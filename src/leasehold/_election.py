@@ -162,7 +162,7 @@ class Leading(Single):
         assert term is not None
         runtime = self._engine.runtime
         if runtime.context() in term.callers or runtime.is_nested(self._engine.keeper.mutex):
-            return  # whoever ends it would wait for us
+            return  # the thread that ends it would wait for this one
         if not await term.whole.wait(min(patience, lease.ask.ttl)):
             log.warning("the callbacks of %s take long: it ends before they do", self._title)
             if lease.state is LOST:

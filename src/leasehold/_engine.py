@@ -248,7 +248,7 @@ class Engine:
 
     async def close(self) -> None:
         """Release everything and take on nothing new."""
-        self.keeper.closing = True  # from here on, whatever is granted is given up by whoever asked for it
+        self.keeper.closing = True  # from here on, the caller gives up whatever is granted
         try:
             for part in (*self.candidates, *self.leaders.values()):
                 with suppress(LockLostError, StoreError):  # the keeper goes on trying
@@ -453,7 +453,7 @@ class Engine:
     def _check_call(self, name: str = "", *, also_open: bool = True) -> None:
         """Raise ClosedError once the client was closed, and NestedCallError where a request could wait for itself.
 
-        Whoever holds the mutex is in the middle of a change, and must not wait for a store before it is made.
+        A thread inside the mutex is in the middle of a change, and must not wait for a store before it is made.
         """
         if also_open:
             self.check_open(name)

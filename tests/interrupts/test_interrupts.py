@@ -22,7 +22,7 @@ Connect = Callable[[], DistributedLock]
 
 
 class Interrupted(BaseException):
-    """Survived by whoever catches it, as KeyboardInterrupt is, or Celery's SoftTimeLimitExceeded."""
+    """Caught by the caller, as KeyboardInterrupt is, or Celery's SoftTimeLimitExceeded."""
 
 
 def interrupt() -> None:

@@ -165,7 +165,7 @@ class Nodes:
                     return
                 began = node.suspected = True
             self._start(partial(self._nurse, number), lambda: setattr(node, "suspected", False))
-        except BaseException:  # an interrupt: nobody may be looking after it
+        except BaseException:  # an interrupt: the probe may not have been started
             if began:
                 node.suspected = False
             raise

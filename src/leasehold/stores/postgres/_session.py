@@ -236,7 +236,7 @@ class Session:
 
 
 class Door:
-    """A lock whose owner is known, so that whoever was interrupted while he entered can leave it in any case."""
+    """A lock whose owner is known, so that a thread interrupted while entering can leave it in any case."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -280,7 +280,7 @@ class BlockingSession(Session):
 
     def glance(self) -> None:
         try:
-            if self._reading.enter(0.0):  # else somebody is just looking
+            if self._reading.enter(0.0):  # else another thread is reading
                 self._take_in()
                 self._stop_reading()
         except BaseException:
