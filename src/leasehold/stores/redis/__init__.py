@@ -139,7 +139,7 @@ class RedisStore:
         groups = self._by_key(renewals)
         calls = []
         for key, indices in groups.items():
-            args: list[Arg] = [int(self._is_member)]
+            args: list[Arg] = [b"1" if self._is_member else b"0"]
             for index in indices:
                 renewal = renewals[index]
                 args += (renewal.name, pack_renewal(renewal))
@@ -153,7 +153,7 @@ class RedisStore:
         return standings
 
     async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
-        args = (name, owner, microseconds(unsure)) if unsure else (name, owner)
+        args = (name, owner, b"%d" % microseconds(unsure)) if unsure else (name, owner)
         was_there = await self._call(LEAVE, self._key(name), args, timeout)
         self._ear.forget(owner)
         return bool(was_there)
@@ -203,7 +203,7 @@ class RedisStore:
         return await self._membership((secrets.token_hex(8),), timeout)
 
     async def admit(self, token: str, ticket: int, longest: float, timeout: float) -> Membership:
-        return await self._membership((token, ticket, microseconds(longest)), timeout)
+        return await self._membership((token, b"%d" % ticket, b"%d" % microseconds(longest)), timeout)
 
     async def examine(self) -> list[Finding]:
         """Look at every server for what would take locks away."""
@@ -235,9 +235,9 @@ class RedisStore:
     async def _names(self, key: bytes, prefix: str) -> set[str]:
         pattern = "".join(f"\\{letter}" if letter in "*?[]^\\" else letter for letter in prefix)
         names: set[str] = set()
-        cursor: Arg = 0
+        cursor: Arg = b"0"
         while True:
-            args = cursor, "MATCH", f"{pattern}*", "COUNT", 1000
+            args = cursor, "MATCH", f"{pattern}*", "COUNT", b"1000"
             cursor, found = await self._call(HSCAN, key, args, INSPECTION_TIMEOUT)
             names.update(field.decode() for field in found[::2] if b"\0" not in field)
             if cursor == b"0":
@@ -289,7 +289,7 @@ class RedisStore:
         """Ask whoever has the key, following redirections: whoever gives one has done nothing."""
         node = self._route.known(key) or await self._route.find(key, timeout)
         payload, count = (command.pack_once if self._is_member else command.pack)(key, args), 1
-        wait = pack(("WAIT", self._min_replicas, max(int(timeout * 500), 1))) if confirmed else b""
+        wait = pack(("WAIT", b"%d" % self._min_replicas, b"%d" % max(int(timeout * 500), 1))) if confirmed else b""
         for _ in range(REDIRECTIONS):
             try:
                 if not node.is_checked:
