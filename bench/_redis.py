@@ -29,11 +29,11 @@ def options(description: str | None) -> argparse.ArgumentParser:
 
 
 def take(digest: bytes, key: str) -> bytes:
-    return pack(("EVALSHA", digest, 1, key, "me", 1000 * TTL))
+    return pack(("EVALSHA", digest, b"1", key, "me", str(1000 * TTL)))
 
 
 def drop(digest: bytes, key: str) -> bytes:
-    return pack(("EVALSHA", digest, 1, key, "me"))
+    return pack(("EVALSHA", digest, b"1", key, "me"))
 
 
 class Wire:

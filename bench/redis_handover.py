@@ -147,10 +147,10 @@ def prototype(url: str) -> Acquire:
         if not hasattr(here, "wire"):
             here.wire = wire = Wire(url)
             here.owner = owner = f"prototype:{secrets.token_hex(8)}"
-            keys = 2, "prototype", "prototype:line", owner, 1000 * TTL
+            keys = b"2", "prototype", "prototype:line", owner, str(1000 * TTL)
             here.join = pack(("EVALSHA", wire.load(JOIN), *keys))
             here.leave = pack(("EVALSHA", wire.load(LEAVE), *keys))
-            here.listen = pack(("BLPOP", owner, 0))
+            here.listen = pack(("BLPOP", owner, b"0"))
         if here.wire.call(here.join) == 0:
             here.wire.call(here.listen)
         yield

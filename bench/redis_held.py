@@ -58,7 +58,7 @@ def renew_by_hand(server: RedisServer, names: Sequence[str]) -> list[Kept]:
     bucket = b"floor:bucket:0"
     for name in names:
         wire.call(JOIN.pack_in_full(bucket, (name, pack_join(Ask(name, "me", TTL, TTL), b"\0", is_member=False))))
-    wire.call(RENEW.pack_in_full(bucket, (0,)))
+    wire.call(RENEW.pack_in_full(bucket, (b"0",)))
     started = time.process_time()
     renewed = 0
     for start in range(0, len(names), BATCH):
@@ -67,7 +67,7 @@ def renew_by_hand(server: RedisServer, names: Sequence[str]) -> list[Kept]:
             for name in names[start : start + BATCH]
             for field in (name, pack_renewal(Renewal(name, "me", TTL, TTL)))
         ]
-        _, *tickets = wire.call(RENEW.pack(bucket, (0, *fields)))
+        _, *tickets = wire.call(RENEW.pack(bucket, (b"0", *fields)))
         renewed += sum(ticket > 0 for ticket in tickets)
     cpu = time.process_time() - started
     wire.close()

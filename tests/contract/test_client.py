@@ -129,5 +129,5 @@ def test_an_unknown_option_is_refused(rig: Rig) -> None:
 
 def test_every_error_is_a_lock_error() -> None:
     errors = [getattr(leasehold, name) for name in leasehold.__all__ if name.endswith("Error")]
-    assert len(errors) == 12
+    assert len(errors) == 13
     assert all(issubclass(error, LockError) for error in errors)

@@ -145,7 +145,7 @@ class RedisStore:
         groups = self._by_key(renewals)
         calls = []
         for key, indices in groups.items():
-            args: list[Arg] = [int(self._is_member)]
+            args: list[Arg] = [b"%d" % self._is_member]
             for index in indices:
                 renewal = renewals[index]
                 args += (renewal.name, pack_renewal(renewal))
@@ -163,7 +163,7 @@ class RedisStore:
         return standings
 
     async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
-        args = (name, owner, microseconds(unsure)) if unsure else (name, owner)
+        args = (name, owner, b"%d" % microseconds(unsure)) if unsure else (name, owner)
         was_there = await self._call(LEAVE, self._key(name), args, timeout)
         self._ear.forget(owner)
         return bool(was_there)
@@ -229,13 +229,13 @@ class RedisStore:
         fields.append(encoded)  # last: while it is there the line is damaged, and no client joins it
         for start in range(0, len(fields), FIELDS_PER_MEND):
             some = fields[start : start + FIELDS_PER_MEND]
-            await self._call(MEND, key, (int(self._is_member), int(is_damaged), name, *some), timeout)
+            await self._call(MEND, key, (b"%d" % self._is_member, b"%d" % is_damaged, name, *some), timeout)
 
     async def knock(self, timeout: float) -> Membership:
         return await self._membership((secrets.token_hex(8),), timeout)
 
     async def admit(self, token: str, ticket: int, longest: float, timeout: float) -> Membership:
-        return await self._membership((token, ticket, microseconds(longest)), timeout)
+        return await self._membership((token, b"%d" % ticket, b"%d" % microseconds(longest)), timeout)
 
     async def examine(self) -> list[Finding]:
         """Look at every server for what would take locks away."""
@@ -275,9 +275,9 @@ class RedisStore:
     async def _fields(self, key: bytes, prefix: str) -> list[bytes]:
         pattern = "".join(f"\\{letter}" if letter in "*?[]^\\" else letter for letter in prefix)
         fields: set[bytes] = set()
-        cursor: Arg = 0
+        cursor: Arg = b""
         while cursor != b"0":
-            args = cursor, "MATCH", f"{pattern}*", "COUNT", 1000
+            args = cursor or b"0", "MATCH", f"{pattern}*", "COUNT", b"1000"
             cursor, found = await self._call(HSCAN, key, args, INSPECTION_TIMEOUT)
             fields.update(found[::2])
         return sorted(fields)
@@ -300,12 +300,12 @@ class RedisStore:
         """Read lines, and tell if what they share is damaged: then leases seem to end by the server's clock."""
         harm: DamagedError | None = None
         try:
-            now, *found = await self._call(LOOK, key, (0, *names), INSPECTION_TIMEOUT)
+            now, *found = await self._call(LOOK, key, (b"0", *names), INSPECTION_TIMEOUT)
         except DamagedError as error:
             if error.field != OWN_FIELD:
                 raise
             harm = error
-            now, *found = await self._call(LOOK, key, (1, *names), INSPECTION_TIMEOUT)
+            now, *found = await self._call(LOOK, key, (b"1", *names), INSPECTION_TIMEOUT)
         lines = [await self._line(key, name, records, now / 1e6) for name, records in zip(names, found, strict=True)]
         return [line for line in lines if line.places or line.damage], harm
 
@@ -361,7 +361,7 @@ class RedisStore:
         """Ask whoever has the key, following redirections: whoever gives one has done nothing."""
         node = self._route.known(key) or await self._route.find(key, timeout)
         payload, count = (command.pack_once if self._is_member else command.pack)(key, args), 1
-        wait = pack(("WAIT", self._min_replicas, max(int(timeout * 500), 1))) if confirmed else b""
+        wait = pack(("WAIT", b"%d" % self._min_replicas, b"%d" % max(int(timeout * 500), 1))) if confirmed else b""
         for _ in range(REDIRECTIONS):
             try:
                 if not node.is_checked:

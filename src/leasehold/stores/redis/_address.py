@@ -53,11 +53,11 @@ class Address:
 
     def greeting(self) -> list[bytes]:
         """Pack what a new connection sends first; each command is answered with OK."""
-        commands: list[tuple[str | int, ...]] = []
+        commands: list[tuple[str, ...]] = []
         if credentials := self.credentials():
             commands.append(("AUTH", *credentials))
         if self.database:
-            commands.append(("SELECT", self.database))
+            commands.append(("SELECT", str(self.database)))
         return [pack(command) for command in commands]
 
     def at(self, host: str, port: int) -> Address:

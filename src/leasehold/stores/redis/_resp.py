@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import hiredis
 
-Arg = str | bytes | int
+Arg = str | bytes
+"""No number: hiredis would make a string of it, which a signal interrupts, and does not see that it has none."""
 
 pack = cast("Callable[[tuple[Arg, ...]], bytes]", cast("Any", hiredis.pack_command))
 PING = pack(("PING",))

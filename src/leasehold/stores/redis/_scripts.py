@@ -122,7 +122,7 @@ def pack_renewal(renewal: Renewal) -> bytes:
 def linger_args(stay: Stay) -> tuple[Arg, ...]:
     """Give what linger.lua takes."""
     heir = stay.owner + LINGERING
-    lives = microseconds(stay.seconds), microseconds(stay.unsure)
+    lives = b"%d" % microseconds(stay.seconds), b"%d" % microseconds(stay.unsure)
     args: tuple[Arg, ...] = stay.name, stay.owner, heir, *lives
     return args if stay.metadata is None else (*args, stay.metadata)
 
