@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -16,6 +17,12 @@ EACH_KIND = ["memory", "sqlite", f"redis-{VALKEY9.name}", "redlock"] + [
     f"{kind}-{POSTGRES18.name}" for kind in ("postgres", "postgres+advisory")
 ]
 """One store for each way of asking a server."""
+
+
+@pytest.fixture(autouse=True)
+def _silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log nothing: before Python 3.13 an interrupt in `logging` may leave pytest's handlers locked for all threads."""
+    monkeypatch.setattr(logging.getLogger("leasehold"), "disabled", True)
 
 
 @pytest.fixture(params=EACH_KIND)

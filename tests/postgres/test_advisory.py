@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import signal
 import threading
@@ -671,3 +672,15 @@ def test_a_refusal_leaves_nothing_behind_even_if_nobody_can_be_named(
 
 def test_what_others_imitate_is_shown_as_it_is_safe_to_show() -> None:
     assert read_comment("/* leasehold a%1B b/1 c d/1 */") == [("c", "d/1")]
+
+
+def test_a_forked_child_ends_though_its_parent_was_just_looking_at_its_sessions(locks: DistributedLock) -> None:
+    """The mutex of the parent's watcher is copied as it is, and whichever thread held it has not come along."""
+    driver: Any = locks._engine.store._driver  # type: ignore[attr-defined]
+    finalizer = driver._finalizer
+    with locks.lock("x"), driver._watcher._mutex:
+        child = os.fork()
+        if child == 0:
+            os._exit(finalizer.alive)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert finalizer.alive

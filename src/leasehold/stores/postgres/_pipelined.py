@@ -140,6 +140,7 @@ class Connection(Pipeline):
     def __del__(self) -> None:
         if self._socket >= 0:
             os.close(self._socket)
+            self._socket = -1  # what is collected with it may still close it
 
 
 async def in_thread(loop: asyncio.AbstractEventLoop, work: Callable[[], T], discard: Callable[[T], object]) -> T:

@@ -397,10 +397,11 @@ class BlockingDriver:
     def _start_afresh(self) -> None:
         self._door = Door()
         self._watcher = Watcher()
-        finalize(self, self._watcher.stop)
+        self._finalizer = finalize(self, self._watcher.stop)
 
     def forked(self) -> None:
         self._opening.forked()
+        self._finalizer.detach()  # the parent's watcher may have been in the middle of something
         self._watcher.abandon()
         self._start_afresh()
 
@@ -554,7 +555,7 @@ class Watcher:
     """
 
     def __init__(self) -> None:
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # a finalizer may stop it in the middle of anything
         self._sessions: list[Session] = []
         self._bell: socket.socket | None = None
         self._hears: socket.socket | None = None
