@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ from leasehold import (
     StoreError,
     get_distributed_lock,
 )
+from leasehold._model import Ask, Refusal, Standing
 from leasehold.runtimes.aio import AsyncRuntime
 from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores.memory import MemoryServer, MemoryStore
@@ -403,3 +405,41 @@ def test_an_empty_list_of_nodes_is_not_the_default_store() -> None:
 def test_options_for_a_store_that_is_open_already_are_refused(server: MemoryServer) -> None:
     with pytest.raises(InvalidInputError, match="key_prefix"):
         DistributedLock(MemoryStore(ThreadRuntime(), server), key_prefix="mine")
+
+
+def test_a_handle_that_a_block_has_entered_again_still_runs_out_when_it_is_dropped(locks: DistributedLock) -> None:
+    """Only what a block itself acquired is given up with it."""
+    outer = locks.acquire("x", reentrant=True)
+    with locks.acquire("x", reentrant=True):
+        pass
+    lease = outer._leases[0]
+    del outer
+    gc.collect()
+    assert not lease.leaving
+    assert locks.is_locked("x")
+
+
+def test_a_place_that_was_lost_while_waiting_is_not_counted_among_what_is_held(
+    locks: DistributedLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim knows one lease of one name, however often its place had to be asked for again."""
+    store = locks._engine.store
+    original = store.join
+    asked = []
+
+    async def join(ask: Ask, timeout: float) -> Standing | Refusal:
+        asked.append(ask.owner)
+        standing = await original(ask, timeout)
+        if len(asked) == 1:
+            await store.leave(ask.name, ask.owner, timeout)
+            assert isinstance(standing, Standing)
+            return standing._replace(held=False)
+        return standing
+
+    monkeypatch.setattr(store, "join", join)
+    handle = locks.acquire("x", timeout=30)
+    assert len(asked) == 2
+    assert handle._claim is not None
+    assert handle._claim.leases == list(handle._leases)
+    handle.release()
+    assert not locks.is_locked("x")

@@ -110,12 +110,11 @@ class Engine:
             if refusal is not None and asks_again and not refusal.capacity and now < deadline:
                 pause = retry.pause(attempts - 1, self.runtime.random())
                 await self.runtime.sleep(min(pause, refusal.recheck, deadline - now))
-                claim.leases.remove(lease)
-                continue
-            if refusal is not None or late > retry.max_retries or now >= deadline:
+            elif refusal is not None or late > retry.max_retries or now >= deadline:
                 self.check_open(ask.name)  # whoever closes turns away what is still on its way
                 known = refusal or (Refusal(lease.holder) if lease.holder else None)
                 raise self.not_acquired(ask, known, attempts, now - started)
+            claim.leases.remove(lease)
 
     async def withdraw(self, claim: Claim) -> None:
         """Have an acquisition that is under way end with LockAcquisitionError, its place given up at once."""

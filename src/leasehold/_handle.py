@@ -45,8 +45,9 @@ class Handle:
 
     def _enter_block(self) -> None:
         """Have it given up however the block is left, even where no release can be called any more."""
-        for lease in self._leases:
-            self._engine.keeper.watch_claim(lease)
+        if self._claim is not None and self._claim.outer is None:  # else the lease is another handle's
+            for lease in self._leases:
+                self._engine.keeper.watch_claim(lease)
 
     async def _get(self, plan: Plan) -> None:
         asks, timeout, renew_for, at_least, grace, retry, reentrant, _, is_scoped = plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -114,8 +115,12 @@ def describe(line: Line) -> LockInfo:
     for place in held:
         metadata = _metadata(place.metadata)
         if metadata is None:
-            shown = f"{place.metadata[:SHOWN]}…"
-            damage = damage or f"the metadata of {place.owner}, which holds {line.name!r}, cannot be read: {shown}"
+            shown = place.metadata if len(place.metadata) <= SHOWN else f"{place.metadata[:SHOWN]}…"
+            remedy = f"`leasehold release {shlex.quote(line.name)} --force` frees the name"
+            damage = (
+                damage
+                or f"the metadata of {place.owner}, which holds {line.name!r}, cannot be read: {shown} ({remedy})"
+            )
         holders.append(_holder(place, line.now, wall, metadata or {}))
     return LockInfo(
         name=line.name,
@@ -150,7 +155,7 @@ def _metadata(text: str) -> dict[str, Any] | None:
 
 def _is_deep(value: object) -> bool:
     level = [value]
-    for _ in range(DEEPEST):
+    for _ in range(DEEPEST + 1):
         containers = [
             each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)
         ]

@@ -184,3 +184,30 @@ def test_a_user_that_may_not_publish_does_everything_else(fresh_server: RedisSer
     assert standing is not None
     assert standing.held
     drive(store.close())
+
+
+def test_several_names_are_taken_as_a_whole_or_not_at_all_by_a_user_without_hdel(
+    fresh_server: RedisServer, admin: redis.Redis
+) -> None:
+    """Of which only the second has something to remove."""
+    store = store_of(fresh_server)
+    drive(store.join(ask("y", "a")._replace(ttl=1e-6), TIMEOUT))
+    drive(store.close())
+    before = admin.hgetall("leasehold:bucket:0")
+    store = store_of(fresh_server, "-hdel")
+    several = [ask(name, f"me/{name}")._replace(queue=False) for name in ("x", "y")]
+    with pytest.raises(StoreError) as raised:
+        drive(store.join_all(several, TIMEOUT))
+    assert not raised.value.transient
+    assert admin.hgetall("leasehold:bucket:0") == before
+    drive(store.close())
+
+
+def test_a_counter_is_not_removed_by_a_user_that_cannot_reset_it(fresh_server: RedisServer, admin: redis.Redis) -> None:
+    admin.hset("leasehold:bucket:0", b"\0", b"garbage")
+    store = store_of(fresh_server, "-hset")
+    with pytest.raises(StoreError) as raised:
+        drive(store.mend("x", TIMEOUT))
+    assert not raised.value.transient
+    assert admin.hget("leasehold:bucket:0", b"\0") == b"garbage"
+    drive(store.close())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 from weakref import WeakMethod
@@ -16,12 +18,16 @@ from leasehold.runtimes.threads import ThreadRuntime
 from leasehold.stores._mailbox import Mailbox
 from leasehold.stores._pipeline import Shared
 
+log = logging.getLogger("leasehold")
+
 SILENCE = 3.0
 """How long the ear hears nothing before it asks whether anybody is there, and then before it connects anew."""
 PAUSE = 0.1
 """How long a waiter who cannot listen waits before he asks again."""
 LEAST_TIME = 0.25
 """What a connection is given to come about even if its user has less time."""
+
+IGNORED = "ignored a message on our channel that wakes no place of ours (%d so far)"
 
 Mint = Callable[[str], bytes]
 """Makes the message that will wake a place of this owner."""
@@ -94,19 +100,26 @@ class _Silence:
 
 
 class _Waiter:
-    """Somebody who waits, or will. Its latch is opened for a wake-up, or for its turn to listen."""
+    """A thread that waits, or will. Its latch is opened for a wake-up, or for its turn to listen."""
 
-    __slots__ = ("latch", "message", "wake")
+    __slots__ = ("latch", "message", "wakes")
 
     def __init__(self, message: bytes = b"") -> None:
         self.message = message
         self.latch = threading.Lock()
         self.latch.acquire()
-        self.wake = Wake.SILENCE
+        self.wakes: deque[Wake] = deque()
 
     def ring(self, wake: Wake) -> None:
-        self.wake = max(self.wake, wake)
+        self.wakes.append(wake)
         self.open()
+
+    def take(self) -> Wake:
+        """Give the strongest wake-up there was; one that comes meanwhile is kept."""
+        wake = Wake.SILENCE
+        while self.wakes:
+            wake = max(wake, self.wakes.popleft())
+        return wake
 
     def open(self) -> None:
         try:  # noqa: SIM105 (slow when somebody is to be woken)
@@ -165,7 +178,7 @@ class BlockingEar:
         waiter = self._waiters.get(owner) or _Waiter()
         deadline = self._runtime.now() + timeout
         try:
-            while not waiter.wake and (left := deadline - self._runtime.now()) > 0:
+            while not waiter.wakes and (left := deadline - self._runtime.now()) > 0:
                 with self._mutex:
                     if self._listener is None:
                         self._listener = waiter
@@ -181,8 +194,7 @@ class BlockingEar:
             if (listener := self._listener) is not None:
                 listener.open()
             raise
-        wake, waiter.wake = waiter.wake, Wake.SILENCE
-        return wake
+        return waiter.take()
 
     def _hand_on(self, owner: str, waiter: _Waiter) -> None:
         """Let whoever waits for longest listen next, if anybody does: he is likely to be the next to be woken."""
@@ -200,7 +212,7 @@ class BlockingEar:
         """Hear for everybody, until our own wake-up comes."""
         try:
             connection = self._connection or await self._connect(deadline)
-            while not waiter.wake and (left := deadline - self._runtime.now()) > 0:
+            while not waiter.wakes and (left := deadline - self._runtime.now()) > 0:
                 self._check_silence(connection)
                 try:
                     messages = connection.hear(min(left, SILENCE))
@@ -233,6 +245,7 @@ class BlockingEar:
                 waiter.ring(self._wake)
             else:
                 self.strays += 1
+                log.debug(IGNORED, self.strays)
 
     def _check_silence(self, connection: Hearing) -> None:
         if self._silence.is_final(self._runtime.now(), connection.probe):
@@ -337,7 +350,7 @@ class LoopEar(Generic[P]):
         """Connect, and have everybody ask again: what was sent before is lost."""
         weak = WeakMethod(self._take_in)
         connection = await self._subscribe(
-            timeout, lambda owner: call(owner) if (call := weak()) else None, self._mailbox.ring_all
+            timeout, lambda message: call(message) if (call := weak()) else None, self._mailbox.ring_all
         )
         self._silence.begin(self._runtime.now())
         self._mailbox.ring_all()
@@ -350,6 +363,7 @@ class LoopEar(Generic[P]):
         owner = self._owners.get(message)
         if owner is None:
             self.strays += 1
+            log.debug(IGNORED, self.strays)
         else:
             self._mailbox.ring(owner)
             self._woken.add(owner)

@@ -533,7 +533,7 @@ def _is_ticket(last: object) -> bool:
 def _damaged_counter(last: object) -> DamagedError:
     msg = (
         f"the last ticket of all names makes no sense: {last!r} "
-        "(`leasehold release NAME --force`, with any name, resets it: fences then go on from the clock)"
+        "(`leasehold release NAME --force`, with a name that nothing holds, resets it: fences go on from the clock)"
     )
     return DamagedError(msg, key="state", field="ticket")
 

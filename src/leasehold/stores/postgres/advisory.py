@@ -486,7 +486,8 @@ class AdvisoryStore:
             self.runtime.spawn(self._close_later, "leasehold-close")
 
     async def _close_later(self) -> None:
-        self._end_sessions()
+        with self._mutex:  # not while the interrupted call is sending
+            self._end_sessions()
 
     def _end_sessions(self) -> None:
         for session in list(self._sessions):

@@ -104,9 +104,9 @@ class TableStore:
 
     def _start_afresh(self) -> None:
         self._trying: dict[str, WeakSet[_Attempt]] = {}
-        """Lists, which threads may share without a lock; one that two have at a time only lets in a few more."""
-        self._stuck_rates: WeakSet[_Attempt] = WeakSet()
-        """Rates that somebody waits for where it is in nobody's way, as often as there are who do."""
+        """By name. Threads share them without a lock, and only ask for their size: a race lets in a few more."""
+        self._stuck_rates: dict[str, WeakSet[_Attempt]] = {}
+        """By rate, the requests that wait for it where they are in no other's way."""
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
         hears = ask.queue and self.capabilities.push
@@ -256,18 +256,20 @@ class TableStore:
     async def _charge(self, name: str, params: Params, timeout: float) -> list[Row]:
         """Do what has to lock a rate. Any number may at once: nobody keeps it for long, but in an open transaction."""
         deadline = self.runtime.now() + timeout
-        if all(attempt.name != name for attempt in self._stuck_rates):
+        if not self._stuck_rates.get(name):
             try:
                 return await self._node.ask(self._statements.spend, (*params, b"50ms"), timeout)
             except StoreError as error:
                 if not was_busy(error):
                     raise
-        attempt = _Attempt(name)
+        attempt, others = _Attempt(), self._stuck_rates.setdefault(name, WeakSet())
         try:
-            self._stuck_rates.add(attempt)
+            others.add(attempt)
             return await self._wait_for(self._statements.spend, params, deadline)
         finally:
-            self._stuck_rates.discard(attempt)
+            others.discard(attempt)
+            if not others:
+                self._stuck_rates.pop(name, None)
 
     async def _wait_for(self, statement: Statement, params: Params, deadline: float) -> list[Row]:
         left = max(deadline - self.runtime.now(), 0.05)
@@ -296,9 +298,6 @@ class TableStore:
 
 class _Attempt:
     """Is counted by a weak reference: whatever interrupts it, it does not count for longer than it lasts."""
-
-    def __init__(self, name: str = "") -> None:
-        self.name = name
 
 
 class Statements:

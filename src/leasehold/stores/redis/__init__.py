@@ -224,7 +224,7 @@ class RedisStore:
     async def mend(self, name: str, timeout: float) -> None:
         key, encoded = self._key(name), name.encode()
         lines, _ = await self._look(key, [name])
-        is_damaged = any(line.damage is not None for line in lines)  # of texts that are none the script knows nothing
+        is_damaged = any(line.damage is not None for line in lines)  # the script does not know of text that is no UTF-8
         fields = await self._fields(key, f"{name}\0")
         fields.append(encoded)  # last: while it is there the line is damaged, and no client joins it
         for start in range(0, len(fields), FIELDS_PER_MEND):

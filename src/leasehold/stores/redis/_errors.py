@@ -10,6 +10,7 @@ from typing import Any
 
 import hiredis
 
+from leasehold._input import MAX_NAME
 from leasehold.errors import DamagedError, StoreError
 from leasehold.stores._pipeline import QueuedError
 from leasehold.stores.redis._address import Address
@@ -30,7 +31,6 @@ _LACKS_RIGHT = re.compile(r"ACL failure in script|The user executing the script 
 """How a server refuses a command inside a script: with no code of its own."""
 _DAMAGED = re.compile(r"DAMAGED\((\w*): ([^)]*)\)")
 """What our scripts say of a record that makes no sense: the field in hexadecimal, and what is wrong."""
-MAX_NAME = 512
 OWN_FIELD = "\0"
 """The bucket's own record: the counter and the clock of all names in it."""
 
@@ -83,7 +83,8 @@ def damaged(address: Address, key: bytes, said: str) -> DamagedError:
     elif shown == OWN_FIELD:
         msg = (
             f"{address}: the counter and the clock of all names in {where!r} (field {shown!r}) are damaged: {what} "
-            "(`leasehold release NAME --force`, with any name, resets them: fences then go on from the server's clock)"
+            "(`leasehold release NAME --force`, with a name that nothing holds, resets them: fences then go on from the "
+            "server's clock)"
         )
     else:
         return unreadable(address, key, field, name, what)

@@ -45,6 +45,7 @@ for i, line in ipairs(lines) do
   local ttl, heartbeat, floor = struct.unpack('<ddd', ARGV[2 * i])
   reply[i + 1] = enter(line, places[i], ttl, heartbeat, floor)
 end
+redis.call('HDEL', bucket, FREES)  -- a user without this right must not be refused when some lines are saved
 for i, line in ipairs(lines) do
   save(line, i == 1 and {'\0', packed_bucket()} or {})
 end

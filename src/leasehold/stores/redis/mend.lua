@@ -19,7 +19,7 @@ local is_mended = 0
 if not is_sound then
   now = server_time
   is_mended = 1
-  redis.call('HDEL', bucket, '\0')
+  redis.call('HDEL', bucket, ARGV[1] == '0' and '\0\0' or '\0')  -- which is not refused for lack of memory
   if ARGV[1] == '0' then  -- while a member that has forgotten its votes must not vote
     redis.call('HSET', bucket, '\0', struct.pack('<ddddd', 0, now, 0, 0, 0))
   end
@@ -28,7 +28,11 @@ end
 --include line.lua
 --include walk.lua
 
-if ARGV[2] == '1' or not pcall(walk, name) then
+local is_whole, harm = pcall(walk, name)
+if not is_whole and not string.find(tostring(harm), 'DAMAGED(', 1, true) then
+  return harm
+end
+if ARGV[2] == '1' or not is_whole then
   is_mended = 1
   for i = 4, #ARGV, 4000 do
     redis.call('HDEL', bucket, unpack(ARGV, i, math.min(i + 3999, #ARGV)))
