@@ -83,8 +83,8 @@ def damaged(address: Address, key: bytes, said: str) -> DamagedError:
     elif shown == OWN_FIELD:
         msg = (
             f"{address}: the counter and the clock of all names in {where!r} (field {shown!r}) are damaged: {what} "
-            "(`leasehold release NAME --force`, with a name that nothing holds, resets them: fences then go on from the "
-            "server's clock)"
+            "(`leasehold release NAME --force`, with a name that nothing holds, resets them: fences then go on "
+            "from the server's clock)"
         )
     else:
         return unreadable(address, key, field, name, what)
