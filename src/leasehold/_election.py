@@ -184,7 +184,7 @@ class Leading(Single):
             self._resign()
 
     def _orphaned(self) -> None:
-        """Give up what nobody sees through: its task was cancelled before it began."""
+        """Give up what is not seen through: its task was cancelled before it began, or may not have been started."""
         if self._term is not None and not self._term.whole.is_past:
             self._released = True
             self._engine.leaders.pop(self._owner, None)
@@ -272,10 +272,9 @@ class Contest(Generic[L]):
                 self._engine.leaders[leadership._owner] = leadership._release
                 work = partial(self._see_through, leadership, term)
                 self._runtime.spawn(work, "leasehold-election", leadership._orphaned)
-            except BaseException:  # no more threads to be had, or an interrupt
-                leadership._term = None
-                self._engine.leaders.pop(leadership._owner, None)
-                await leadership._release()
+            except BaseException:  # no more threads to be had, or an interrupt, after which one may have begun
+                leadership._orphaned()
+                term.stirred.ring()
                 raise
         return leadership
 

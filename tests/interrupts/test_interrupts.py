@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from leasehold import DistributedLock
+from leasehold.blocking.guards import LockGuard
 from tests.interrupts.points import at_point
 from tests.processes.helpers import eventually, run
 
@@ -111,7 +115,7 @@ def lead(locks: DistributedLock, name: str) -> None:
 
 
 def lead_with_callbacks(locks: DistributedLock, name: str) -> None:
-    with locks.election(name, on_lost=lambda _: None).lead():
+    with locks.election(name, on_elected=lambda _: None, on_lost=lambda _: None).lead():
         pass
 
 
@@ -171,3 +175,20 @@ def test_an_interrupt_of_a_wait_leaves_no_place_and_the_next_is_served(
 def test_random_interrupts_are_survived(url: str, seed: int) -> None:
     worker = run("signals.py", "interrupted", url, within=60, env={"LEASEHOLD_SEED": str(seed)})
     assert worker.process.returncode == 0, worker.errors
+
+
+@pytest.mark.parametrize("callbacks", [(), ("on_lost",), ("on_elected",), ("on_elected", "on_lost")], ids="+".join)
+def test_a_leader_whose_block_is_left_before_its_end_has_begun_resigns(callbacks: tuple[str, ...]) -> None:
+    """Whatever its callbacks keep alive."""
+    tracing = sys.gettrace()
+
+    def trace(frame: FrameType, event: str, arg: object) -> None:
+        if frame.f_code is LockGuard.__exit__.__code__:
+            sys.settrace(tracing)
+            raise Interrupted
+
+    with DistributedLock("memory://", ttl=120) as locks:
+        options: dict[str, Any] = dict.fromkeys(callbacks, lambda _: None)
+        with pytest.raises(Interrupted), locks.election("x", **options).lead():
+            sys.settrace(trace)
+        eventually(lambda: not locks.is_locked("x"), "it has resigned")

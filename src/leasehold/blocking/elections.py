@@ -37,6 +37,16 @@ class Leadership(Leading, LockHandle):
         self.release()
 
 
+class _Lead(LockGuard[Leadership]):
+    """Something to lead for. The thread of its callbacks keeps a leadership alive, whatever becomes of the block."""
+
+    def __del__(self) -> None:
+        """Resign what an interrupt has left entered: it came before the end of the block had begun."""
+        for leaderships in self._entered.values():
+            for leadership in leaderships:
+                leadership._abandon()
+
+
 class Election(Contest[Leadership]):
     """Who leads of all who stand under one name: stand by hand, for a block or in the background, or watch."""
 
@@ -47,9 +57,7 @@ class Election(Contest[Leadership]):
 
     def lead(self, timeout: Seconds | None = None) -> LockGuard[Leadership]:
         """Campaign, lead for a block, and resign at its end, which raises LockLostError if the lead was lost."""
-        return LockGuard(
-            self._plan_within(timeout), (self.name,), lambda plan: drive(self._campaign(plan)), self._runtime
-        )
+        return _Lead(self._plan_within(timeout), (self.name,), lambda plan: drive(self._campaign(plan)), self._runtime)
 
     def campaign(self, timeout: Seconds | None = None) -> Leadership:
         """Wait to be elected. Raises LockAcquisitionError after `timeout`, if given."""

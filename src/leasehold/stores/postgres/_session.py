@@ -34,6 +34,10 @@ from leasehold.stores.postgres._pipelined import in_thread
 _GONE = getattr(select, "POLLRDHUP", 0)
 """What tells that the other end is closed without telling that there is something to read."""
 
+MOST_NOTHING = 10
+"""How often libpq has no result in a row, between those of two statements, before it knows of none that is awaited: an
+interrupt has come before it was sent."""
+
 GLANCE = 0.1
 """How often a greenlet looks whether the other end is closed: what gevent waits for does not tell."""
 
@@ -87,6 +91,7 @@ class Session:
     def __init__(self, connection: PGconn, pid: int, on_lost: Callable[[Session], None]) -> None:
         self.pid = pid
         self.is_lost = False
+        self._is_told = False
         self.is_closed = False
         """We have given it up ourselves."""
         self.is_silent = False
@@ -181,7 +186,8 @@ class Session:
         """Let go of it in a forked child, without a word to the server, which serves the parent."""
         if self._connection is not None:
             _libpq.close_socket(self._connection)
-        self.is_lost, self._connection = True, None
+        self.is_lost = self._is_told = True
+        self._connection = None
 
     def _flush(self) -> None:
         assert self._connection is not None
@@ -204,10 +210,12 @@ class Session:
 
     def _take_results(self, connection: PGconn) -> None:
         self.is_silent = False
+        nothing = 0
         while self._owed and not connection.is_busy():
             result = connection.get_result()
+            nothing = nothing + 1 if result is None else 0
             if result is None:
-                if connection.status == ConnStatus.BAD:
+                if connection.status == ConnStatus.BAD or nothing > MOST_NOTHING:
                     self._end()
             elif result.status == ExecStatus.PIPELINE_SYNC:
                 answer, self._result = self._result, None
@@ -220,14 +228,15 @@ class Session:
                 self._result = result
 
     def _end(self) -> None:
-        if self.is_lost:
-            return
+        """End it. Safe to repeat, where an interrupt has come in the middle."""
         self.is_lost = True
         self._dispose()
         while self._owed:
             self._owed.popleft().settle(None)
-        self.on_end()
-        self._on_lost(self)
+        if not self._is_told:
+            self._is_told = True
+            self.on_end()
+            self._on_lost(self)
 
     def _dispose(self) -> None:
         connection, self._connection = self._connection, None

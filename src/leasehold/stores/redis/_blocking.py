@@ -26,8 +26,8 @@ class Connection:
     """A socket that speaks RESP. Not for two threads at once, and not to be used again after an exception."""
 
     def __init__(self, runtime: ThreadRuntime, opened: socket.socket) -> None:
+        self._socket = opened  # first of all: an interrupt may come before the rest
         self.idle_since = 0.0
-        self._socket = opened
         self._timeout = -1.0
         self._is_gathering = runtime.is_gathering
         self._readable = runtime.readable
