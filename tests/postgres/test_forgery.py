@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from leasehold._model import Wake
+from leasehold._model import Ask, Wake
 from tests.party import Party, ask
 from tests.postgres.sessions import listening, named
 from tests.servers.postgres import PostgresServer
@@ -73,6 +73,16 @@ async def test_a_role_that_may_read_everything_makes_no_client_hold(
     assert waiting.ended_at - released < 1.0, "the waiter still listens, and was woken"
 
 
-async def test_a_message_is_only_a_hint(party: Party, server: PostgresServer) -> None:
+async def test_a_message_is_a_grant_only_if_the_place_holds(party: Party, server: PostgresServer, eve: Eve) -> None:
     store = party.store(server.url)
-    assert store._ear._wake is Wake.HINT  # type: ignore[attr-defined]
+    for owner in ("a/1", "b/1"):
+        await store.join(Ask("x", owner, 60.0, 60.0), 5.0)
+    while await store.wait("x", "b/1", 0.1):  # what may have been missed before it listened
+        pass
+    waiting = party.start(store.wait("x", "b/1", 30.0))
+    await party.until(eve.channels, "it listens")
+    eve.publish("b/1")
+    assert await waiting.result() is Wake.HINT
+    waiting = party.start(store.wait("x", "b/1", 30.0))
+    await store.leave("x", "a/1", 5.0)
+    assert await waiting.result() is Wake.GRANT

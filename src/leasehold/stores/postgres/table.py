@@ -53,6 +53,8 @@ UNLIMITED = "pg_catalog.set_config('lock_timeout', '0', true)"
 MOST_AT_ONCE = 4
 """How many may find out at the same time, in the way of others, that a name is locked."""
 SWEEP_EVERY = 256
+CONFIRMATION = 0.5
+"""Seconds in which a server answers whether a place holds, before that counts as not known."""
 MESSAGE = Wake.HINT
 """What a notification is worth: any role may send one, and a secret in it could be read in the table."""
 
@@ -201,12 +203,20 @@ class TableStore:
             await self.runtime.sleep(timeout)
             return Wake.SILENCE
         try:
-            return await self._ear.wait(owner, timeout)
+            wake = await self._ear.wait(owner, timeout)
+            return await self._confirmed(name, owner) if wake is Wake.HINT else wake
         except _PoolerError as error:
             if self.capabilities.push:
                 self.capabilities = Capabilities(push=False)
                 log.warning("%s; waiters ask again and again instead", error)
             return Wake.HINT
+
+    async def _confirmed(self, name: str, owner: str) -> Wake:
+        """Ask whether a place holds that may: by reading, which waits for no disk as a renewal does."""
+        with suppress(StoreError):  # then the caller asks, and handles what is wrong
+            if await self._node.ask(self._statements.holds, (name.encode(), owner.encode()), CONFIRMATION):
+                return Wake.GRANT
+        return Wake.HINT
 
     async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
         statement = self._statements.look if exact else self._statements.list
@@ -318,6 +328,12 @@ class Statements:
             " WHERE '{schema}.line_linger'::pg_catalog.regproc IS NOT NULL",
         )
         self.renew = statement("renew", "SELECT * FROM {schema}.line_renew($1, $2, $3, $4, $5)")
+        self.holds = statement(
+            "holds",
+            "SELECT 1 FROM {schema}.distributed_locks WHERE name OPERATOR(pg_catalog.=) $1"
+            " AND holder OPERATOR(pg_catalog.=) $2 AND acquired_at IS NOT NULL"
+            " AND expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()",
+        )
         # Nothing is lost with a leave that a crash undoes but time: the place ends by itself.
         self.leave = statement(
             "leave",
