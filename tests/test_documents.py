@@ -76,3 +76,13 @@ def run(program: Path, folder: Path, **environment: str) -> None:
         env={"HOME": str(folder), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "src")} | environment,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("page", "right"), [("redis.md", r"^ACL SETUSER .*\n.*"), ("postgres.md", r"^GRANT .* TO app;")]
+)
+def test_the_least_rights_are_the_same_wherever_they_are_written(page: str, right: str) -> None:
+    """Those of the store's page are tried on a server."""
+    security = re.findall(right, (ROOT / "SECURITY.md").read_text("utf-8"), re.MULTILINE)
+    assert security
+    assert security == re.findall(right, (ROOT / "docs" / page).read_text("utf-8"), re.MULTILINE)

@@ -212,11 +212,10 @@ def test_an_answer_from_before_the_grant_refutes_nothing(stage: Stage) -> None:
         first = await alice.acquire()
         waits = bob.starts(bob.acquire())
         await until(stage, lambda: waiting(stage) == 1)
-        lease = bob.engine.keeper.leases["bob/1"]
         sent = bob.process.now()
-        older = Standing(lease.ticket, held=False, now=0.0, holder="alice/1")
         await alice.engine.release(first)
-        await until_done(stage, waits)
+        lease = await until_done(stage, waits)
+        older = Standing(lease.fence, held=False, now=0.0, holder="alice/1")
         bob.engine.keeper.note(lease, sent, lease.ask.ttl, older)
         assert lease.is_held(bob.process.now())
 

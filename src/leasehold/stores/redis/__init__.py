@@ -353,7 +353,7 @@ class RedisStore:
         return BlockingEar(threads, listen, _secret, wake)
 
     async def _node_of(self, key: bytes) -> Node:
-        return self._route.known(key) or await self._route.find(key, INSPECTION_TIMEOUT)
+        return await _node_at(self._route, key)
 
     async def _call(
         self, command: Command, key: bytes, args: tuple[Arg, ...], timeout: float, *, confirmed: bool = False
@@ -469,9 +469,13 @@ def _make_node(runtime: Runtime, address: Address) -> Node:
     return BlockingNode(cast("ThreadRuntime", runtime), address)
 
 
+async def _node_at(route: Route, key: bytes) -> Node:
+    return route.known(key) or await route.find(key, INSPECTION_TIMEOUT)
+
+
 async def _locate(route: Route, key: bytes) -> Address:
     """Tell where to listen: any server of a cluster hears everything that is published."""
-    return (route.known(key) or await route.find(key, INSPECTION_TIMEOUT)).address
+    return (await _node_at(route, key)).address
 
 
 def _refusal(holder: bytes, recheck: int, capacity: int, abstains: int = 0) -> Refusal:
