@@ -21,7 +21,7 @@ help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/installed ## watch processes share a lock while one crashes and one stalls
-	$(BIN)/leasehold demo $(ARGS)
+	$(BIN)/lockstead demo $(ARGS)
 
 test: .venv/installed .venv/test ## run all tests (ARGS="-k name" for some)
 	$(PYTEST) $(ARGS)
@@ -41,15 +41,15 @@ soak: .venv/installed .venv/test ## torture every store for MINUTES=10, then sim
 	$(BIN)/python -m tests.torture --minutes $(MINUTES) --plot torture.svg
 	@end=$$(($$(date +%s) + 15 * $(MINUTES))); \
 	while [ $$(date +%s) -lt $$end ]; do \
-		export LEASEHOLD_SEED=$$($(BIN)/python -c 'import secrets; print(secrets.randbelow(10**12))'); \
-		export LEASEHOLD_HISTORIES=$(HISTORIES); \
-		echo "LEASEHOLD_SEED=$$LEASEHOLD_SEED LEASEHOLD_HISTORIES=$(HISTORIES)"; \
+		export LOCKSTEAD_SEED=$$($(BIN)/python -c 'import secrets; print(secrets.randbelow(10**12))'); \
+		export LOCKSTEAD_HISTORIES=$(HISTORIES); \
+		echo "LOCKSTEAD_SEED=$$LOCKSTEAD_SEED LOCKSTEAD_HISTORIES=$(HISTORIES)"; \
 		$(PYTEST) tests/simulation $(ARGS) || exit 1; \
 	done
 
 mutants: .venv/installed .venv/test ## test the tests: every harm harms, every deliberate bug is found, models in large scopes
-	LEASEHOLD_TORTURE=1 $(PYTEST) tests/servers tests/torture tests/kit
-	LEASEHOLD_LARGE_MODELS=1 $(PYTEST) -rP tests/model
+	LOCKSTEAD_TORTURE=1 $(PYTEST) tests/servers tests/torture tests/kit
+	LOCKSTEAD_LARGE_MODELS=1 $(PYTEST) -rP tests/model
 
 docs: .venv/docs ## build the site into site/
 	$(BIN)/zensical build --clean
@@ -71,7 +71,7 @@ clean: ## remove everything made here
 # Stamps live in .venv, so that they go with it.
 
 .venv/created:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "leasehold needs Python 3.11 or newer: make PYTHON=python3.12 …")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lockstead needs Python 3.11 or newer: make PYTHON=python3.12 …")'
 	$(PYTHON) -m venv .venv
 	@touch $@
 

@@ -134,7 +134,7 @@ def measure(
         failures = [outcome.failure for outcome in (*eager, *handing) if outcome.failure]
         if not failures:
             rows.append(_row(cell, eager, handing))
-        elif cell.case.startswith("leasehold"):
+        elif cell.case.startswith("lockstead"):
             raise CrowdError(f"{cell}: {failures[0]}")
         else:
             broken[str(cell)] = failures[0]

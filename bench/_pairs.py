@@ -16,7 +16,7 @@ import uvloop
 
 from bench._measure import Spread, interleave, spread
 from bench._peers import AsyncLocks, Locks, Traces, prove, prove_async, why_not
-from leasehold import AsyncDistributedLock, DistributedLock
+from lockstead import AsyncDistributedLock, DistributedLock
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 BLOCK = 50

@@ -38,7 +38,7 @@ STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",  # or a dark page shows through
     "savefig.dpi": 130,
     "svg.fonttype": "none",  # a fifth of the size
-    "svg.hashsalt": "leasehold",  # the same figures make the same file
+    "svg.hashsalt": "lockstead",  # the same figures make the same file
 }
 FAR = 40
 """By how many times values may differ on a scale that begins at 0."""

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import pq
 
 from bench import _measure
-from leasehold.stores.postgres._migrations import script
+from lockstead.stores.postgres._migrations import script
 from tests.servers.binaries import POSTGRES_FLAVOURS, PostgresFlavour
 from tests.servers.postgres import PostgresServer
 
@@ -29,7 +29,7 @@ def served(flavour: PostgresFlavour, **settings: str) -> Iterator[str]:
     """Start a server with its own defaults, fsync included, but for `settings`; give its URL, lease table made."""
     with PostgresServer(flavour, **settings) as server:
         with psycopg.connect(server.url, autocommit=True) as connection:
-            connection.execute(script("leasehold").encode())
+            connection.execute(script("lockstead").encode())
         yield server.url
 
 

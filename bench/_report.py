@@ -22,7 +22,7 @@ from tests.servers.binaries import FLAVOURS, POSTGRES_FLAVOURS
 
 ROOT = Path(__file__).parents[1]
 MACHINE = "machine.json"
-US = "leasehold"
+US = "lockstead"
 
 
 class Result(NamedTuple):

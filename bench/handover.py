@@ -30,13 +30,13 @@ from bench._crowd import (
     worst,
 )
 from bench._measure import Reach, options, report
-from leasehold import AsyncDistributedLock, DistributedLock
+from lockstead import AsyncDistributedLock, DistributedLock
 
 FLOOR = "floor: flock(2)"
 PEER = "filelock"
 FASTENERS = "fasteners"
-OURS = "leasehold sqlite://"
-MEMORY = "leasehold memory://"
+OURS = "lockstead sqlite://"
+MEMORY = "lockstead memory://"
 
 
 def main() -> None:

@@ -14,22 +14,22 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from bench._measure import Reach, interleave, options, report
-from leasehold import AsyncDistributedLock, AsyncLockHandle, DistributedLock, LockHandle, LockInfo
-from leasehold._keeper import BATCH
-from leasehold._model import Ask, Renewal, Standing
-from leasehold._runtime import drive
-from leasehold._store import Store
-from leasehold.runtimes.aio import AsyncRuntime
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores import open_store
-from leasehold.stores.memory import MemoryServer
+from lockstead import AsyncDistributedLock, AsyncLockHandle, DistributedLock, LockHandle, LockInfo
+from lockstead._keeper import BATCH
+from lockstead._model import Ask, Renewal, Standing
+from lockstead._runtime import drive
+from lockstead._store import Store
+from lockstead.runtimes.aio import AsyncRuntime
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores import open_store
+from lockstead.stores.memory import MemoryServer
 
 TTL = 6.0
 SIZES = (1000, 10_000)
 SHORTEST = 2.5
 """Seconds, in which everything is renewed once."""
 FLOOR = "floor: the store's step"
-THREADS, TASKS = "leasehold threads", "leasehold asyncio"
+THREADS, TASKS = "lockstead threads", "lockstead asyncio"
 
 
 class Kept(NamedTuple):

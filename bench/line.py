@@ -20,11 +20,11 @@ from time import perf_counter
 from bench import _redis
 from bench._measure import interleave, report, spread
 from bench._postgres import served
-from leasehold._model import Ask, Renewal
-from leasehold._runtime import drive
-from leasehold._store import Store
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores import open_store
+from lockstead._model import Ask, Renewal
+from lockstead._runtime import drive
+from lockstead._store import Store
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores import open_store
 from tests.servers.binaries import POSTGRES18
 from tests.servers.redis import RedisServer
 

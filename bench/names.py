@@ -23,10 +23,10 @@ from bench import _redis
 from bench._measure import interleave, report, spread
 from bench._pairs import client, time_pairs
 from bench._postgres import served
-from leasehold import DistributedLock
-from leasehold._model import Ask
-from leasehold.stores.memory import shared_server
-from leasehold.stores.postgres._migrations import script
+from lockstead import DistributedLock
+from lockstead._model import Ask
+from lockstead.stores.memory import shared_server
+from lockstead.stores.postgres._migrations import script
 from tests.servers.binaries import POSTGRES18
 from tests.servers.redis import RedisServer
 

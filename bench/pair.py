@@ -1,6 +1,6 @@
 """What does an uncontended acquire + release cost without a server, beside the locks of files and bare transactions?
 
-All files are in one directory: what the peers keep in files, leasehold keeps in an SQLite database, whose bare
+All files are in one directory: what the peers keep in files, lockstead keeps in an SQLite database, whose bare
 transactions are the floor. The memory of the process has no peer.
 """
 
@@ -29,7 +29,7 @@ from bench._peers import ASYNC_FILES, FILES, traces_in_files
 
 FLOOR = "floor: bare sqlite3"
 PEER = "filelock"
-OURS = "leasehold sqlite://"
+OURS = "lockstead sqlite://"
 
 
 def main() -> None:
@@ -46,12 +46,12 @@ def main() -> None:
         for name, peer in FILES.items():
             contest.invite(("threads", name), pairs_of(peer(directory), traces))
         contest.add(("threads", OURS), client(f"sqlite:///{directory}/locks.db"))
-        contest.add(("threads", "leasehold memory://"), client("memory://bench"))
+        contest.add(("threads", "lockstead memory://"), client("memory://bench"))
         contest.add(("asyncio", FLOOR), async_bare_transactions(f"{directory}/async-floor.db", runner))
         for name, async_peer in ASYNC_FILES.items():
             contest.invite(("asyncio", name), async_pairs_of(async_peer(directory), runner, traces))
         contest.add(("asyncio", OURS), async_client(f"sqlite:///{directory}/async-locks.db", runner))
-        contest.add(("asyncio", "leasehold memory://"), async_client("memory://async-bench", runner))
+        contest.add(("asyncio", "lockstead memory://"), async_client("memory://async-bench", runner))
         contest.run(arguments.rounds or (30 if arguments.quick else 300))
     rows = [
         {
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def join_and_leave(path: str) -> tuple[sqlite3.Connection, Callable[[], None], Callable[[], None]]:
-    """Write and remove a row in two transactions, with the settings leasehold uses."""
+    """Write and remove a row in two transactions, with the settings lockstead uses."""
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     execute = connection.execute
     execute("PRAGMA journal_mode = WAL")

@@ -30,13 +30,13 @@ from bench._crowd import (
 )
 from bench._measure import report
 from bench._postgres import Wire, options, served, sqlalchemy_url
-from leasehold import AsyncDistributedLock, DistributedLock
+from lockstead import AsyncDistributedLock, DistributedLock
 
 BARE = "bare pg_advisory_lock"
 DLOCK = "sqlalchemy-dlock"
 PALS = "pals"
-TABLE = "leasehold postgresql://"
-ADVISORY = "leasehold postgresql+advisory://"
+TABLE = "lockstead postgresql://"
+ADVISORY = "lockstead postgresql+advisory://"
 
 
 def main() -> None:
@@ -89,22 +89,22 @@ def sqlalchemy_dlock(url: str) -> Acquire:
     return acquire
 
 
-def leasehold(url: str) -> Acquire:
+def lockstead(url: str) -> Acquire:
     return partial(DistributedLock(url).acquire, "bench")
 
 
 def advisory(url: str) -> Acquire:
-    return leasehold(_advisory(url))
+    return lockstead(_advisory(url))
 
 
 @asynccontextmanager
-async def async_leasehold(url: str) -> AsyncIterator[AsyncAcquire]:
+async def async_lockstead(url: str) -> AsyncIterator[AsyncAcquire]:
     async with AsyncDistributedLock(url) as locks:
         yield partial(locks.lock, "bench")
 
 
 def async_advisory(url: str) -> AbstractAsyncContextManager[AsyncAcquire]:
-    return async_leasehold(_advisory(url))
+    return async_lockstead(_advisory(url))
 
 
 def _advisory(url: str) -> str:
@@ -115,11 +115,11 @@ CONTENDERS: Mapping[str, Callable[[str], Acquire]] = {
     BARE: bare,
     DLOCK: sqlalchemy_dlock,
     PALS: partial(of_peer, _peers.pals),
-    TABLE: leasehold,
+    TABLE: lockstead,
     ADVISORY: advisory,
 }
 ASYNC_CONTENDERS: Mapping[str, Callable[[str], AbstractAsyncContextManager[AsyncAcquire]]] = {
-    TABLE: async_leasehold,
+    TABLE: async_lockstead,
     ADVISORY: async_advisory,
 }
 QUICK = cells_of(("processes",), (10,), (5.0,), *CONTENDERS)

@@ -31,14 +31,14 @@ from bench._pairs import (
 )
 from bench._peers import ASYNC_POSTGRES, POSTGRES, traces_in_postgres
 from bench._postgres import TTL, Wire, options, served
-from leasehold.stores.postgres.table import Statements
+from lockstead.stores.postgres.table import Statements
 
 BARE = "floor: bare try + unlock"
 ASYNC_BARE = "floor: asyncpg's try + unlock"
 FUNCTIONS = "floor: the functions, by psycopg"
 PEER = "sqlalchemy-dlock"
-ADVISORY = "leasehold postgresql+advisory://"
-TABLE = "leasehold postgresql://"
+ADVISORY = "lockstead postgresql+advisory://"
+TABLE = "lockstead postgresql://"
 
 
 def main() -> None:
@@ -134,7 +134,7 @@ def async_bare_advisory(url: str, runner: asyncio.Runner) -> Iterator[Timer]:
 
 @contextmanager
 def bare_table(url: str) -> Iterator[Timer]:
-    statements = Statements("leasehold")
+    statements = Statements("lockstead")
     join = _for_psycopg(statements.join.text)
     leave = _for_psycopg(statements.leave.text)
     number = 0
@@ -144,7 +144,7 @@ def bare_table(url: str) -> Iterator[Timer]:
             nonlocal number
             number += 1
             owner = f"host:12345:0123abcd/{number}"
-            cursor.execute(join, ("floor", owner, TTL, 3.0, 1, 1, True, "{}", "leasehold_0123", "50ms"))
+            cursor.execute(join, ("floor", owner, TTL, 3.0, 1, 1, True, "{}", "lockstead_0123", "50ms"))
             cursor.fetchone()
             cursor.execute(leave, ("floor", owner, 0.0, "50ms"))
             cursor.fetchone()

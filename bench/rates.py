@@ -1,7 +1,7 @@
 """What does one decision of a rate limiter cost, beside `limits` and the bare script underneath?
 
-Every request is allowed. leasehold also says what remains and when to come back; to learn that from `limits` takes
-another question, as in "+ stats". The floor is a blocking socket that sends leasehold's script, packed beforehand,
+Every request is allowed. lockstead also says what remains and when to come back; to learn that from `limits` takes
+another question, as in "+ stats". The floor is a blocking socket that sends lockstead's script, packed beforehand,
 and does not read its replies closely.
 All on one CPU, unless told otherwise, which isolates what the client costs: across networks it is the round trips.
 """
@@ -27,15 +27,15 @@ import uvloop
 from bench._measure import Spread, interleave, report, spread
 from bench._pairs import BLOCK, time_async_pairs, time_pairs
 from bench._redis import Wire, options
-from leasehold import AsyncDistributedLock, DistributedLock
-from leasehold._ratelimit import rate
-from leasehold.stores.redis._scripts import SPEND, pack_charge
+from lockstead import AsyncDistributedLock, DistributedLock
+from lockstead._ratelimit import rate
+from lockstead.stores.redis._scripts import SPEND, pack_charge
 from tests.servers.redis import RedisServer
 
 LIMIT = 100_000
 PER = 3600
 ITEM = limits.RateLimitItemPerHour(LIMIT)
-FLOOR = "threads", "redis", "floor: leasehold's script"
+FLOOR = "threads", "redis", "floor: lockstead's script"
 PEER = "limits, moving window"
 
 Case = Callable[[], list[float]]
@@ -57,23 +57,23 @@ def main() -> None:
         cases: Cases = {
             FLOOR: enter(own_script(server.url)),
             **peers("redis", limits.storage.RedisStorage(server.url)),
-            ("threads", "redis", "leasehold"): enter(client(server.url)),
+            ("threads", "redis", "lockstead"): enter(client(server.url)),
             **peers("memory", limits.storage.MemoryStorage()),
-            ("threads", "memory", "leasehold"): enter(client("memory://bench")),
-            ("threads", "sqlite", "leasehold"): enter(client(f"sqlite:///{directory}/threads.db")),
+            ("threads", "memory", "lockstead"): enter(client("memory://bench")),
+            ("threads", "sqlite", "lockstead"): enter(client(f"sqlite:///{directory}/threads.db")),
         }
         for driver, loop_factory in (("asyncio", asyncio.new_event_loop), ("uvloop", uvloop.new_event_loop)):
             runner = enter(asyncio.Runner(loop_factory=loop_factory))
             storage = limits.aio.storage.RedisStorage(f"async+{server.url}", implementation="redispy")
             cases |= {
                 **async_peers(driver, "redis", storage, runner),
-                (driver, "redis", "leasehold"): enter(async_client(server.url, runner)),
+                (driver, "redis", "lockstead"): enter(async_client(server.url, runner)),
             }
             if driver == "asyncio":
                 cases |= {
                     **async_peers(driver, "memory", limits.aio.storage.MemoryStorage(), runner),
-                    (driver, "memory", "leasehold"): enter(async_client("memory://async-bench", runner)),
-                    (driver, "sqlite", "leasehold"): enter(async_client(f"sqlite:///{directory}/async.db", runner)),
+                    (driver, "memory", "lockstead"): enter(async_client("memory://async-bench", runner)),
+                    (driver, "sqlite", "lockstead"): enter(async_client(f"sqlite:///{directory}/async.db", runner)),
                 }
         trips = {case: round_trips(server, decide) for case, decide in cases.items() if case[1] == "redis"}
         spreads = {case: spread(samples) for case, samples in interleave(cases, rounds).items()}

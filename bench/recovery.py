@@ -30,7 +30,7 @@ from bench import _redis
 from bench._crowd import forks
 from bench._measure import interleave, report, spread
 from bench._postgres import served, sqlalchemy_url
-from leasehold import DistributedLock
+from lockstead import DistributedLock
 from tests.servers.binaries import POSTGRES18
 from tests.servers.redis import RedisServer
 
@@ -150,13 +150,13 @@ def contenders_on(stack: ExitStack, flavour: Any) -> Mapping[str, Make]:
     members = [enter(RedisServer(flavour, save="3600 1")).address for _ in range(5)]
     postgres = enter(served(POSTGRES18, max_connections="500"))
     urls = {
-        "leasehold sqlite://": f"sqlite:///{directory}/db",
-        "leasehold redis://": server.url,
-        "leasehold redlock://, 5 nodes": f"redlock://{','.join(f'{host}:{port}' for host, port in members)}/0",
-        "leasehold postgresql://": postgres,
-        "leasehold postgresql+advisory://": postgres.replace("postgresql://", "postgresql+advisory://", 1),
+        "lockstead sqlite://": f"sqlite:///{directory}/db",
+        "lockstead redis://": server.url,
+        "lockstead redlock://, 5 nodes": f"redlock://{','.join(f'{host}:{port}' for host, port in members)}/0",
+        "lockstead postgresql://": postgres,
+        "lockstead postgresql+advisory://": postgres.replace("postgresql://", "postgresql+advisory://", 1),
     }
-    return {case: partial(leasehold, url) for case, url in urls.items()} | {
+    return {case: partial(lockstead, url) for case, url in urls.items()} | {
         "redis-py Lock": partial(redis_py, server.url),
         "python-redis-lock": partial(python_redis_lock, server.url),
         "filelock": partial(file_lock, directory),
@@ -164,7 +164,7 @@ def contenders_on(stack: ExitStack, flavour: Any) -> Mapping[str, Make]:
     }
 
 
-def leasehold(url: str) -> Acquire:
+def lockstead(url: str) -> Acquire:
     return partial(DistributedLock(url, ttl=TTL).acquire, timeout=60.0)
 
 

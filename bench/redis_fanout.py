@@ -19,13 +19,13 @@ from bench._measure import Reach, interleave, report
 from bench._pairs import LOOPS
 from bench._peers import ASYNC_REDIS, AsyncAdapter, for_many, prove_async, traces_in_redis, why_not
 from bench._redis import DROP, TAKE, ThinProtocol, drop, options, take
-from leasehold import AsyncDistributedLock
+from lockstead import AsyncDistributedLock
 from tests.servers.redis import RedisServer
 from tests.servers.stats import connections_to
 
 FLOOR = "floor: one connection"
 PEER = "redis-py Lock"
-OURS = "leasehold redis://"
+OURS = "lockstead redis://"
 SECONDS = 0.5
 """How long a run may take, as far as two pairs each allow."""
 
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=20, help="how many each task does at most, one after another")
     parser.add_argument("--rounds", type=int, help="3, or 1 in a quick run")
     arguments = parser.parse_args()
-    contenders: dict[str, Contender] = {FLOOR: one_connection, OURS: leasehold}
+    contenders: dict[str, Contender] = {FLOOR: one_connection, OURS: lockstead}
     peers = {PEER: ASYNC_REDIS[PEER]} if arguments.quick else ASYNC_REDIS
     contenders |= {name: partial(locks_of, peer) for name, peer in peers.items()}
     broken: dict[str, str] = {}
@@ -147,7 +147,7 @@ async def locks_of(peer: AsyncAdapter, url: str) -> AsyncIterator[Pair]:
 
 
 @asynccontextmanager
-async def leasehold(url: str) -> AsyncIterator[Pair]:
+async def lockstead(url: str) -> AsyncIterator[Pair]:
     async with AsyncDistributedLock(url) as locks:
 
         async def pair(name: str) -> None:

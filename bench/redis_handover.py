@@ -5,7 +5,7 @@ Commands are what clients send per acquisition (what a script calls is not count
 once: so those that poll show what a crowd costs.
 
 The prototype answers how to wake a waiter: release pushes to a list of the next one's own, who blocks on it (BLPOP)
-over a connection of his own. leasehold publishes to one subscription per client: of its waiting threads one listens
+over a connection of his own. lockstead publishes to one subscription per client: of its waiting threads one listens
 for all.
 """
 
@@ -39,8 +39,8 @@ from bench._crowd import (
 from bench._measure import Reach, report
 from bench._peers import for_many
 from bench._redis import TTL, Wire, options
-from leasehold import AsyncDistributedLock, DistributedLock
-from leasehold.stores.redis._resp import pack
+from lockstead import AsyncDistributedLock, DistributedLock
+from lockstead.stores.redis._resp import pack
 from tests.servers.redis import RedisServer
 from tests.servers.stats import commands_of
 
@@ -48,7 +48,7 @@ POLLER = "redis-py Lock"
 BUSY_POLLER = "redis-py Lock, 1 ms polling"
 PEER = "python-redis-lock"
 SEMAPHORE, SHERLOCK, TOOZ, GRELMICRO, POTTERY = "py-redis-semaphore", "sherlock", "tooz", "grelmicro", "pottery"
-OURS = "leasehold redis://"
+OURS = "lockstead redis://"
 PROTOTYPE = "BLPOP prototype (thin client)"
 SECTIONS = (0.0, 5.0)
 """Milliseconds for which each holds."""
@@ -159,7 +159,7 @@ def prototype(url: str) -> Acquire:
     return acquire
 
 
-def leasehold(url: str) -> Acquire:
+def lockstead(url: str) -> Acquire:
     return partial(DistributedLock(url).acquire, "bench")
 
 
@@ -168,7 +168,7 @@ def async_redis_py(url: str) -> AbstractAsyncContextManager[AsyncAcquire]:
 
 
 @asynccontextmanager
-async def async_leasehold(url: str) -> AsyncIterator[AsyncAcquire]:
+async def async_lockstead(url: str) -> AsyncIterator[AsyncAcquire]:
     async with AsyncDistributedLock(url) as locks:
         yield partial(locks.lock, "bench")
 
@@ -181,13 +181,13 @@ CONTENDERS: Mapping[str, Callable[[str], Acquire]] = {
     SHERLOCK: partial(of_peer, _peers.sherlock),
     TOOZ: partial(of_peer, _peers.tooz_redis),
     PROTOTYPE: prototype,
-    OURS: leasehold,
+    OURS: lockstead,
 }
 ASYNC_CONTENDERS: Mapping[str, Callable[[str], AbstractAsyncContextManager[AsyncAcquire]]] = {
     POLLER: async_redis_py,
     GRELMICRO: partial(of_async_peer, _peers.grelmicro),
     POTTERY: partial(of_async_peer, _peers.async_pottery),
-    OURS: async_leasehold,
+    OURS: async_lockstead,
 }
 CROWDS = (2, 10, 50, 200)
 QUICK = [

@@ -1,7 +1,7 @@
 """What does an uncontended acquire + release cost on Redis, beside the peers and the bare commands underneath?
 
 The floor is a blocking socket that sends two plain scripts, packed beforehand, and does not read their replies
-closely. The same with leasehold's scripts shows what of our time is the server's; a thin protocol, what an event loop
+closely. The same with lockstead's scripts shows what of our time is the server's; a thin protocol, what an event loop
 costs before anybody's work; five sockets, all written to before any is read, what five nodes cost.
 All on one CPU, unless told otherwise, which isolates what the client costs: across networks all ratios shrink.
 """
@@ -29,15 +29,15 @@ from bench._pairs import (
 )
 from bench._peers import ASYNC_REDIS, REDIS, async_pottery, pottery, traces_in_redis
 from bench._redis import DROP, TAKE, TTL, ThinProtocol, Wire, drop, options, take
-from leasehold._model import Ask
-from leasehold.stores.redis._scripts import JOIN, LEAVE, pack_join
+from lockstead._model import Ask
+from lockstead.stores.redis._scripts import JOIN, LEAVE, pack_join
 from tests.servers.redis import RedisServer
 
 FLOOR = "floor: two plain scripts"
 THIN = "floor: thin protocol"
 PEER = "redis-py Lock"
-OURS = "leasehold redis://"
-QUORUM = "leasehold redlock://"
+OURS = "lockstead redis://"
+QUORUM = "lockstead redlock://"
 MEMBERS = 5
 ONE, FIVE = "1 node", f"{MEMBERS} nodes"
 
@@ -60,7 +60,7 @@ def main() -> None:
         traces_of_members = enter(traces_in_redis(*urls))
         contest = Contest(stack)
         contest.add(("threads", ONE, FLOOR), plain_scripts([url]))
-        contest.add(("threads", ONE, "floor: leasehold's scripts"), own_scripts(url))
+        contest.add(("threads", ONE, "floor: lockstead's scripts"), own_scripts(url))
         for name, peer in REDIS.items():
             contest.invite(("threads", ONE, name), pairs_of(peer(url), traces))
         contest.add(("threads", ONE, OURS), client(url))

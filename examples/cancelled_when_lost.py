@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from leasehold import AsyncDistributedLock, LockLostError
+from lockstead import AsyncDistributedLock, LockLostError
 
 
 async def main() -> None:

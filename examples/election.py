@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 
-from leasehold import DistributedLock, Leadership
+from lockstead import DistributedLock, Leadership
 
 
 class Scheduler:

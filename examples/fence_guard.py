@@ -1,8 +1,8 @@
 """A worker is paused while it holds; its late write to PostgreSQL is refused inside its own transaction.
 
-Run it: python examples/fence_guard.py postgresql://localhost      (or set LEASEHOLD_URL)
+Run it: python examples/fence_guard.py postgresql://localhost      (or set LOCKSTEAD_URL)
 
-The database must have been migrated: leasehold migrate --url postgresql://localhost
+The database must have been migrated: lockstead migrate --url postgresql://localhost
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 
 import psycopg
 
-from leasehold import DistributedLock
+from lockstead import DistributedLock
 
 LEDGER = """
 CREATE TABLE IF NOT EXISTS fence_guard_ledger (account text PRIMARY KEY, balance integer NOT NULL, written_by text);
@@ -27,7 +27,7 @@ def write(url: str, fence: int, who: str, balance: int) -> str:
     """Write under a fence: whoever has been overtaken gets an error, and nothing is written."""
     with psycopg.connect(url) as connection:
         try:
-            connection.execute("SELECT leasehold.check_fence('ledger:alice', %s)", [fence])
+            connection.execute("SELECT lockstead.check_fence('ledger:alice', %s)", [fence])
             connection.execute("UPDATE fence_guard_ledger SET balance = %s, written_by = %s", [balance, who])
         except psycopg.Error as error:
             if error.sqlstate != "LH001":
@@ -81,9 +81,9 @@ def main(url: str) -> None:
 
 if __name__ == "__main__":
     arguments = [argument for argument in sys.argv[1:] if argument != "--worker"]
-    where = arguments[0] if arguments else os.environ.get("LEASEHOLD_URL", "")
+    where = arguments[0] if arguments else os.environ.get("LOCKSTEAD_URL", "")
     if not where.startswith("postgres"):
-        raise SystemExit(f"usage: {sys.argv[0]} postgresql://…, or set LEASEHOLD_URL")
+        raise SystemExit(f"usage: {sys.argv[0]} postgresql://…, or set LOCKSTEAD_URL")
     if "--worker" in sys.argv:
         work(where)
     else:

@@ -9,8 +9,8 @@ from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
-from leasehold import DistributedLock, FenceGate, InvalidInputError, LockHandle, StaleFenceError
-from leasehold.fencing import FENCE_HEADER, parse_fence
+from lockstead import DistributedLock, FenceGate, InvalidInputError, LockHandle, StaleFenceError
+from lockstead.fencing import FENCE_HEADER, parse_fence
 
 
 class Service(BaseHTTPRequestHandler):

@@ -9,13 +9,13 @@ import sys
 
 import redis
 
-from leasehold import DistributedLock, LockHandle
-from leasehold.fencing import CHECK_FENCE_LUA
+from lockstead import DistributedLock, LockHandle
+from lockstead.fencing import CHECK_FENCE_LUA
 
 URL = sys.argv[1] if len(sys.argv) > 1 else "redis://localhost:6379"
 
 # The braces keep both keys in one slot of a Cluster.
-FENCE, BALANCE = "{leasehold-example:alice}:fence", "{leasehold-example:alice}:balance"
+FENCE, BALANCE = "{lockstead-example:alice}:fence", "{lockstead-example:alice}:balance"
 
 WRITE = f"""{CHECK_FENCE_LUA}
 if not check_fence(KEYS[1], ARGV[1]) then
@@ -33,10 +33,10 @@ with redis.Redis.from_url(URL, decode_responses=True) as data, DistributedLock(U
 
     try:
         # Not renewed, it ends as if its holder had been paused; the holder goes on without a look at the clock.
-        paused = locks.acquire("leasehold-example:alice", ttl=0.2, renew=False)
+        paused = locks.acquire("lockstead-example:alice", ttl=0.2, renew=False)
         assert write(paused, 100)
         print("the first holder, fence", paused.fence, "writes 100")
-        with locks.lock("leasehold-example:alice", timeout=30) as successor:
+        with locks.lock("lockstead-example:alice", timeout=30) as successor:
             assert write(successor, 50)
             print("its lease ends; its successor, fence", successor.fence, "writes 50")
             assert not write(paused, 90)

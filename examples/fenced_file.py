@@ -12,11 +12,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from leasehold import DistributedLock
+from lockstead import DistributedLock
 
 WORKER = """
 import sys
-from leasehold import DistributedLock
+from lockstead import DistributedLock
 
 with DistributedLock(sys.argv[1]) as locks:
     handle = locks.acquire("ledger", ttl=1)

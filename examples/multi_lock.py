@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from leasehold import AsyncDistributedLock
+from lockstead import AsyncDistributedLock
 
 balances = {"ann": 100, "bob": 100, "eve": 100}
 

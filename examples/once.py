@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 
-from leasehold import DistributedLock
+from lockstead import DistributedLock
 
 locks = DistributedLock("memory://once")
 booked: list[str] = []

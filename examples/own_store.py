@@ -1,6 +1,6 @@
 """A store of your own: the lines of all names in one JSON file, shared by the processes of one machine.
 
-Who holds and who waits is decided by leasehold's own rule. The store keeps the places, and makes every step whole:
+Who holds and who waits is decided by lockstead's own rule. The store keeps the places, and makes every step whole:
 one process at a time reads the file, takes the step, and puts a new file in its place.
 
 Run it: python examples/own_store.py
@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from leasehold import DistributedLock, StoreError
-from leasehold.port import (
+from lockstead import DistributedLock, StoreError
+from lockstead.port import (
     Ask,
     Capabilities,
     Line,
@@ -38,7 +38,7 @@ from leasehold.port import (
     rule,
     shared_clock,
 )
-from leasehold.stores import register
+from lockstead.stores import register
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 
-from leasehold import DistributedLock, RateLimitError
+from lockstead import DistributedLock, RateLimitError
 
 locks = DistributedLock("memory://")
 service = locks.rate_limiter("service", limit=20, per=1, burst=5)

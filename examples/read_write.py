@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 
-from leasehold import DistributedLock
+from lockstead import DistributedLock
 
 SIZE = 1000
 READERS, READS, WRITES = 6, 20, 5

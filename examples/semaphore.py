@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from leasehold import DistributedLock
+from lockstead import DistributedLock
 
 PERMITS = 3
 

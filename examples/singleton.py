@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 
-from leasehold import DistributedLock
+from lockstead import DistributedLock
 
 HOSTS = 5
 SKEW = 0.3

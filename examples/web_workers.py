@@ -8,7 +8,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
-from leasehold import DistributedLock
+from lockstead import DistributedLock
 
 locks = DistributedLock("memory://")
 all_have_asked = Barrier(4)

@@ -10,31 +10,31 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 
-from leasehold.postgres import xact_lock
+from lockstead.postgres import xact_lock
 
 URL = sys.argv[1] if len(sys.argv) > 1 else "postgresql://localhost"
 
 
 def look(connection: psycopg.Connection) -> dict[str, int]:
-    return dict(connection.execute("SELECT name, balance FROM leasehold_example").fetchall())
+    return dict(connection.execute("SELECT name, balance FROM lockstead_example").fetchall())
 
 
 def transfer(giver: str, taker: str) -> None:
     with psycopg.connect(URL) as connection, xact_lock(connection, f"account:{giver}", f"account:{taker}", timeout=30):
         balances = look(connection)
         for name, balance in ((giver, balances[giver] - 1), (taker, balances[taker] + 1)):
-            connection.execute("UPDATE leasehold_example SET balance = %s WHERE name = %s", (balance, name))
+            connection.execute("UPDATE lockstead_example SET balance = %s WHERE name = %s", (balance, name))
 
 
 with psycopg.connect(URL, autocommit=True) as setup:
     setup.execute(
-        "CREATE TABLE leasehold_example AS SELECT name, 100 AS balance FROM unnest(ARRAY['ann', 'bob']) AS name"
+        "CREATE TABLE lockstead_example AS SELECT name, 100 AS balance FROM unnest(ARRAY['ann', 'bob']) AS name"
     )
     try:
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(transfer, ["ann", "bob"] * 10, ["bob", "ann"] * 10))
         balances = look(setup)
     finally:
-        setup.execute("DROP TABLE leasehold_example")
+        setup.execute("DROP TABLE lockstead_example")
 print("after twenty transfers to and fro:", balances)
 assert balances == {"ann": 100, "bob": 100}

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 import pytest
 
-from leasehold import AsyncDistributedLock, DistributedLock
-from leasehold._runtime import Runtime, drive
-from leasehold._store import Store
-from leasehold.runtimes.aio import AsyncRuntime
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores import open_store
-from leasehold.testing.contract.rigs import ask
+from lockstead import AsyncDistributedLock, DistributedLock
+from lockstead._runtime import Runtime, drive
+from lockstead._store import Store
+from lockstead.runtimes.aio import AsyncRuntime
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores import open_store
+from lockstead.testing.contract.rigs import ask
 from tests.processes.helpers import PATIENCE
 
 __all__ = ["DRIVERS", "Party", "Work", "ask"]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-import leasehold
-from leasehold import (
+import lockstead
+from lockstead import (
     AsyncDistributedLock,
     ClosedError,
     DistributedLock,
@@ -21,10 +21,10 @@ from leasehold import (
     get_async_distributed_lock,
     get_distributed_lock,
 )
-from leasehold._model import Ask, Refusal, Renewal, Standing, Stay
-from leasehold.runtimes.aio import AsyncRuntime
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores.memory import MemoryServer, MemoryStore
+from lockstead._model import Ask, Refusal, Renewal, Standing, Stay
+from lockstead.runtimes.aio import AsyncRuntime
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores.memory import MemoryServer, MemoryStore
 
 
 class UnreliableStore(MemoryStore):
@@ -318,8 +318,8 @@ def test_a_name_that_cannot_be_left_taken_is_given_up_and_its_holder_told(
 
 
 def test_a_default_client_that_was_closed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LEASEHOLD_URL", "memory://replaced")
-    monkeypatch.setattr(leasehold.blocking.client, "_default", None)
+    monkeypatch.setenv("LOCKSTEAD_URL", "memory://replaced")
+    monkeypatch.setattr(lockstead.blocking.client, "_default", None)
     with get_distributed_lock() as first:
         pass
     with get_distributed_lock().lock("x"):
@@ -327,7 +327,7 @@ def test_a_default_client_that_was_closed_is_replaced(monkeypatch: pytest.Monkey
 
 
 def test_default_clients_do_not_outlive_their_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LEASEHOLD_URL", "memory://per-loop")
+    monkeypatch.setenv("LOCKSTEAD_URL", "memory://per-loop")
 
     async def take() -> None:
         async with get_async_distributed_lock().lock("x"):
@@ -335,7 +335,7 @@ def test_default_clients_do_not_outlive_their_loops(monkeypatch: pytest.MonkeyPa
 
     for _ in range(5):
         asyncio.run(take())
-    assert len(leasehold.asynchronous.client._defaults) == 1
+    assert len(lockstead.asynchronous.client._defaults) == 1
 
 
 def test_a_waiter_whom_the_store_turns_away_leaves_no_place(server: MemoryServer, locks: DistributedLock) -> None:

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 
-from leasehold import (
+from lockstead import (
     AsyncDistributedLock,
     AsyncLockHandle,
     DistributedLock,
@@ -23,9 +23,9 @@ from leasehold import (
     LockLostError,
     get_async_distributed_lock,
 )
-from leasehold.runtimes.aio import AsyncRuntime
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores.memory import MemoryServer, MemoryStore
+from lockstead.runtimes.aio import AsyncRuntime
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores.memory import MemoryServer, MemoryStore
 
 
 def on_a_loop(test: Callable[[AsyncDistributedLock], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -314,7 +314,7 @@ def test_a_client_belongs_to_its_loop() -> None:
 
 
 def test_the_default_client_is_one_per_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LEASEHOLD_URL", "memory://per-loop")
+    monkeypatch.setenv("LOCKSTEAD_URL", "memory://per-loop")
 
     async def run() -> None:
         locks = get_async_distributed_lock()

@@ -33,27 +33,27 @@ def pair(driver: str, case: str, cost: float) -> dict[str, Any]:
 
 PAIRS = [
     pair("threads", "floor", 1.0),
-    pair("threads", "leasehold redis://", 1.7),
+    pair("threads", "lockstead redis://", 1.7),
     pair("threads", "redis-py Lock", 4.3),
-    pair("uvloop", "leasehold redis://", 2.0),
+    pair("uvloop", "lockstead redis://", 2.0),
 ]
 ROWS: dict[str, list[dict[str, Any]]] = {
     "pair": PAIRS,
-    "redis_pair": [*PAIRS, pair("threads", "leasehold redlock://", 7.0) | {"nodes": "5 nodes"}],
+    "redis_pair": [*PAIRS, pair("threads", "lockstead redlock://", 7.0) | {"nodes": "5 nodes"}],
     "postgres_pair": PAIRS,
     "redis_fanout": [
-        {"loop": "asyncio", "case": "leasehold redis://", "pairs/s": 45_000.0},
+        {"loop": "asyncio", "case": "lockstead redis://", "pairs/s": 45_000.0},
         {"loop": "asyncio", "case": "redis-py Lock", "pairs/s": 2_900.0},
     ],
     "redis_handover": [
         crowd(kind, waiters, case)
         for kind in ("threads", "processes")
         for waiters in (2, 10)
-        for case in ("python-redis-lock", "leasehold redis://")
+        for case in ("python-redis-lock", "lockstead redis://")
     ]
     + [crowd("tasks", 2, "redis-py Lock") | {"gap_ms": NONE, "commands": None}],
     "redis_held": [
-        {"case": "leasehold threads", "locks": 1000, "CPU ms / 1,000 renewals": 3.0},
+        {"case": "lockstead threads", "locks": 1000, "CPU ms / 1,000 renewals": 3.0},
         {"case": "python-redis-lock", "locks": 1000, "CPU ms / 1,000 renewals": 1500.0},
     ],
     "line": [{"store": "Redis", "step": "hand over", "waiting": size, "µs": GAP} for size in (1, 5000)],
@@ -64,7 +64,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     + [
         {"killed": who, "case": case, "idle s": GAP, "x ttl": 0.75}
         for who in ("holder", "next in line")
-        for case in ("leasehold redis://", "filelock")
+        for case in ("lockstead redis://", "filelock")
     ],
 }
 
@@ -151,7 +151,7 @@ def test_the_report_tells_what_was_reached_and_what_is_missing(folder: Path) -> 
     assert "redis_pair on redis7 (`python -m bench.redis_pair --quick`)." in text
     assert "`rates` failed:" in text
     assert "RuntimeError: two held at once" in text
-    assert "| threads | 10 | 5 | **leasehold redis://** | 1.5 (1-2) | 20 |" in text
+    assert "| threads | 10 | 5 | **lockstead redis://** | 1.5 (1-2) | 20 |" in text
     assert text.index("MISSED") < text.index("two held at once") < text.index("## What does an uncontended")
 
 
@@ -162,7 +162,7 @@ def test_a_page_is_renewed_between_its_markers(folder: Path) -> None:
     assert "bygone" not in once
     assert once.startswith("a\n")
     assert once.endswith("\nz\n")
-    assert once.count("leasehold redis://") == 1
+    assert once.count("lockstead redis://") == 1
     assert "processes" not in once
 
 

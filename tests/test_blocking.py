@@ -16,8 +16,8 @@ from unittest.mock import Mock
 
 import pytest
 
-import leasehold
-from leasehold import (
+import lockstead
+from lockstead import (
     DistributedLock,
     InvalidInputError,
     LockAcquisitionError,
@@ -26,10 +26,10 @@ from leasehold import (
     StoreError,
     get_distributed_lock,
 )
-from leasehold._model import Ask, Refusal, Standing
-from leasehold.runtimes.aio import AsyncRuntime
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores.memory import MemoryServer, MemoryStore
+from lockstead._model import Ask, Refusal, Standing
+from lockstead.runtimes.aio import AsyncRuntime
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores.memory import MemoryServer, MemoryStore
 
 
 @pytest.fixture
@@ -288,8 +288,8 @@ def test_memory_is_one_space_for_the_whole_process() -> None:
 
 
 def test_the_default_client_is_one_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LEASEHOLD_URL", "memory://default")
-    monkeypatch.setattr(leasehold.blocking.client, "_default", None)
+    monkeypatch.setenv("LOCKSTEAD_URL", "memory://default")
+    monkeypatch.setattr(lockstead.blocking.client, "_default", None)
     assert get_distributed_lock() is get_distributed_lock()
     with get_distributed_lock().lock("x"), DistributedLock("memory://default") as other:
         assert other.is_locked("x")
@@ -327,7 +327,7 @@ def test_one_keeper_thread_keeps_everything_and_ends_with_the_client(server: Mem
         handles = [locks.acquire(f"name-{number}") for number in range(1000)]
         time.sleep(1.5)  # longer than the ttl: each must have been renewed
         assert all(handle.is_held for handle in handles)
-        keepers = [thread for thread in set(threading.enumerate()) - before if thread.name == "leasehold-keeper"]
+        keepers = [thread for thread in set(threading.enumerate()) - before if thread.name == "lockstead-keeper"]
         assert len(keepers) == 1
     keepers[0].join(5)
     assert not keepers[0].is_alive()
@@ -336,7 +336,7 @@ def test_one_keeper_thread_keeps_everything_and_ends_with_the_client(server: Mem
 def test_an_interrupt_while_waiting_leaves_no_place(tmp_path) -> None:
     program = """
 import _thread, sys, threading, time
-from leasehold import DistributedLock
+from lockstead import DistributedLock
 holder, waiter = DistributedLock("memory://"), DistributedLock("memory://")
 handle = holder.acquire("x")
 def interrupt():
@@ -392,7 +392,7 @@ def test_a_renewal_that_fails_after_its_lock_was_released_is_not_worth_a_word(
         assert begun.wait(10)
     closed.set()
     assert ended.wait(10)
-    while any(thread.name == "leasehold-renewal" for thread in threading.enumerate()):
+    while any(thread.name == "lockstead-renewal" for thread in threading.enumerate()):
         time.sleep(0.001)
     assert "no answer" not in caplog.text
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from leasehold._model import Ask
-from leasehold._runtime import drive
-from leasehold._store import Store
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores.memory import MemoryServer, MemoryStore
-from leasehold.stores.sqlite import SqliteStore
+from lockstead._model import Ask
+from lockstead._runtime import drive
+from lockstead._store import Store
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores.memory import MemoryServer, MemoryStore
+from lockstead.stores.sqlite import SqliteStore
 
 
 class Clock:

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from leasehold import ClosedError, LockAcquisitionError
-from leasehold._model import Ask
-from leasehold._runtime import drive
-from leasehold.testing.contract.primitives import block, line
-from leasehold.testing.contract.rigs import Rig, ask
+from lockstead import ClosedError, LockAcquisitionError
+from lockstead._model import Ask
+from lockstead._runtime import drive
+from lockstead.testing.contract.primitives import block, line
+from lockstead.testing.contract.rigs import Rig, ask
 from tests.contract.rigs import STORES
 
 Work = Callable[[], Coroutine[Any, Any, None]]

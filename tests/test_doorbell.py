@@ -8,11 +8,11 @@ import threading
 import time
 from pathlib import Path
 
-from leasehold import DistributedLock
+from lockstead import DistributedLock
 
 
 def listeners() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name == "leasehold-bell"}
+    return {thread for thread in threading.enumerate() if thread.name == "lockstead-bell"}
 
 
 def wait_once(locks: DistributedLock) -> None:

@@ -8,10 +8,10 @@ from time import sleep
 
 import pytest
 
-from leasehold._model import Wake
-from leasehold._runtime import drive
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores._ear import BlockingEar, _Waiter
+from lockstead._model import Wake
+from lockstead._runtime import drive
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores._ear import BlockingEar, _Waiter
 
 
 class Channel:

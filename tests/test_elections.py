@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from leasehold import AsyncDistributedLock, ClosedError, DistributedLock, InvalidInputError, LockInfo, StoreError
-from leasehold._election import Contest
+from lockstead import AsyncDistributedLock, ClosedError, DistributedLock, InvalidInputError, LockInfo, StoreError
+from lockstead._election import Contest
 from tests.processes.helpers import eventually
 
 
@@ -41,7 +41,7 @@ def url(tmp_path: Path) -> str:
 
 LEFT_TO_THE_EXIT = """
 import sys, threading
-from leasehold import DistributedLock
+from lockstead import DistributedLock
 locks, elected = DistributedLock(sys.argv[1]), threading.Event()
 
 def on_lost(leadership):
@@ -53,7 +53,7 @@ elected.wait()
 
 LEFT_TO_THE_LOOP = """
 import asyncio, sys
-from leasehold import AsyncDistributedLock
+from lockstead import AsyncDistributedLock
 
 async def main():
     locks, elected = AsyncDistributedLock(sys.argv[1]), asyncio.Event()
@@ -69,7 +69,7 @@ asyncio.run(main())
 
 FORKED = """
 import os, sys, threading, time
-from leasehold import DistributedLock
+from lockstead import DistributedLock
 locks, told = DistributedLock(sys.argv[1], ttl=2), []
 background = locks.election("chief", on_elected=lambda _: told.append("elected"), on_lost=lambda _: told.append("lost"))
 background.start()
@@ -116,7 +116,7 @@ def test_no_thread_is_left_soon_after_a_stop() -> None:
         leadership.resign()
         eventually(lambda: (now := election.leader()) and now.is_me, "it is elected")
         election.stop()
-        names = ("leasehold-candidate", "leasehold-elected")
+        names = ("lockstead-candidate", "lockstead-elected")
         eventually(lambda: not any(thread.name in names for thread in threading.enumerate()), "all threads end")
 
 

@@ -15,7 +15,7 @@ import pytest
 import redis
 from hypothesis import given, settings
 
-from leasehold import (
+from lockstead import (
     AsyncDistributedLock,
     DistributedLock,
     FenceGate,
@@ -23,7 +23,7 @@ from leasehold import (
     LockError,
     StaleFenceError,
 )
-from leasehold.fencing import CHECK_FENCE_LUA, parse_fence
+from lockstead.fencing import CHECK_FENCE_LUA, parse_fence
 from tests.processes.helpers import PATIENCE, eventually
 from tests.servers.binaries import VALKEY9, Flavour
 from tests.servers.redis import RedisServer

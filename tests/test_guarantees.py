@@ -9,9 +9,9 @@ import tokenize
 from dataclasses import fields
 from pathlib import Path
 
-from leasehold.testing import Monitor, QuorumMonitor
-from leasehold.testing.torture import arena as arena_module
-from leasehold.testing.torture.checkers import CHECKERS, Promises
+from lockstead.testing import Monitor, QuorumMonitor
+from lockstead.testing.torture import arena as arena_module
+from lockstead.testing.torture.checkers import CHECKERS, Promises
 from tests.model import line_mutants, redlock_mutants
 from tests.simulation import mutants, quorum_mutants, test_election_histories
 from tests.torture import arenas
@@ -25,7 +25,7 @@ def test_the_tests_behind_guarantees_are_there() -> None:
     """`redis/test_it` is in a directory called so, or in test_redis.py."""
     named = re.findall(r"`(\w+)/(test_\w+)`", PAGE)
     assert len(named) > 100
-    files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "src/leasehold/testing").rglob("*.py")]
+    files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "src/lockstead/testing").rglob("*.py")]
     there = {(place, name) for file in files for name in names_in(file) for place in places(file)}
     assert sorted({*named} - there) == []
 

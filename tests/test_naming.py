@@ -11,8 +11,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from leasehold import InvalidInputError, lock_name
-from leasehold._input import check_name
+from lockstead import InvalidInputError, lock_name
+from lockstead._input import check_name
 
 TEXT = st.text(st.characters() | st.sampled_from(":%\0 A3"), min_size=1, max_size=8)
 

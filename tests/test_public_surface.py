@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import leasehold
-from leasehold import (
+import lockstead
+from lockstead import (
     AsyncDistributedLock,
     AsyncElection,
     AsyncLeadership,
@@ -27,7 +27,7 @@ from leasehold import (
     port,
 )
 
-SRC = Path(leasehold.__file__).parent
+SRC = Path(lockstead.__file__).parent
 DIFFERENT = {"__enter__", "__exit__", "__aenter__", "__aexit__"}
 
 
@@ -60,13 +60,13 @@ def test_both_facades_offer_the_same(blocking: type, asynchronous: type) -> None
 
 
 def test_all_is_sorted_and_true() -> None:
-    assert leasehold.__all__ == sorted(leasehold.__all__)
+    assert lockstead.__all__ == sorted(lockstead.__all__)
     assert errors.__all__ == sorted(errors.__all__)
     assert sorted(port.__all__) == sorted(set(port.__all__))
-    for module in (leasehold, port):
+    for module in (lockstead, port):
         for name in module.__all__:
             assert hasattr(module, name)
-    assert set(errors.__all__) <= set(leasehold.__all__)
+    assert set(errors.__all__) <= set(lockstead.__all__)
 
 
 @pytest.mark.parametrize("name", errors.__all__)
@@ -93,7 +93,7 @@ def test_the_core_knows_no_driver() -> None:
         assert not re.search(r"^(import|from) (asyncio|threading|time|random)\b", path.read_text(), re.MULTILINE), path
 
 
-@pytest.mark.parametrize("module", ["leasehold", "leasehold.port", "leasehold.testing"])
+@pytest.mark.parametrize("module", ["lockstead", "lockstead.port", "lockstead.testing"])
 def test_the_package_needs_nothing_but_python(module: str) -> None:
     program = (
         f"import sys; before = set(sys.modules); import {module};"
@@ -106,4 +106,4 @@ def test_the_package_needs_nothing_but_python(module: str) -> None:
         check=False,
         env={"PYTHONPATH": str(SRC.parent)},
     )
-    assert done.stdout.strip() == "{'leasehold'}", done.stderr
+    assert done.stdout.strip() == "{'lockstead'}", done.stderr

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from leasehold import AsyncDistributedLock, DistributedLock, StoreError
-from leasehold._model import LINGERING, Ask, Membership, Standing, Stay
-from leasehold._runtime import Runtime, drive
-from leasehold.runtimes.aio import AsyncRuntime
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores.memory import MemberServer, MemberStore
-from leasehold.stores.quorum import Quorum
+from lockstead import AsyncDistributedLock, DistributedLock, StoreError
+from lockstead._model import LINGERING, Ask, Membership, Standing, Stay
+from lockstead._runtime import Runtime, drive
+from lockstead.runtimes.aio import AsyncRuntime
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores.memory import MemberServer, MemberStore
+from lockstead.stores.quorum import Quorum
 
 
 class Dead(MemberStore):
@@ -82,7 +82,7 @@ def until(condition: Any, seconds: float = 10.0) -> None:
 
 
 def quorum_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "leasehold-quorum"]
+    return [thread for thread in threading.enumerate() if thread.name == "lockstead-quorum"]
 
 
 def test_threads_that_share_a_quorum_exclude_each_other(servers: list[MemberServer]) -> None:
@@ -164,7 +164,7 @@ def test_a_member_that_is_admitted_by_another_thread_meanwhile_trips_nobody(
             assert name == nodes._nodes[0].name
             nodes._note_admitted(nodes._nodes[0], Membership("", 0, 0.0, 0.0))
 
-        monkeypatch.setattr("leasehold.stores._nodes.log.warning", meanwhile)
+        monkeypatch.setattr("lockstead.stores._nodes.log.warning", meanwhile)
         memberships = drive(nodes._visit())
         assert [membership.votes_in for membership in memberships[1:]] == [0.0] * 4
 

@@ -16,7 +16,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from leasehold import (
+from lockstead import (
     AsyncDistributedLock,
     ClosedError,
     DistributedLock,
@@ -28,14 +28,14 @@ from leasehold import (
     StoreError,
     UnsupportedError,
 )
-from leasehold import _rate as rule
-from leasehold._engine import Engine
-from leasehold._model import Balance, Charge
-from leasehold._ratelimit import MOST, Limiter, rate
-from leasehold.runtimes.simulated import Process, World
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores.memory import MemoryServer, MemoryStore
-from leasehold.testing import Faults, SimulatedServer, SimulatedStore
+from lockstead import _rate as rule
+from lockstead._engine import Engine
+from lockstead._model import Balance, Charge
+from lockstead._ratelimit import MOST, Limiter, rate
+from lockstead.runtimes.simulated import Process, World
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores.memory import MemoryServer, MemoryStore
+from lockstead.testing import Faults, SimulatedServer, SimulatedStore
 
 START = 1.7e9
 """What a wall clock shows: where a moment in floating point is coarse."""

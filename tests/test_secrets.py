@@ -15,11 +15,11 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, assume, example, given, settings
 
-from leasehold._runtime import drive
-from leasehold.cli import main
-from leasehold.errors import InvalidInputError, LockError
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores import open_store
+from lockstead._runtime import drive
+from lockstead.cli import main
+from lockstead.errors import InvalidInputError, LockError
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores import open_store
 
 SCHEMES = [
     *("postgresql", "postgres", "postgresql+advisory", "redis", "rediss", "valkey", "redis+sentinel", "redis+cluster"),
@@ -110,7 +110,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Pool:
-    """What leasehold uses of psycopg_pool.ConnectionPool, which is not installed here."""
+    """What lockstead uses of psycopg_pool.ConnectionPool, which is not installed here."""
 
     __module__ = "psycopg_pool"
 
@@ -123,7 +123,7 @@ def use(source: object) -> Iterator[str]:
     """Open a store and ask it something; give all that is told."""
     said = io.StringIO()
     handler = logging.StreamHandler(said)
-    logging.getLogger("leasehold").addHandler(handler)
+    logging.getLogger("lockstead").addHandler(handler)
     try:
         store: Any = open_store(source, ThreadRuntime())
         yield repr(store)
@@ -136,7 +136,7 @@ def use(source: object) -> Iterator[str]:
     except (LockError, ImportError) as error:
         yield from told(error)
     finally:
-        logging.getLogger("leasehold").removeHandler(handler)
+        logging.getLogger("lockstead").removeHandler(handler)
         yield said.getvalue()
 
 
@@ -218,8 +218,8 @@ def test_the_command_tells_no_part_of_a_password(
     flags = [url] if takes_url else [] if from_environment else [f"--url={url}"]
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(said):
-        patch.setenv("LEASEHOLD_URL", url if from_environment else "redis://127.0.0.1:1")
-        patch.setattr(logging.getLogger("leasehold"), "handlers", [logging.StreamHandler(said)])
+        patch.setenv("LOCKSTEAD_URL", url if from_environment else "redis://127.0.0.1:1")
+        patch.setattr(logging.getLogger("lockstead"), "handlers", [logging.StreamHandler(said)])
         code = main(
             [*command, *flags, *(["--json"] if as_json else []), *(["--", "true"] if command[0] == "run" else [])]
         )

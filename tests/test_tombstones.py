@@ -7,12 +7,12 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from leasehold._model import Ask, Refusal
-from leasehold._runtime import drive
-from leasehold._store import GHOST
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores.memory import MemoryServer
-from leasehold.stores.sqlite import SWEEP_EVERY, SqliteStore
+from lockstead._model import Ask, Refusal
+from lockstead._runtime import drive
+from lockstead._store import GHOST
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores.memory import MemoryServer
+from lockstead.stores.sqlite import SWEEP_EVERY, SqliteStore
 
 STORM = 3000
 

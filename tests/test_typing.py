@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, assert_type
 
-from leasehold import AsyncDistributedLock, DistributedLock
+from lockstead import AsyncDistributedLock, DistributedLock
 
 
 def test_a_decorated_function_keeps_its_type() -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from leasehold import (
+from lockstead import (
     AsyncDistributedLock,
     ClosedError,
     DistributedLock,
@@ -288,7 +288,7 @@ def forks_after_its_sessions_have_ended() -> None:
     """What the loop has lost before needs no letting go, and keeps nothing else from being let go."""
     import psycopg  # noqa: PLC0415 - of the stores, only PostgreSQL has it
 
-    logging.getLogger("leasehold").addHandler(logging.NullHandler())
+    logging.getLogger("lockstead").addHandler(logging.NullHandler())
 
     async def main() -> None:
         locks = async_client()

@@ -1,4 +1,4 @@
-"""Real `leasehold` processes on a real SQLite file."""
+"""Real `lockstead` processes on a real SQLite file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from leasehold import DistributedLock, LockInfo
+from lockstead import DistributedLock, LockInfo
 
 PATIENCE = 15.0
 
@@ -37,20 +37,20 @@ def is_alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-class Leasehold:
+class Lockstead:
     """The command, on one test's own store."""
 
     def __init__(self, directory: Path) -> None:
         self.database = directory / "locks.db"
         self.url = f"sqlite:///{self.database}"
-        self.environment = os.environ | {"LEASEHOLD_URL": self.url, "PYTHONWARNINGS": "error"}
+        self.environment = os.environ | {"LOCKSTEAD_URL": self.url, "PYTHONWARNINGS": "error"}
         self.environment.pop("PYTHONUNBUFFERED", None)
         self._started: list[subprocess.Popen[str]] = []
 
     def __call__(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run the command to its end."""
         return subprocess.run(
-            [sys.executable, "-m", "leasehold", *arguments],
+            [sys.executable, "-m", "lockstead", *arguments],
             env=self.environment,
             capture_output=True,
             text=True,
@@ -68,7 +68,7 @@ class Leasehold:
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         """Start the command; whatever is left of it ends with the test."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "leasehold", *arguments],
+            [sys.executable, "-m", "lockstead", *arguments],
             env=self.environment,
             text=True,
             **({"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options),
@@ -77,7 +77,7 @@ class Leasehold:
         return process
 
     def hold(self, name: str, *options: str) -> subprocess.Popen[str]:
-        """Start a `leasehold run` that holds a name, and wait until it does."""
+        """Start a `lockstead run` that holds a name, and wait until it does."""
         process = self.start("run", name, *options, "--", "sleep", "60")
         eventually(lambda: self.info(name), f"{name} is held")
         return process
@@ -100,7 +100,7 @@ class Leasehold:
 
 
 @pytest.fixture
-def leasehold(tmp_path: Path) -> Iterator[Leasehold]:
-    command = Leasehold(tmp_path)
+def lockstead(tmp_path: Path) -> Iterator[Lockstead]:
+    command = Lockstead(tmp_path)
     yield command
     command.stop()

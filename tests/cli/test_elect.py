@@ -1,4 +1,4 @@
-"""`leasehold elect`: one of many runs the command, and another when that one fails."""
+"""`lockstead elect`: one of many runs the command, and another when that one fails."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from leasehold import DistributedLock
-from tests.cli.conftest import Leasehold, eventually, is_alive
+from lockstead import DistributedLock
+from tests.cli.conftest import Lockstead, eventually, is_alive
 from tests.cli.test_run_losing import unusable
 
 LEADING = """
@@ -18,7 +18,7 @@ import os, signal, sys, time
 if "stubborn" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 with open(sys.argv[1], "a", buffering=1) as journal:
-    journal.write(f"{os.getpid()} {os.environ['LEASEHOLD_NAME']} {os.environ['LEASEHOLD_FENCE']}\\n")
+    journal.write(f"{os.getpid()} {os.environ['LOCKSTEAD_NAME']} {os.environ['LOCKSTEAD_FENCE']}\\n")
     while True:
         with open(f"{sys.argv[1]}.last", "w") as beat:
             beat.write(str(time.clock_gettime(time.CLOCK_BOOTTIME)))
@@ -27,11 +27,11 @@ with open(sys.argv[1], "a", buffering=1) as journal:
 
 
 class Candidate:
-    """A `leasehold elect` whose command writes down each time it is run, and when it was last alive."""
+    """A `lockstead elect` whose command writes down each time it is run, and when it was last alive."""
 
-    def __init__(self, leasehold: Leasehold, journal: Path, *options: str, manner: str = "obedient") -> None:
+    def __init__(self, lockstead: Lockstead, journal: Path, *options: str, manner: str = "obedient") -> None:
         self._journal = journal
-        self.process = leasehold.start(
+        self.process = lockstead.start(
             "elect", "chief", *options, "--", sys.executable, "-c", LEADING, str(journal), manner
         )
 
@@ -50,35 +50,35 @@ class Candidate:
         return float(Path(f"{self._journal}.last").read_text() or 0)
 
 
-def waits(leasehold: Leasehold, number: int = 1) -> None:
-    eventually(lambda: (info := leasehold.info("chief")) and info.waiting == number, f"{number} wait")
+def waits(lockstead: Lockstead, number: int = 1) -> None:
+    eventually(lambda: (info := lockstead.info("chief")) and info.waiting == number, f"{number} wait")
 
 
-def test_it_exits_with_the_code_of_its_command_and_resigns(leasehold: Leasehold) -> None:
-    finished = leasehold("elect", "chief", "--metadata", "zone=a", "--", "sh", "-c", "echo $LEASEHOLD_NAME; exit 7")
+def test_it_exits_with_the_code_of_its_command_and_resigns(lockstead: Lockstead) -> None:
+    finished = lockstead("elect", "chief", "--metadata", "zone=a", "--", "sh", "-c", "echo $LOCKSTEAD_NAME; exit 7")
     assert (finished.returncode, finished.stdout, finished.stderr) == (7, "chief\n", "")
-    assert leasehold.info("chief") is None
+    assert lockstead.info("chief") is None
 
 
-def test_a_killed_leader_is_followed_within_the_ttl(leasehold: Leasehold, tmp_path: Path) -> None:
-    first = Candidate(leasehold, tmp_path / "first", "--ttl", "1.5")
+def test_a_killed_leader_is_followed_within_the_ttl(lockstead: Lockstead, tmp_path: Path) -> None:
+    first = Candidate(lockstead, tmp_path / "first", "--ttl", "1.5")
     first.leads()
-    second = Candidate(leasehold, tmp_path / "second", "--ttl", "1.5", "--json")
-    waits(leasehold)
+    second = Candidate(lockstead, tmp_path / "second", "--ttl", "1.5", "--json")
+    waits(lockstead)
     first.process.kill()
     killed = time.monotonic()
     second.leads()
     assert time.monotonic() - killed < 1.5 + 1.0
     assert not is_alive(first.terms[0][0])
     assert second.terms[0][2] > first.terms[0][2]
-    assert leasehold("release", "chief", "--force").returncode == 0
+    assert lockstead("release", "chief", "--force").returncode == 0
     second.leads(2)
 
 
-def test_a_deposed_leader_stops_its_command_and_stands_again(leasehold: Leasehold, tmp_path: Path) -> None:
-    leader = Candidate(leasehold, tmp_path / "leader", "--ttl", "0.6")
+def test_a_deposed_leader_stops_its_command_and_stands_again(lockstead: Lockstead, tmp_path: Path) -> None:
+    leader = Candidate(lockstead, tmp_path / "leader", "--ttl", "0.6")
     leader.leads()
-    assert leasehold("release", "chief", "--force").returncode == 0
+    assert lockstead("release", "chief", "--force").returncode == 0
     leader.leads(2)
     (pid, name, fence), (again, _, greater) = leader.terms
     assert not is_alive(pid)
@@ -87,37 +87,37 @@ def test_a_deposed_leader_stops_its_command_and_stands_again(leasehold: Leasehol
     leader.process.send_signal(signal.SIGTERM)
     assert leader.process.wait(10) == 128 + signal.SIGTERM
     assert "standing again" in leader.process.communicate()[1]
-    assert leasehold.info("chief") is None
+    assert lockstead.info("chief") is None
 
 
 def test_without_renewals_the_command_is_dead_before_the_lease_ends_and_runs_again_after(
-    leasehold: Leasehold, tmp_path: Path
+    lockstead: Lockstead, tmp_path: Path
 ) -> None:
-    leader = Candidate(leasehold, tmp_path / "leader", "--ttl", "1.5", manner="stubborn")
+    leader = Candidate(lockstead, tmp_path / "leader", "--ttl", "1.5", manner="stubborn")
     leader.leads()
-    with unusable(leasehold.database) as expires_at:
+    with unusable(lockstead.database) as expires_at:
         assert leader.last_alive() < expires_at
         eventually(lambda: time.clock_gettime(time.CLOCK_BOOTTIME) > expires_at, "the lease ends")
     leader.leads(2)
     leader.process.kill()
 
 
-def test_a_signal_ends_the_wait_and_leaves_no_place(leasehold: Leasehold) -> None:
-    with DistributedLock(leasehold.url) as locks, locks.lock("chief"):
-        process = leasehold.start("elect", "chief", "--", "true")
-        waits(leasehold)
+def test_a_signal_ends_the_wait_and_leaves_no_place(lockstead: Lockstead) -> None:
+    with DistributedLock(lockstead.url) as locks, locks.lock("chief"):
+        process = lockstead.start("elect", "chief", "--", "true")
+        waits(lockstead)
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 128 + signal.SIGTERM
-        waits(leasehold, 0)
+        waits(lockstead, 0)
 
 
-def test_a_store_that_was_never_there_is_told_at_once(leasehold: Leasehold) -> None:
-    finished = leasehold("elect", "chief", "--json", "--url", "redis://127.0.0.1:1", "--", "true")
+def test_a_store_that_was_never_there_is_told_at_once(lockstead: Lockstead) -> None:
+    finished = lockstead("elect", "chief", "--json", "--url", "redis://127.0.0.1:1", "--", "true")
     assert finished.returncode == json.loads(finished.stderr)["exit_code"] == 69
 
 
-def test_what_cannot_be_run_is_told(leasehold: Leasehold) -> None:
-    assert leasehold("elect", "chief", "--", os.devnull).returncode == 126
-    assert leasehold("elect", "chief").returncode == 2
-    finished = leasehold("elect", "chief", "--ttl", "2", "--grace", "1.5", "--", "true")
+def test_what_cannot_be_run_is_told(lockstead: Lockstead) -> None:
+    assert lockstead("elect", "chief", "--", os.devnull).returncode == 126
+    assert lockstead("elect", "chief").returncode == 2
+    finished = lockstead("elect", "chief", "--ttl", "2", "--grace", "1.5", "--", "true")
     assert (finished.returncode, "half of the lease" in finished.stderr) == (2, True)

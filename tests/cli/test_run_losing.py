@@ -1,4 +1,4 @@
-"""`leasehold run` when its lease ends too early: the command is stopped before anybody else can hold."""
+"""`lockstead run` when its lease ends too early: the command is stopped before anybody else can hold."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from leasehold import DistributedLock
-from leasehold.cli import main
-from tests.cli.conftest import Leasehold, eventually, is_alive
+from lockstead import DistributedLock
+from lockstead.cli import main
+from tests.cli.conftest import Lockstead, eventually, is_alive
 
 BEATING = """
 import os, signal, sys, time
@@ -35,14 +35,14 @@ with open("command" if is_command else "descendant", "w", buffering=1) as journa
 
 
 class Victim:
-    """A `leasehold run` whose command and its descendant write down when they were last alive."""
+    """A `lockstead run` whose command and its descendant write down when they were last alive."""
 
     def __init__(
-        self, leasehold: Leasehold, directory: Path, *options: str, manner: str = "stubborn", **streams: Any
+        self, lockstead: Lockstead, directory: Path, *options: str, manner: str = "stubborn", **streams: Any
     ) -> None:
         self._journals = (directory / "command", directory / "descendant")
         command = (sys.executable, "-c", BEATING, manner)
-        self.process = leasehold.start("run", "job", *options, "--", *command, cwd=directory, **streams)
+        self.process = lockstead.start("run", "job", *options, "--", *command, cwd=directory, **streams)
         eventually(lambda: all(len(self._lines(path)) > 1 for path in self._journals), "both run")
 
     @property
@@ -69,96 +69,96 @@ def unusable(database: Path) -> Iterator[float]:
         connection.execute("ROLLBACK")
 
 
-def test_without_renewals_all_are_killed_before_the_lease_ends(leasehold: Leasehold, tmp_path: Path) -> None:
-    victim = Victim(leasehold, tmp_path, "--ttl", "1.5")
-    with unusable(leasehold.database) as expires_at:
+def test_without_renewals_all_are_killed_before_the_lease_ends(lockstead: Lockstead, tmp_path: Path) -> None:
+    victim = Victim(lockstead, tmp_path, "--ttl", "1.5")
+    with unusable(lockstead.database) as expires_at:
         last = victim.last_alive()
         assert last < expires_at
         assert last > expires_at - 0.5, "they could have had more time"
     assert victim.process.wait(10) == 74
-    with DistributedLock(leasehold.url) as locks, locks.lock("job", timeout=5):
+    with DistributedLock(lockstead.url) as locks, locks.lock("job", timeout=5):
         assert time.clock_gettime(time.CLOCK_BOOTTIME) > last
     assert "'job'" in victim.process.communicate()[1]
 
 
-def test_without_renewals_an_obedient_command_has_its_grace(leasehold: Leasehold, tmp_path: Path) -> None:
-    victim = Victim(leasehold, tmp_path, "--ttl", "2", "--grace", "1", manner="obedient")
-    with unusable(leasehold.database) as expires_at:
+def test_without_renewals_an_obedient_command_has_its_grace(lockstead: Lockstead, tmp_path: Path) -> None:
+    victim = Victim(lockstead, tmp_path, "--ttl", "2", "--grace", "1", manner="obedient")
+    with unusable(lockstead.database) as expires_at:
         assert expires_at - victim.last_alive() > 0.8
     assert victim.process.wait(10) == 74
 
 
-def test_a_descendant_that_outlives_an_obedient_command_is_killed(leasehold: Leasehold, tmp_path: Path) -> None:
-    victim = Victim(leasehold, tmp_path, "--max-hold", "2", manner="stubborn-descendant")
+def test_a_descendant_that_outlives_an_obedient_command_is_killed(lockstead: Lockstead, tmp_path: Path) -> None:
+    victim = Victim(lockstead, tmp_path, "--max-hold", "2", manner="stubborn-descendant")
     assert victim.process.wait(10) == 74
     victim.last_alive()
 
 
-def test_a_full_pipe_does_not_keep_the_command_alive(leasehold: Leasehold, tmp_path: Path) -> None:
+def test_a_full_pipe_does_not_keep_the_command_alive(lockstead: Lockstead, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     with closing(os.fdopen(reader, "rb")), os.fdopen(writer, "wb", buffering=0) as full:
         while full.write(b"\n" * 4096):
             pass
         os.set_blocking(writer, True)
-        victim = Victim(leasehold, tmp_path, "--ttl", "1", stderr=full)
-        with unusable(leasehold.database) as expires_at:
+        victim = Victim(lockstead, tmp_path, "--ttl", "1", stderr=full)
+        with unusable(lockstead.database) as expires_at:
             assert victim.last_alive() < expires_at
         victim.process.kill()
 
 
-def test_a_recovered_store_does_not_save_a_command_told_to_stop(leasehold: Leasehold, tmp_path: Path) -> None:
-    victim = Victim(leasehold, tmp_path, "--ttl", "3", "--grace", "1.5")
-    with unusable(leasehold.database) as expires_at:
+def test_a_recovered_store_does_not_save_a_command_told_to_stop(lockstead: Lockstead, tmp_path: Path) -> None:
+    victim = Victim(lockstead, tmp_path, "--ttl", "3", "--grace", "1.5")
+    with unusable(lockstead.database) as expires_at:
         clock = time.CLOCK_BOOTTIME
         eventually(lambda: time.clock_gettime(clock) > expires_at - 1.4, "SIGTERM must have been sent")
     assert victim.last_alive() < expires_at
     assert victim.process.wait(10) == 74
-    assert leasehold.info("job") is None
+    assert lockstead.info("job") is None
 
 
-def test_renewals_keep_a_command_far_beyond_its_ttl(leasehold: Leasehold) -> None:
-    finished = leasehold("run", "job", "--ttl", "0.6", "--grace", "0.3", "--", "sleep", "2.5")
+def test_renewals_keep_a_command_far_beyond_its_ttl(lockstead: Lockstead) -> None:
+    finished = lockstead("run", "job", "--ttl", "0.6", "--grace", "0.3", "--", "sleep", "2.5")
     assert (finished.returncode, finished.stderr) == (0, "")
 
 
-def test_a_lock_taken_away_stops_the_command(leasehold: Leasehold, tmp_path: Path) -> None:
-    victim = Victim(leasehold, tmp_path, "--ttl", "1.5", "--grace", "0.7")
+def test_a_lock_taken_away_stops_the_command(lockstead: Lockstead, tmp_path: Path) -> None:
+    victim = Victim(lockstead, tmp_path, "--ttl", "1.5", "--grace", "0.7")
     released = time.clock_gettime(time.CLOCK_BOOTTIME)
-    assert leasehold("release", "job", "--force").returncode == 0
+    assert lockstead("release", "job", "--force").returncode == 0
     assert victim.last_alive() - released < 1.5 + 0.5
     assert victim.process.wait(10) == 74
     assert "lost" in victim.process.communicate()[1]
 
 
-def test_a_loss_is_acted_on_as_soon_as_a_renewal_tells(leasehold: Leasehold, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leasehold.cli.guard.LONGEST_NAP", 60.0)
+def test_a_loss_is_acted_on_as_soon_as_a_renewal_tells(lockstead: Lockstead, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstead.cli.guard.LONGEST_NAP", 60.0)
     taken = []
 
     def take_away() -> None:
-        eventually(lambda: leasehold.info("job"), "it is held")
-        with DistributedLock(leasehold.url) as locks:
+        eventually(lambda: lockstead.info("job"), "it is held")
+        with DistributedLock(lockstead.url) as locks:
             locks.force_release("job")
         taken.append(time.monotonic())
 
     thread = threading.Thread(target=take_away)
     thread.start()
-    assert main(["run", "job", "--url", leasehold.url, "--ttl", "3", "--grace", "0", "--", "sleep", "60"]) == 74
+    assert main(["run", "job", "--url", lockstead.url, "--ttl", "3", "--grace", "0", "--", "sleep", "60"]) == 74
     assert time.monotonic() - taken[0] < 2.0, "the next renewal is due after 1.2 s at most"
     thread.join()
 
 
-def test_a_loss_that_shows_only_at_the_release_counts(leasehold: Leasehold) -> None:
-    take_away = f"{sys.executable} -m leasehold release job --force"
-    finished = leasehold("run", "job", "--json", "--", "sh", "-c", f"{take_away}; exit 3")
+def test_a_loss_that_shows_only_at_the_release_counts(lockstead: Lockstead) -> None:
+    take_away = f"{sys.executable} -m lockstead release job --force"
+    finished = lockstead("run", "job", "--json", "--", "sh", "-c", f"{take_away}; exit 3")
     told = json.loads(finished.stderr)
     assert finished.returncode == told["exit_code"] == 74
     assert (told["error"], told["name"], told["ending"]) == ("lease_lost", "job", 3)
 
 
-def test_max_hold_ends_the_command_in_time(leasehold: Leasehold, tmp_path: Path) -> None:
+def test_max_hold_ends_the_command_in_time(lockstead: Lockstead, tmp_path: Path) -> None:
     began = time.clock_gettime(time.CLOCK_BOOTTIME)
-    victim = Victim(leasehold, tmp_path, "--ttl", "1", "--max-hold", "2")
+    victim = Victim(lockstead, tmp_path, "--ttl", "1", "--max-hold", "2")
     granted_by = float(Victim._lines(tmp_path / "command")[1])
     last = victim.last_alive()
     assert last < granted_by + 2
@@ -167,24 +167,24 @@ def test_max_hold_ends_the_command_in_time(leasehold: Leasehold, tmp_path: Path)
     assert "--max-hold (2.0s)" in victim.process.communicate()[1]
 
 
-def test_a_stopped_wrapper_checks_its_lease_before_anything_else(leasehold: Leasehold, tmp_path: Path) -> None:
-    victim = Victim(leasehold, tmp_path, "--ttl", "1")
+def test_a_stopped_wrapper_checks_its_lease_before_anything_else(lockstead: Lockstead, tmp_path: Path) -> None:
+    victim = Victim(lockstead, tmp_path, "--ttl", "1")
     victim.process.send_signal(signal.SIGSTOP)
-    eventually(lambda: leasehold.info("job") is None, "the lease has ended")
+    eventually(lambda: lockstead.info("job") is None, "the lease has ended")
     resumed = time.clock_gettime(time.CLOCK_BOOTTIME)
     victim.process.send_signal(signal.SIGCONT)
     assert victim.last_alive() - resumed < 0.9
     assert victim.process.wait(10) == 74
 
 
-def test_loss_as_json_is_one_object(leasehold: Leasehold) -> None:
-    finished = leasehold("run", "job", "--max-hold", "0.6", "--json", "--", "sleep", "60")
+def test_loss_as_json_is_one_object(lockstead: Lockstead) -> None:
+    finished = lockstead("run", "job", "--max-hold", "0.6", "--json", "--", "sleep", "60")
     told = json.loads(finished.stderr)
     assert (finished.returncode, told["error"], told["ending"]) == (74, "lease_lost", -signal.SIGTERM)
 
 
-def test_a_command_stopped_by_somebody_else_is_resumed_to_be_ended(leasehold: Leasehold, tmp_path: Path) -> None:
-    process = leasehold.start(
+def test_a_command_stopped_by_somebody_else_is_resumed_to_be_ended(lockstead: Lockstead, tmp_path: Path) -> None:
+    process = lockstead.start(
         "run",
         *("job", "--max-hold", "2", "--", "sh", "-c", "trap 'touch told; exit' TERM; touch ready; kill -STOP $$"),
         cwd=tmp_path,

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from leasehold.testing.contract.rigs import DRIVERS, Rig
+from lockstead.testing.contract.rigs import DRIVERS, Rig
 from tests.contract.rigs import EACH_CLOCK, ONE_VERSION, STORES, VARIANTS
 
 
@@ -15,7 +15,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     stores = list(STORES)
     marked = metafunc.definition.get_closest_marker
     from_threads: set[str] = set()
-    if not os.environ.get("LEASEHOLD_VERSIONS"):
+    if not os.environ.get("LOCKSTEAD_VERSIONS"):
         from_threads = VARIANTS
         stores = ONE_VERSION if marked("one_version") else stores
         stores = EACH_CLOCK if marked("each_clock") else stores

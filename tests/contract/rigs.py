@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from leasehold.stores import open_store
-from leasehold.stores.memory import MemberServer, MemberStore, MemoryServer, MemoryStore
-from leasehold.stores.quorum import Quorum
-from leasehold.stores.sqlite import SqliteStore
-from leasehold.testing.contract.rigs import Opener
+from lockstead.stores import open_store
+from lockstead.stores.memory import MemberServer, MemberStore, MemoryServer, MemoryStore
+from lockstead.stores.quorum import Quorum
+from lockstead.stores.sqlite import SqliteStore
+from lockstead.testing.contract.rigs import Opener
 from tests.processes.helpers import eventually
 from tests.servers.binaries import POSTGRES18, VALKEY9, Flavour, PostgresFlavour, postgres_flavours, redis_flavours
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold._store import Joint, Lingering, Rated
-from leasehold.stores.quorum import Quorum
-from leasehold.testing.contract.abilities import *  # noqa: F403
-from leasehold.testing.contract.abilities import all_of, stay
-from leasehold.testing.contract.rigs import Rig
-from leasehold.testing.contract.store import TIMEOUT, join, wish
+from lockstead._store import Joint, Lingering, Rated
+from lockstead.stores.quorum import Quorum
+from lockstead.testing.contract.abilities import *  # noqa: F403
+from lockstead.testing.contract.abilities import all_of, stay
+from lockstead.testing.contract.rigs import Rig
+from lockstead.testing.contract.store import TIMEOUT, join, wish
 
 ABILITIES: dict[str, set[type]] = {
     "memory": {Lingering, Joint, Rated},

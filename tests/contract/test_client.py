@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-import leasehold
-from leasehold import InvalidInputError, LockError
-from leasehold.testing.contract import client
-from leasehold.testing.contract.client import *  # noqa: F403
-from leasehold.testing.contract.rigs import Rig, ask
+import lockstead
+from lockstead import InvalidInputError, LockError
+from lockstead.testing.contract import client
+from lockstead.testing.contract.client import *  # noqa: F403
+from lockstead.testing.contract.rigs import Rig, ask
 
 pytestmark = pytest.mark.one_version
 for takes_a_whole_life in (
@@ -128,6 +128,6 @@ def test_an_unknown_option_is_refused(rig: Rig) -> None:
 
 
 def test_every_error_is_a_lock_error() -> None:
-    errors = [getattr(leasehold, name) for name in leasehold.__all__ if name.endswith("Error")]
+    errors = [getattr(lockstead, name) for name in lockstead.__all__ if name.endswith("Error")]
     assert len(errors) == 13
     assert all(issubclass(error, LockError) for error in errors)

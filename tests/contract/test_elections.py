@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold import DistributedLock, InvalidInputError
-from leasehold.testing.contract.elections import *  # noqa: F403
+from lockstead import DistributedLock, InvalidInputError
+from lockstead.testing.contract.elections import *  # noqa: F403
 
 pytestmark = pytest.mark.one_version
 

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold.testing.contract.primitives import *  # noqa: F403
+from lockstead.testing.contract.primitives import *  # noqa: F403
 
 pytestmark = pytest.mark.one_version

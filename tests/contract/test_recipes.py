@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold import InvalidInputError
-from leasehold.testing.contract.recipes import *  # noqa: F403
-from leasehold.testing.contract.rigs import Rig, ask
+from lockstead import InvalidInputError
+from lockstead.testing.contract.recipes import *  # noqa: F403
+from lockstead.testing.contract.rigs import Rig, ask
 
 pytestmark = pytest.mark.one_version
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from leasehold.stores import SCHEMES
-from leasehold.testing.contract.store import *  # noqa: F403
+from lockstead.stores import SCHEMES
+from lockstead.testing.contract.store import *  # noqa: F403
 from tests.contract.rigs import STORES
 
 

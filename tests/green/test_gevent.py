@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from leasehold import DistributedLock
+from lockstead import DistributedLock
 from tests.green.helpers import PATIENCE, run
 from tests.processes.helpers import transaction_of_a_stranger, url_of
 from tests.servers.binaries import POSTGRES18, VALKEY9

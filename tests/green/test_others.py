@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from leasehold import AsyncDistributedLock, UnsupportedError
-from leasehold._runtime import drive
+from lockstead import AsyncDistributedLock, UnsupportedError
+from lockstead._runtime import drive
 from tests.green.helpers import run
 from tests.processes.helpers import url_of
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from leasehold import DistributedLock
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.testing.contract.rigs import Opener
+from lockstead import DistributedLock
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.testing.contract.rigs import Opener
 from tests.contract.rigs import STORES
 from tests.servers.binaries import POSTGRES18, VALKEY9
 
@@ -22,7 +22,7 @@ EACH_KIND = ["memory", "sqlite", f"redis-{VALKEY9.name}", "redlock"] + [
 @pytest.fixture(autouse=True)
 def _silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Log nothing: before Python 3.13 an interrupt in `logging` may leave pytest's handlers locked for all threads."""
-    monkeypatch.setattr(logging.getLogger("leasehold"), "disabled", True)
+    monkeypatch.setattr(logging.getLogger("lockstead"), "disabled", True)
 
 
 @pytest.fixture(params=EACH_KIND)
@@ -67,13 +67,13 @@ def url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def seed() -> int:
-    """Draw, and print for the replay, what chance is made of: LEASEHOLD_SEED repeats a run."""
-    seed = int(os.environ.get("LEASEHOLD_SEED") or secrets.randbits(32))
-    print(f"LEASEHOLD_SEED={seed}")
+    """Draw, and print for the replay, what chance is made of: LOCKSTEAD_SEED repeats a run."""
+    seed = int(os.environ.get("LOCKSTEAD_SEED") or secrets.randbits(32))
+    print(f"LOCKSTEAD_SEED={seed}")
     return seed
 
 
 @pytest.fixture
 def stride() -> int:
-    """Tell how many points to go on to the next to be tried: LEASEHOLD_EVERY_POINT=1 tries them all."""
-    return 1 if os.environ.get("LEASEHOLD_EVERY_POINT") else 19
+    """Tell how many points to go on to the next to be tried: LOCKSTEAD_EVERY_POINT=1 tries them all."""
+    return 1 if os.environ.get("LOCKSTEAD_EVERY_POINT") else 19

@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from leasehold import AsyncDistributedLock, DistributedLock
+from lockstead import AsyncDistributedLock, DistributedLock
 from tests.processes.helpers import eventually
 
 
@@ -27,7 +27,7 @@ def no_collector() -> Iterator[None]:
 
 def _threads() -> set[threading.Thread]:
     """List our threads; those of the tests before may go on for a while."""
-    return {thread for thread in threading.enumerate() if thread.name.startswith("leasehold")}
+    return {thread for thread in threading.enumerate() if thread.name.startswith("lockstead")}
 
 
 def _descriptors() -> int:

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from leasehold import ClosedError, DistributedLock, LockHandle, NestedCallError
+from lockstead import ClosedError, DistributedLock, LockHandle, NestedCallError
 from tests.interrupts.points import at_point
 from tests.processes.helpers import eventually, run
 
@@ -128,10 +128,10 @@ def test_a_handler_may_close_the_client_wherever_it_interrupts(connect: Connect,
 
 
 def test_a_handler_that_interrupts_at_random_never_hangs(url: str, seed: int) -> None:
-    worker = run("signals.py", "handling", url, within=60, env={"LEASEHOLD_SEED": str(seed)})
+    worker = run("signals.py", "handling", url, within=60, env={"LOCKSTEAD_SEED": str(seed)})
     assert worker.process.returncode == 0, worker.errors
 
 
 def test_a_process_that_closes_its_client_on_sigterm_exits_and_leaves_nothing(url: str, seed: int) -> None:
-    worker = run("signals.py", "terminated", url, within=60, env={"LEASEHOLD_SEED": str(seed)})
+    worker = run("signals.py", "terminated", url, within=60, env={"LOCKSTEAD_SEED": str(seed)})
     assert worker.process.returncode == 0, worker.errors

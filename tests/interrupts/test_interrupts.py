@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from leasehold import DistributedLock
-from leasehold.blocking.guards import LockGuard
+from lockstead import DistributedLock
+from lockstead.blocking.guards import LockGuard
 from tests.interrupts.points import at_point
 from tests.processes.helpers import eventually, run
 
@@ -173,7 +173,7 @@ def test_an_interrupt_of_a_wait_leaves_no_place_and_the_next_is_served(
 
 
 def test_random_interrupts_are_survived(url: str, seed: int) -> None:
-    worker = run("signals.py", "interrupted", url, within=60, env={"LEASEHOLD_SEED": str(seed)})
+    worker = run("signals.py", "interrupted", url, within=60, env={"LOCKSTEAD_SEED": str(seed)})
     assert worker.process.returncode == 0, worker.errors
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from examples.own_store import Book, FileLine, FileStore
-from leasehold.port import Ask, Place, Refusal, Renewal, Standing, rule
+from lockstead.port import Ask, Place, Refusal, Renewal, Standing, rule
 
 
 class AnybodyLeaves(FileStore):

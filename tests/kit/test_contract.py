@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.testing import contract
+from lockstead.testing import contract
 
 ROOT = Path(__file__).parents[2]
 BROKEN = {
@@ -26,7 +26,7 @@ BROKEN = {
 
 AUTHORS_TESTS = """
 import pytest
-from leasehold.testing.contract import *
+from lockstead.testing.contract import *
 from tests.kit.broken import {store}
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_store_that_is_broken_fails_the_test_that_is_about_it(tmp_path: Path) 
 
 
 def test_whoever_does_not_say_how_a_store_is_opened_is_told_so(tmp_path: Path) -> None:
-    (tmp_path / "test_nothing.py").write_text("from leasehold.testing.contract import *")
+    (tmp_path / "test_nothing.py").write_text("from lockstead.testing.contract import *")
     assert "fixture 'open_store' not found" in run(tmp_path, "test_nothing.py::test_the_first_to_join_holds")
 
 

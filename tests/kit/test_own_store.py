@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from examples.own_store import FileStore
-from leasehold.port import Runtime
-from leasehold.testing.contract import *  # noqa: F403
+from lockstead.port import Runtime
+from lockstead.testing.contract import *  # noqa: F403
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import socket
 
-from leasehold.testing.proxy import HOST, FaultProxy
+from lockstead.testing.proxy import HOST, FaultProxy
 
 
 def test_whoever_is_just_being_let_in_when_it_ends_is_put_out() -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from examples.own_store import FileStore, open_file
-from leasehold import AsyncDistributedLock, DistributedLock, InvalidInputError
-from leasehold.cli import main
-from leasehold.port import Runtime
-from leasehold.stores import SCHEMES, _registered, register
+from lockstead import AsyncDistributedLock, DistributedLock, InvalidInputError
+from lockstead.cli import main
+from lockstead.port import Runtime
+from lockstead.stores import SCHEMES, _registered, register
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,19 +65,19 @@ def test_an_installed_package_opens_its_scheme_in_every_process(tmp_path: Path) 
     package = tmp_path / "shelves-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: shelves\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text("[leasehold.stores]\nshelf = examples.own_store:open_file\n")
-    done = leasehold(tmp_path, "run", "report", "--url", f"shelf://{tmp_path}", "--", "echo", "done")
+    (package / "entry_points.txt").write_text("[lockstead.stores]\nshelf = examples.own_store:open_file\n")
+    done = lockstead(tmp_path, "run", "report", "--url", f"shelf://{tmp_path}", "--", "echo", "done")
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
     assert list(tmp_path.glob("locks-*.json"))
-    refused = leasehold(tmp_path, "ls", "--url", "attic:///tmp")
+    refused = lockstead(tmp_path, "ls", "--url", "attic:///tmp")
     assert refused.returncode != 0
     assert "no store has this scheme" in refused.stderr
     assert "shelf://" in refused.stderr
 
 
-def leasehold(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def lockstead(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "leasehold", *arguments],
+        [sys.executable, "-m", "lockstead", *arguments],
         env=os.environ | {"PYTHONPATH": f"{installed}:{ROOT / 'src'}:{ROOT}"},
         capture_output=True,
         text=True,
@@ -96,5 +96,5 @@ def test_an_unknown_scheme_is_told_which_there_are_and_the_password_to_nobody() 
 
 @pytest.mark.parametrize("scheme", [*SCHEMES, "SQLite"])
 def test_a_scheme_of_ours_is_nobody_elses(scheme: str) -> None:
-    with pytest.raises(InvalidInputError, match="of leasehold itself"):
+    with pytest.raises(InvalidInputError, match="of lockstead itself"):
         register(scheme, open_file)

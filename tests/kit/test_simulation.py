@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from examples.own_store import FileStore
-from leasehold.testing import ViolationError, simulate
+from lockstead.testing import ViolationError, simulate
 from tests.kit import broken
 from tests.simulation.test_stores import Clock
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from examples import own_store
-from leasehold.port import Capabilities, Runtime
-from leasehold.stores import register
-from leasehold.testing.torture import Arena, Report, torture
+from lockstead.port import Capabilities, Runtime
+from lockstead.stores import register
+from lockstead.testing.torture import Arena, Report, torture
 
 SECONDS = 4.0
 SEED = 1

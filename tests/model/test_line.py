@@ -7,15 +7,15 @@ from functools import cache
 
 import pytest
 
-from leasehold import _rule
-from leasehold._model import Ask, Place, Refusal, Renewal, Standing
-from leasehold.stores.memory import _MemoryLine
+from lockstead import _rule
+from lockstead._model import Ask, Place, Refusal, Renewal, Standing
+from lockstead.stores.memory import _MemoryLine
 from tests.model.checker import CounterexampleError, Report, explore
 from tests.model.line import LineModel, Outcome, Owner, Request, Scope
 from tests.model.line import Place as ModelPlace
 from tests.model.line_mutants import MUTANTS
 
-LARGE = bool(os.environ.get("LEASEHOLD_LARGE_MODELS"))
+LARGE = bool(os.environ.get("LOCKSTEAD_LARGE_MODELS"))
 
 SCOPES = {
     "two clients and a fault": Scope(faults=1),

@@ -8,13 +8,13 @@ from math import inf
 
 import pytest
 
-from leasehold._model import Ask, Place, Renewal
-from leasehold.stores.memory import MemberServer, _Marker, _MemoryLine
+from lockstead._model import Ask, Place, Renewal
+from lockstead.stores.memory import MemberServer, _Marker, _MemoryLine
 from tests.model.checker import CounterexampleError, Report, explore
 from tests.model.redlock import ADMITTED, EMPTY, FREE, JOINING, RAISING, VOTES, Client, Member, RedlockModel, Scope
 from tests.model.redlock_mutants import MUTANTS
 
-LARGE = bool(os.environ.get("LEASEHOLD_LARGE_MODELS"))
+LARGE = bool(os.environ.get("LOCKSTEAD_LARGE_MODELS"))
 
 SCOPES = {
     "fences": Scope(renewals=True),

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from leasehold import AsyncDistributedLock, DistributedLock, LockError
+from lockstead import AsyncDistributedLock, DistributedLock, LockError
 
 
 async def ask(answer: Any) -> Any:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psycopg
 
-import leasehold
+import lockstead
 from tests.servers.postgres import PostgresServer, query
 
-SOURCES = Path(leasehold.__file__).parent
+SOURCES = Path(lockstead.__file__).parent
 OPERATORS = ["+", "-", "*", "/", "<", "<=", ">", ">=", "=", "<>", "||", "->", "->>", "~", "~~"]
 NUMBERS = ["smallint", "integer", "bigint", "numeric", "double precision"]
 TYPES = [

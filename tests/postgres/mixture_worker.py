@@ -16,8 +16,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import psycopg
 
-from leasehold import AsyncDistributedLock, DistributedLock
-from leasehold.postgres import xact_lock
+from lockstead import AsyncDistributedLock, DistributedLock
+from lockstead.postgres import xact_lock
 
 NAMES = ("one", "two", "three")
 TTL = 5.0

@@ -9,11 +9,11 @@ from typing import Any, Self
 
 import psycopg
 
-from leasehold import DistributedLock
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores import open_store
-from leasehold.stores.postgres._migrations import script
-from leasehold.stores.postgres.table import TableStore
+from lockstead import DistributedLock
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores import open_store
+from lockstead.stores.postgres._migrations import script
+from lockstead.stores.postgres.table import TableStore
 from tests.servers.binaries import POSTGRES18
 from tests.servers.postgres import PostgresServer
 

@@ -12,8 +12,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from leasehold import DistributedLock, InvalidInputError
-from leasehold.stores.postgres._address import from_object, parse_url
+from lockstead import DistributedLock, InvalidInputError
+from lockstead.stores.postgres._address import from_object, parse_url
 from tests.party import Party, ask
 from tests.servers.postgres import PostgresServer
 

@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from leasehold import (
+from lockstead import (
     AsyncDistributedLock,
     DistributedLock,
     InvalidInputError,
@@ -25,16 +25,16 @@ from leasehold import (
     LockLostError,
     StoreError,
 )
-from leasehold._model import WHOLE, Ask, Refusal, Renewal
-from leasehold._runtime import drive
-from leasehold._store import Store
-from leasehold.cli import main
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores import open_store
-from leasehold.stores.postgres._advisory_sql import COMMENT, comment, label, read_comment
-from leasehold.stores.postgres._key import advisory_key
-from leasehold.stores.postgres.advisory import AdvisoryStore, State
-from leasehold.testing.contract.rigs import DRIVERS, Rig, ask
+from lockstead._model import WHOLE, Ask, Refusal, Renewal
+from lockstead._runtime import drive
+from lockstead._store import Store
+from lockstead.cli import main
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores import open_store
+from lockstead.stores.postgres._advisory_sql import COMMENT, comment, label, read_comment
+from lockstead.stores.postgres._key import advisory_key
+from lockstead.stores.postgres.advisory import AdvisoryStore, State
+from lockstead.testing.contract.rigs import DRIVERS, Rig, ask
 from tests.processes.helpers import Worker, boottime, eventually
 from tests.servers.binaries import POSTGRES18, PostgresFlavour
 from tests.servers.pooler import OwnPooler
@@ -463,7 +463,7 @@ def test_a_session_is_never_left_in_a_transaction_and_keeps_to_its_own_time_outs
         began = eventually(lambda: waits_since(server), "it waits")
         eventually(lambda: server.sql("SELECT now() > %s + interval '300 ms'", [began]) == [(True,)], "it waited long")
         assert waits_since(server) == began
-        states = server.sql("SELECT state FROM pg_stat_activity WHERE application_name = 'leasehold'")
+        states = server.sql("SELECT state FROM pg_stat_activity WHERE application_name = 'lockstead'")
         assert sorted(states) == [("active",), ("idle",)]
         handle.release()
         waiter.join()
@@ -493,7 +493,7 @@ def test_a_comment_carries_what_it_was_given_and_cannot_be_broken_out_of() -> No
     long = comment([label("ü" * 250, "o/1"), *(label(f"n-{number}", "o/1") for number in range(500))])
     assert len(long) < COMMENT + 50
     assert "n-0 o/1 n-1 o/1" in long
-    assert read_comment("SELECT 1 /* leasehold a b */") == []
+    assert read_comment("SELECT 1 /* lockstead a b */") == []
     assert read_comment("") == []
 
 
@@ -671,7 +671,7 @@ def test_a_refusal_leaves_nothing_behind_even_if_nobody_can_be_named(
 
 
 def test_what_others_imitate_is_shown_as_it_is_safe_to_show() -> None:
-    assert read_comment("/* leasehold a%1B b/1 c d/1 */") == [("c", "d/1")]
+    assert read_comment("/* lockstead a%1B b/1 c d/1 */") == [("c", "d/1")]
 
 
 def test_a_forked_child_ends_though_its_parent_was_just_looking_at_its_sessions(locks: DistributedLock) -> None:

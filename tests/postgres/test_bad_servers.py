@@ -14,9 +14,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from leasehold import InvalidInputError, StoreError
-from leasehold._model import Ask
-from leasehold.stores.postgres._migrations import grants, script
+from lockstead import InvalidInputError, StoreError
+from lockstead._model import Ask
+from lockstead.stores.postgres._migrations import grants, script
 from tests.party import Party, ask
 from tests.postgres.sessions import places
 from tests.servers.binaries import POSTGRES_SYSTEM, postgres_flavours
@@ -96,7 +96,7 @@ async def test_an_unknown_host(party: Party) -> None:
 @on_each_flavour
 async def test_a_missing_table(party: Party, postgres_server: PostgresServer) -> None:
     said = await refusal(party, postgres_server.url, is_transient=False)
-    assert f"leasehold migrate --url URL --schema {party.options['schema']}" in said
+    assert f"lockstead migrate --url URL --schema {party.options['schema']}" in said
     assert str(postgres_server.port) in said
 
 
@@ -106,14 +106,14 @@ async def test_many_who_find_a_missing_table_are_all_told_what_to_do(
     """Whoever asks with what another has just failed to prepare."""
     locks = party.client(postgres_server.url)
     for work in [party.start(lambda n=n: locks.acquire(f"x-{n}", timeout=5)) for n in range(5)]:
-        with pytest.raises(StoreError, match="leasehold migrate"):
+        with pytest.raises(StoreError, match="lockstead migrate"):
             await work.result()
 
 
 async def test_a_missing_function(party: Party, server: PostgresServer) -> None:
     server.sql(f"DROP FUNCTION {party.options['schema']}.line_join")
     said = await refusal(party, server.url, is_transient=False)
-    assert "leasehold migrate" in said
+    assert "lockstead migrate" in said
 
 
 @on_each_flavour
@@ -121,10 +121,10 @@ async def test_a_role_without_rights(
     party: Party, server: PostgresServer, role: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     said = await refusal(party, url_as(server, role), caplog, is_transient=False)
-    assert "leasehold migrate --url URL --grant ROLE" in said
+    assert "lockstead migrate --url URL --grant ROLE" in said
     server.sql(f"GRANT USAGE ON SCHEMA {party.options['schema']} TO {role}")
     said = await refusal(party, url_as(server, role), caplog, is_transient=False)
-    assert "leasehold migrate --url URL --grant ROLE" in said
+    assert "lockstead migrate --url URL --grant ROLE" in said
 
 
 async def test_a_role_with_the_rights_that_the_advice_names_can_do_everything(

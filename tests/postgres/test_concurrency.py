@@ -13,9 +13,9 @@ from math import inf
 import psycopg
 import pytest
 
-from leasehold._model import UNKNOWN, Ask, Refusal, Renewal, Standing, Stay, Wake
-from leasehold._runtime import drive
-from leasehold.errors import StoreError
+from lockstead._model import UNKNOWN, Ask, Refusal, Renewal, Standing, Stay, Wake
+from lockstead._runtime import drive
+from lockstead.errors import StoreError
 from tests.postgres.table import Table
 from tests.processes.conftest import seed  # noqa: F401
 from tests.processes.helpers import eventually

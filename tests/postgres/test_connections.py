@@ -11,8 +11,8 @@ import time
 import psycopg
 import pytest
 
-from leasehold import AsyncDistributedLock, ClosedError, LockError, StoreError
-from leasehold._model import UNKNOWN, Ask, Renewal
+from lockstead import AsyncDistributedLock, ClosedError, LockError, StoreError
+from lockstead._model import UNKNOWN, Ask, Renewal
 from tests.party import Party, ask
 from tests.postgres.sessions import asking, listening, named, places
 from tests.processes.helpers import eventually

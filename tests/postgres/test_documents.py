@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.stores.postgres._migrations import migration_sql
+from lockstead.stores.postgres._migrations import migration_sql
 from tests.servers.binaries import POSTGRES18, PostgresFlavour
 from tests.servers.postgres import PostgresServer, query
 from tests.test_documents import NEED_POSTGRES, code_of, run
@@ -23,7 +23,7 @@ def test_a_page_or_example_runs_from_top_to_bottom(
         place = url.partition("://")[2]
         program = tmp_path / "document.py"
         program.write_text(re.sub(r"(postgresql(\+\w+)?://)localhost", rf"\g<1>{place}", code_of(document)), "utf-8")
-        run(program, tmp_path, LEASEHOLD_URL=url)
+        run(program, tmp_path, LOCKSTEAD_URL=url)
 
 
 def test_there_are_documents_to_test() -> None:

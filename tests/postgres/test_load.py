@@ -12,8 +12,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from leasehold import AsyncDistributedLock, LockAcquisitionError, StoreError
-from leasehold._model import Ask, Renewal, Standing
+from lockstead import AsyncDistributedLock, LockAcquisitionError, StoreError
+from lockstead._model import Ask, Renewal, Standing
 from tests.party import Party, ask
 from tests.servers.postgres import PostgresServer
 

@@ -9,10 +9,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from leasehold import LockAcquisitionError, StoreError
-from leasehold._model import Ask, Refusal, Standing
-from leasehold._primitives import HEARTBEAT
-from leasehold._retry import RetryPolicy
+from lockstead import LockAcquisitionError, StoreError
+from lockstead._model import Ask, Refusal, Standing
+from lockstead._primitives import HEARTBEAT
+from lockstead._retry import RetryPolicy
 from tests.party import Party, ask
 from tests.postgres.sessions import listening, named, places
 from tests.servers.postgres import PostgresServer

@@ -18,7 +18,7 @@ from tests.postgres.mixture_worker import NAMES, TABLE
 from tests.servers.binaries import POSTGRES18, PostgresFlavour
 from tests.servers.postgres import PostgresServer
 
-SECONDS = float(os.environ.get("LEASEHOLD_MIXTURE_SECONDS", "6"))
+SECONDS = float(os.environ.get("LOCKSTEAD_MIXTURE_SECONDS", "6"))
 CREW = ("lease", "lease", "lease-async", "functions", "psql", "advisory", "advisory", "transactions")
 
 
@@ -30,8 +30,8 @@ def test_whoever_shares_a_way_of_locking_never_holds_beside_another(
 ) -> None:
     server = shared_postgres(POSTGRES18)
     url = f"{server.url}?schema={lease_schemas(server)}"
-    seed = int(os.environ.get("LEASEHOLD_SEED") or secrets.randbelow(2**32))
-    print(f"LEASEHOLD_SEED={seed}")
+    seed = int(os.environ.get("LOCKSTEAD_SEED") or secrets.randbelow(2**32))
+    print(f"LOCKSTEAD_SEED={seed}")
     logs = [tmp_path / f"{number}-{way}" for number, way in enumerate(CREW)]
     environment = os.environ | {"PSQL": str(POSTGRES18.program.path.with_name("psql"))}
     workers = [

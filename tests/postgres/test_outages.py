@@ -10,10 +10,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from leasehold import LockLostError, StoreError
-from leasehold._model import Ask
-from leasehold._retry import RetryPolicy
-from leasehold.stores.postgres._migrations import script
+from lockstead import LockLostError, StoreError
+from lockstead._model import Ask
+from lockstead._retry import RetryPolicy
+from lockstead.stores.postgres._migrations import script
 from tests.party import Party, ask
 from tests.postgres.sessions import asking, listening, named, places
 from tests.servers.binaries import POSTGRES18

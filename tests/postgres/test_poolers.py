@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from leasehold import StoreError
+from lockstead import StoreError
 from tests.party import Party, ask
 from tests.postgres.sessions import places
 from tests.servers.pooler import Pooler
@@ -125,4 +125,4 @@ async def test_a_direct_connection_is_taken_for_one(party: Party, server: Postgr
 
 
 def hears(server: PostgresServer) -> bool:
-    return bool(server.sql("SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN leasehold%%' AND state = 'idle'"))
+    return bool(server.sql("SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN lockstead%%' AND state = 'idle'"))

@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from leasehold._model import LINGERING, Ask, Charge, Line, Refusal, Renewal, Standing, Stay
-from leasehold._runtime import drive
-from leasehold.stores.memory import MemoryServer
+from lockstead._model import LINGERING, Ask, Charge, Line, Refusal, Renewal, Standing, Stay
+from lockstead._runtime import drive
+from lockstead.stores.memory import MemoryServer
 from tests.postgres.table import EPOCH, Table
 from tests.processes.conftest import seed  # noqa: F401
 from tests.servers.binaries import postgres_flavours

@@ -10,11 +10,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from leasehold import DistributedLock, LockAcquisitionError
-from leasehold._model import Ask, Charge, Renewal, Stay
-from leasehold.stores.postgres._address import parse_url
-from leasehold.stores.postgres._migrating import migrate
-from leasehold.stores.postgres._migrations import migration_sql, script
+from lockstead import DistributedLock, LockAcquisitionError
+from lockstead._model import Ask, Charge, Renewal, Stay
+from lockstead.stores.postgres._address import parse_url
+from lockstead.stores.postgres._migrating import migrate
+from lockstead.stores.postgres._migrations import migration_sql, script
 from tests.party import Party, ask
 from tests.postgres.hostile import Hostile, hostile_database
 from tests.servers.binaries import POSTGRES18, PostgresFlavour, postgres_flavours

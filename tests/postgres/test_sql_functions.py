@@ -11,12 +11,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from leasehold import LockAcquisitionError
-from leasehold._model import UNKNOWN, Ask, Refusal, Renewal, Standing
-from leasehold._runtime import drive
-from leasehold.cli import main
-from leasehold.cli.outcome import Exit
-from leasehold.errors import StoreError
+from lockstead import LockAcquisitionError
+from lockstead._model import UNKNOWN, Ask, Refusal, Renewal, Standing
+from lockstead._runtime import drive
+from lockstead.cli import main
+from lockstead.cli.outcome import Exit
+from lockstead.errors import StoreError
 from tests.postgres.table import Table
 from tests.processes.helpers import eventually
 from tests.servers.binaries import postgres_flavours

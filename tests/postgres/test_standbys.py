@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from leasehold import LockAcquisitionError, StoreError
-from leasehold.testing.proxy import FaultProxy
+from lockstead import LockAcquisitionError, StoreError
+from lockstead.testing.proxy import FaultProxy
 from tests.party import Party, ask
 from tests.postgres.test_bad_servers import refusal
 from tests.servers.postgres import PostgresServer, unprivileged

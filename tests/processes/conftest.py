@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold import DistributedLock
+from lockstead import DistributedLock
 from tests.processes.helpers import Worker, url_of
 
 
@@ -52,7 +52,7 @@ def peer(start: Callable[..., Worker], path: Path) -> Callable[..., Worker]:
 
 @pytest.fixture
 def seed() -> int:
-    """Draw, and print for the replay, what chance is made of: LEASEHOLD_SEED repeats a run."""
-    seed = int(os.environ.get("LEASEHOLD_SEED") or secrets.randbits(32))
-    print(f"LEASEHOLD_SEED={seed}")
+    """Draw, and print for the replay, what chance is made of: LOCKSTEAD_SEED repeats a run."""
+    seed = int(os.environ.get("LOCKSTEAD_SEED") or secrets.randbits(32))
+    print(f"LOCKSTEAD_SEED={seed}")
     return seed

@@ -16,10 +16,10 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from leasehold import DistributedLock
-from leasehold._runtime import drive
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores.sqlite import SqliteStore
+from lockstead import DistributedLock
+from lockstead._runtime import drive
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores.sqlite import SqliteStore
 
 WORKERS = Path(__file__).parent / "workers"
 PATIENCE = 15.0

@@ -1,4 +1,4 @@
-"""Files that are not, or no longer, a leasehold database of this machine."""
+"""Files that are not, or no longer, a lockstead database of this machine."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from leasehold import DamagedError, DistributedLock, LockLostError, RetryPolicy, StoreError
-from leasehold._model import Charge
-from leasehold._runtime import drive
-from leasehold.stores import _machine
-from leasehold.stores.sqlite import SWEEP_EVERY
+from lockstead import DamagedError, DistributedLock, LockLostError, RetryPolicy, StoreError
+from lockstead._model import Charge
+from lockstead._runtime import drive
+from lockstead.stores import _machine
+from lockstead.stores.sqlite import SWEEP_EVERY
 from tests.processes.helpers import Worker, boottime, client_of, eventually, rows, transaction_of_a_stranger, url_of
 from tests.servers.disk import FullDisk
 
@@ -69,7 +69,7 @@ def test_a_file_in_the_directorys_place_is_refused(path: Path) -> None:
 def test_random_bytes_are_refused_and_left_alone(path: Path, seed: int) -> None:
     junk = random.Random(seed).randbytes(20_000)
     path.write_bytes(junk)
-    refused(path, "no leasehold database")
+    refused(path, "no lockstead database")
     assert path.read_bytes() == junk
 
 
@@ -79,7 +79,7 @@ def test_a_truncated_database_is_refused(path: Path, kept: int) -> None:
     whole = path.read_bytes()
     assert len(whole) > kept
     path.write_bytes(whole[:kept])
-    refused(path, "damaged|no leasehold database")
+    refused(path, "damaged|no lockstead database")
 
 
 def test_a_database_whose_pages_are_scrambled_never_raises_anything_but_store_errors(path: Path, seed: int) -> None:
@@ -233,14 +233,14 @@ def test_new_files_are_their_users_own(path: Path, locks: DistributedLock) -> No
 
 def test_the_default_directory_is_its_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.delenv("LEASEHOLD_URL", raising=False)
+    monkeypatch.delenv("LOCKSTEAD_URL", raising=False)
     umask = os.umask(0o002)
     try:
         with DistributedLock() as locks, locks.lock("job"):
-            directory = tmp_path / "state" / "leasehold"
+            directory = tmp_path / "state" / "lockstead"
             assert mode_of(directory) == 0o700
             assert {mode_of(file) for file in directory.iterdir()} == {0o600}
-            assert (directory / "leasehold.db").exists()
+            assert (directory / "lockstead.db").exists()
     finally:
         os.umask(umask)
 

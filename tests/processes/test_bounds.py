@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from leasehold import DistributedLock
-from leasehold._model import Ask
-from leasehold._runtime import drive
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores.sqlite import SWEEP_EVERY, SWEEP_ROWS, SqliteStore
+from lockstead import DistributedLock
+from lockstead._model import Ask
+from lockstead._runtime import drive
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores.sqlite import SWEEP_EVERY, SWEEP_ROWS, SqliteStore
 from tests.processes.helpers import Worker, client_of, rows
 
 NAMES = 3000

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from leasehold import DistributedLock
+from lockstead import DistributedLock
 from tests.processes import journal
 from tests.processes.helpers import Worker, eventually
 

@@ -6,9 +6,9 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from leasehold import DistributedLock
-from leasehold._lease import margin
-from leasehold._primitives import HEARTBEAT
+from lockstead import DistributedLock
+from lockstead._lease import margin
+from lockstead._primitives import HEARTBEAT
 from tests.processes.helpers import Worker, boottime, eventually, rows, stop_outside_a_transaction
 
 Peer = Callable[..., Worker]

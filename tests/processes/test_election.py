@@ -1,6 +1,6 @@
 """Five processes stand for one office, while whoever leads is killed, paused, cut off, or told to resign.
 
-LEASEHOLD_ELECTION_ROUNDS says how often; LEASEHOLD_ELECTION_TTL, for which ttl.
+LOCKSTEAD_ELECTION_ROUNDS says how often; LOCKSTEAD_ELECTION_TTL, for which ttl.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from leasehold import DistributedLock
+from lockstead import DistributedLock
 from tests.processes.helpers import Worker, boottime, eventually, stop_outside_a_transaction, url_of
 from tests.servers.binaries import VALKEY9
 from tests.servers.proxy import FaultProxy
 
-ROUNDS = int(os.environ.get("LEASEHOLD_ELECTION_ROUNDS", "4"))
-TTL = float(os.environ.get("LEASEHOLD_ELECTION_TTL", "1"))
+ROUNDS = int(os.environ.get("LOCKSTEAD_ELECTION_ROUNDS", "4"))
+TTL = float(os.environ.get("LOCKSTEAD_ELECTION_TTL", "1"))
 CANDIDATES = 5
 SLACK = 2.0
 """What a loaded machine may add to a take-over."""

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from leasehold import AsyncDistributedLock, AsyncLockHandle, LockLostError, StoreError
-from leasehold.stores.sqlite import SqliteStore
+from lockstead import AsyncDistributedLock, AsyncLockHandle, LockLostError, StoreError
+from lockstead.stores.sqlite import SqliteStore
 from tests.processes.helpers import Worker, boottime, rows, transaction_of_a_stranger, url_of
 
 BUSY = 0.6

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold import DistributedLock, StoreError
+from lockstead import DistributedLock, StoreError
 from tests.processes.helpers import Worker, eventually, rows, run, url_of
 
 
@@ -75,7 +75,7 @@ def test_an_interrupt_anywhere_ends_the_process_and_leaves_no_place(
 
 
 def test_interrupts_anywhere_do_not_make_the_client_unusable(path: Path, seed: int) -> None:
-    worker = run("ending.py", "interrupted_again_and_again", path, env={"LEASEHOLD_SEED": str(seed)})
+    worker = run("ending.py", "interrupted_again_and_again", path, env={"LOCKSTEAD_SEED": str(seed)})
     assert worker.process.returncode == 0, worker.errors
     assert rows(path) == []
 

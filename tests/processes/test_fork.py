@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold import DistributedLock, _lifecycle
+from lockstead import DistributedLock, _lifecycle
 from tests.processes.helpers import rows, run
 
 

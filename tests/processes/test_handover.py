@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from leasehold import DistributedLock
-from leasehold._engine import POLL
+from lockstead import DistributedLock
+from lockstead._engine import POLL
 from tests.processes.helpers import Worker, boottime, eventually
 
 Peer = Callable[..., Worker]

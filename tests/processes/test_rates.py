@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from leasehold import DistributedLock
+from lockstead import DistributedLock
 from tests.processes.helpers import Worker
 
 PROCESSES = 4

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from leasehold import InvalidInputError, StoreError
-from leasehold._model import Ask, Charge, Stay
-from leasehold._runtime import drive
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores import _ear, open_store
-from leasehold.stores.redis import RedisStore
-from leasehold.stores.redis._address import parse_url
-from leasehold.stores.redis._blocking import connect
+from lockstead import InvalidInputError, StoreError
+from lockstead._model import Ask, Charge, Stay
+from lockstead._runtime import drive
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores import _ear, open_store
+from lockstead.stores.redis import RedisStore
+from lockstead.stores.redis._address import parse_url
+from lockstead.stores.redis._blocking import connect
 from tests.party import Party, ask
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
 from tests.servers.proxy import FaultProxy

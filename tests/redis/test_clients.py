@@ -14,9 +14,9 @@ import redis.asyncio.sentinel
 from redis.cluster import ClusterNode, RedisCluster
 from redis.sentinel import Sentinel
 
-from leasehold import InvalidInputError
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores import open_store
+from lockstead import InvalidInputError
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores import open_store
 from tests.party import Party, ask
 from tests.servers.cluster import ClusterDeployment
 from tests.servers.proxy import FaultProxy

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from leasehold import ClosedError, LockError
-from leasehold._model import Ask, Standing
-from leasehold.stores.redis import RedisStore
+from lockstead import ClosedError, LockError
+from lockstead._model import Ask, Standing
+from lockstead.stores.redis import RedisStore
 from tests.party import Party, ask
 from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer

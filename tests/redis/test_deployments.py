@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from redis.crc import key_slot
 
-from leasehold import LockAcquisitionError, StoreError
-from leasehold._model import Ask, Balance, Charge, Refusal
-from leasehold.stores.redis import RedisStore
+from lockstead import LockAcquisitionError, StoreError
+from lockstead._model import Ask, Balance, Charge, Refusal
+from lockstead.stores.redis import RedisStore
 from tests.party import Party, ask
 from tests.servers.cluster import ClusterDeployment
 from tests.servers.redis import RedisServer

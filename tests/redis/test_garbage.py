@@ -16,21 +16,21 @@ from typing import Any, NamedTuple
 import pytest
 import redis
 
-from leasehold import DamagedError, DistributedLock
-from leasehold._engine import Engine
-from leasehold._model import Ask, Charge, Refusal, Renewal, Standing, Stay
-from leasehold._runtime import drive
-from leasehold.cli import main
-from leasehold.cli.outcome import Exit
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores.redis import RedisStore
-from leasehold.stores.redis._address import parse_url
+from lockstead import DamagedError, DistributedLock
+from lockstead._engine import Engine
+from lockstead._model import Ask, Charge, Refusal, Renewal, Standing, Stay
+from lockstead._runtime import drive
+from lockstead.cli import main
+from lockstead.cli.outcome import Exit
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores.redis import RedisStore
+from lockstead.stores.redis._address import parse_url
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
 from tests.servers.redis import RedisServer
 
 TIMEOUT = 5.0
 LARGEST = 2**53
-ROUNDS = int(os.environ.get("LEASEHOLD_GARBAGE", "500"))
+ROUNDS = int(os.environ.get("LOCKSTEAD_GARBAGE", "500"))
 """How often what a server keeps is damaged at random, on each kind of server."""
 OWN = b"\0"
 OWNERS = ("a/1", "b/1", "c/1", "d/1")
@@ -144,7 +144,7 @@ def test_a_record_that_was_cut_short_is_told_of_and_cleared(site: Site) -> None:
     site.join("a/1")
     site.join("h/1", "fine")
     site.damage(b"x", site.fields()[b"x"][:30])
-    remedy = "`leasehold release x --force`"
+    remedy = "`lockstead release x --force`"
     for call in (
         lambda: site.join("b/1"),
         lambda: drive(site.store.leave("x", "a/1", TIMEOUT)),
@@ -243,7 +243,7 @@ def test_a_counter_that_makes_no_sense_gives_no_fence(site: Site, index: int, nu
         lambda: drive(site.store.renew([Renewal("x", "a/1", 5.0, 5.0)], TIMEOUT)),
         lambda: drive(site.store.join_all([Ask("other", "b/1", 5.0, 5.0, queue=False)], TIMEOUT)),
     ):
-        refused(call, repr(site.key), "counter", "`leasehold release NAME --force`")
+        refused(call, repr(site.key), "counter", "`lockstead release NAME --force`")
     lines = drive(site.store.inspect())
     assert [(line.name, line.damage is None) for line in lines] == [("", False), ("x", True)]
     assert [finding.message for finding in drive(site.store.examine()) if "counter" in finding.message]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from redis.exceptions import ResponseError
 
-from leasehold._model import Charge
-from leasehold.fencing import CHECK_FENCE_LUA
-from leasehold.stores.redis import RedisStore
+from lockstead._model import Charge
+from lockstead.fencing import CHECK_FENCE_LUA
+from lockstead.stores.redis import RedisStore
 from tests.party import Party
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
 from tests.servers.redis import RedisServer

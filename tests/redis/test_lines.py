@@ -11,14 +11,14 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from leasehold import AsyncDistributedLock, DamagedError, DistributedLock, StoreError
-from leasehold._model import Ask, Renewal, Standing
-from leasehold._runtime import drive
-from leasehold._store import Store
-from leasehold.errors import LockError
-from leasehold.runtimes.aio import AsyncRuntime
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores import open_store
+from lockstead import AsyncDistributedLock, DamagedError, DistributedLock, StoreError
+from lockstead._model import Ask, Renewal, Standing
+from lockstead._runtime import drive
+from lockstead._store import Store
+from lockstead.errors import LockError
+from lockstead.runtimes.aio import AsyncRuntime
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores import open_store
 from tests.processes.helpers import eventually
 from tests.servers.binaries import redis_flavours
 from tests.servers.redis import RedisServer
@@ -70,7 +70,7 @@ def test_a_line_that_is_broken_harms_no_other_name(each_server: RedisServer) -> 
     with store_of(each_server) as store:
         join(store, "a", "broken", heartbeat=0.01)
         join(store, "b", "broken", heartbeat=0.01)
-        each_server.client().hdel("leasehold:bucket:0", "broken\0a")
+        each_server.client().hdel("lockstead:bucket:0", "broken\0a")
         for number in range(300):
             assert join(store, f"o{number}", f"other-{number}").held
         with pytest.raises(StoreError) as caught:

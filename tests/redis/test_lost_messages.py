@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from leasehold import LockAcquisitionError, StoreError
-from leasehold._primitives import HEARTBEAT
-from leasehold._retry import RetryPolicy
-from leasehold.stores.redis._scripts import JOIN, LEAVE, RENEW, Script
+from lockstead import LockAcquisitionError, StoreError
+from lockstead._primitives import HEARTBEAT
+from lockstead._retry import RetryPolicy
+from lockstead.stores.redis._scripts import JOIN, LEAVE, RENEW, Script
 from tests.party import Party, ask
 from tests.servers.proxy import FaultProxy
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from leasehold import LockLostError, StoreError
-from leasehold._model import Ask
+from lockstead import LockLostError, StoreError
+from lockstead._model import Ask
 from tests.party import Party, ask
 from tests.servers.redis import RedisServer
 

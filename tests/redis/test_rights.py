@@ -9,13 +9,13 @@ import hiredis
 import pytest
 import redis
 
-from leasehold import StoreError
-from leasehold._model import Ask, Charge, Renewal, Stay
-from leasehold._runtime import drive
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores.redis import RedisStore
-from leasehold.stores.redis._address import Address, parse_url
-from leasehold.stores.redis._errors import code_of, refused
+from lockstead import StoreError
+from lockstead._model import Ask, Charge, Renewal, Stay
+from lockstead._runtime import drive
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores.redis import RedisStore
+from lockstead.stores.redis._address import Address, parse_url
+from lockstead.stores.redis._errors import code_of, refused
 from tests.redis.test_bad_servers import MINIMAL
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
 from tests.servers.redis import RedisServer
@@ -44,9 +44,9 @@ def store_of(server: RedisServer, *rules: str) -> RedisStore:
             "reset",
             "on",
             ">secret",
-            "~leasehold:*",
+            "~lockstead:*",
             "resetchannels",
-            "&leasehold:*",
+            "&lockstead:*",
             *MINIMAL,
             "+info",
             *rules,
@@ -150,14 +150,14 @@ def test_a_user_that_lacks_a_right_leaves_a_line_as_it_was(
             [ask("y", "d")._replace(queue=False), ask("z", "d")._replace(queue=False)], 5.0
         ),
     }
-    before = admin.hgetall("leasehold:bucket:0")
+    before = admin.hgetall("lockstead:bucket:0")
     try:
         drive(steps[step]())
     except StoreError as error:
         failure: StoreError | None = error
     else:
         failure = None
-    after = admin.hgetall("leasehold:bucket:0")
+    after = admin.hgetall("lockstead:bucket:0")
     if failure is not None:
         assert not failure.transient
         assert after == before
@@ -193,21 +193,21 @@ def test_several_names_are_taken_as_a_whole_or_not_at_all_by_a_user_without_hdel
     store = store_of(fresh_server)
     drive(store.join(ask("y", "a")._replace(ttl=1e-6), TIMEOUT))
     drive(store.close())
-    before = admin.hgetall("leasehold:bucket:0")
+    before = admin.hgetall("lockstead:bucket:0")
     store = store_of(fresh_server, "-hdel")
     several = [ask(name, f"me/{name}")._replace(queue=False) for name in ("x", "y")]
     with pytest.raises(StoreError) as raised:
         drive(store.join_all(several, TIMEOUT))
     assert not raised.value.transient
-    assert admin.hgetall("leasehold:bucket:0") == before
+    assert admin.hgetall("lockstead:bucket:0") == before
     drive(store.close())
 
 
 def test_a_counter_is_not_removed_by_a_user_that_cannot_reset_it(fresh_server: RedisServer, admin: redis.Redis) -> None:
-    admin.hset("leasehold:bucket:0", b"\0", b"garbage")
+    admin.hset("lockstead:bucket:0", b"\0", b"garbage")
     store = store_of(fresh_server, "-hset")
     with pytest.raises(StoreError) as raised:
         drive(store.mend("x", TIMEOUT))
     assert not raised.value.transient
-    assert admin.hget("leasehold:bucket:0", b"\0") == b"garbage"
+    assert admin.hget("lockstead:bucket:0", b"\0") == b"garbage"
     drive(store.close())

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from leasehold import _rate
-from leasehold._model import Ask, Charge, Line, Refusal, Renewal, Standing, Stay
-from leasehold._runtime import drive
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores import open_store
-from leasehold.stores.memory import MemoryServer
-from leasehold.stores.redis import RedisStore
+from lockstead import _rate
+from lockstead._model import Ask, Charge, Line, Refusal, Renewal, Standing, Stay
+from lockstead._runtime import drive
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores import open_store
+from lockstead.stores.memory import MemoryServer
+from lockstead.stores.redis import RedisStore
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
 from tests.servers.redis import RedisServer
 

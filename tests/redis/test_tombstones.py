@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from leasehold import AsyncDistributedLock
-from leasehold._model import Ask, Stay
-from leasehold._runtime import drive
-from leasehold._store import GHOST
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores.redis import RedisStore
-from leasehold.stores.redis._address import parse_url
+from lockstead import AsyncDistributedLock
+from lockstead._model import Ask, Stay
+from lockstead._runtime import drive
+from lockstead._store import GHOST
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores.redis import RedisStore
+from lockstead.stores.redis._address import parse_url
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
 from tests.servers.redis import RedisServer
 
@@ -21,7 +21,7 @@ STORM = 1500
 WAVES = 3
 TIMEOUT = 5.0
 SPARE = 64
-KEY = "leasehold:bucket:0"
+KEY = "lockstead:bucket:0"
 
 
 @pytest.fixture(params=[flavour.name for flavour in redis_flavours()])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from leasehold import DistributedLock, StoreError
+from lockstead import DistributedLock, StoreError
 from tests.processes.helpers import eventually
 from tests.servers.redis import RedisServer
 

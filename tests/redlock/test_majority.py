@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from leasehold import DistributedLock, StoreError
+from lockstead import DistributedLock, StoreError
 from tests.processes.helpers import eventually
 from tests.servers.redis import RedisServer
 

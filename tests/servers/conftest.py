@@ -2,4 +2,4 @@
 
 import os
 
-collect_ignore = [] if os.environ.get("LEASEHOLD_TORTURE") else ["test_servers.py", "test_postgres_servers.py"]
+collect_ignore = [] if os.environ.get("LOCKSTEAD_TORTURE") else ["test_servers.py", "test_postgres_servers.py"]

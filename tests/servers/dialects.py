@@ -7,7 +7,7 @@ from typing import Any
 
 import hiredis
 
-from leasehold.testing.proxy import Command
+from lockstead.testing.proxy import Command
 from tests.servers.wire import CANCEL, ENCRYPTION, Framer, text
 
 STARTUP = b"\0startup"

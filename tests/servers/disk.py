@@ -11,7 +11,7 @@ class SlowDisk(Preload):
     """The disk of the programs started in its environment."""
 
     source = Path(__file__).with_name("slow_disk.c")
-    variable = "LEASEHOLD_DISK"
+    variable = "LOCKSTEAD_DISK"
 
     @property
     def delay(self) -> float:
@@ -27,7 +27,7 @@ class FullDisk(Preload):
     """The directory it is made in, to the programs started in its environment."""
 
     source = Path(__file__).with_name("full_disk.c")
-    variable = "LEASEHOLD_FULL"
+    variable = "LOCKSTEAD_FULL"
 
     @property
     def is_full(self) -> bool:

@@ -1,6 +1,6 @@
 /* Fails every write of the program this is preloaded into, for want of space, to files in the directory of a shared file.
  *
- * LEASEHOLD_FULL names the file: one native 64-bit integer; the disk is full unless it is zero. Like stepped_clock.c it is
+ * LOCKSTEAD_FULL names the file: one native 64-bit integer; the disk is full unless it is zero. Like stepped_clock.c it is
  * compiled without headers, and asks the kernel directly. */
 
 #if defined(__x86_64__)
@@ -26,7 +26,7 @@ static long length;
 
 __attribute__((constructor)) static void map_state(void)
 {
-    const char *path = directory = getenv("LEASEHOLD_FULL");
+    const char *path = directory = getenv("LOCKSTEAD_FULL");
     int file = path ? open(path, O_RDONLY) : -1;
     void *page = file < 0 ? (void *)-1 : mmap(0, sizeof *is_full, PROT_READ, MAP_SHARED, file, 0);
     if (page == (void *)-1)

@@ -17,7 +17,7 @@ from tests.servers.postgres import PostgresServer, private_directory, query, unp
 from tests.servers.process import ServerError, ServerProcess
 from tests.servers.tls import Authority
 
-VARIABLE = "LEASEHOLD_PGBOUNCER"
+VARIABLE = "LOCKSTEAD_PGBOUNCER"
 
 
 def pgbouncer_program() -> Path | None:

@@ -40,7 +40,7 @@ def _reserve(number: int) -> socket.socket | None:
     """Bind a name in the abstract namespace, which the kernel frees with the process."""
     reservation = socket.socket(socket.AF_UNIX)
     with suppress(OSError):
-        reservation.bind(f"\0leasehold-test-port-{number}")
+        reservation.bind(f"\0lockstead-test-port-{number}")
         return reservation
     reservation.close()
     return None

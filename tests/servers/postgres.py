@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # a benchmark does without what makes certificates
     from tests.servers.tls import Authority
 
 ROLE = "postgres"
-LOOKUP = "leasehold-lookup"
+LOOKUP = "lockstead-lookup"
 """The application name of what `PostgresServer.sql` asks, which it does not count as a connection."""
 
 Mode = Literal["fast", "immediate"]

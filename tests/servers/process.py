@@ -25,7 +25,7 @@ class Directory:
     """A temporary directory that goes even if nobody is left to remove it."""
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="leasehold-"))
+        self.path = Path(tempfile.mkdtemp(prefix="lockstead-"))
         guard().tell("remove", self.path)
 
     def close(self) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from leasehold.testing import proxy
-from leasehold.testing.proxy import Dialect
+from lockstead.testing import proxy
+from lockstead.testing.proxy import Dialect
 from tests.servers.ports import HOST, Port
 from tests.servers.tls import Authority
 

@@ -14,7 +14,7 @@ from tests.servers.binaries import VALKEY9, Flavour
 from tests.servers.ports import HOST
 from tests.servers.redis import RedisServer
 
-SERVICE = "leasehold"
+SERVICE = "lockstead"
 FAIL_OVER = 30.0
 """How long a fail-over may take on a loaded machine; they take three or four seconds, or, soon after another, six."""
 

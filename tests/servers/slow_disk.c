@@ -1,6 +1,6 @@
 /* Lets every fsync and fdatasync of the program this is preloaded into take as much longer as a shared file says.
  *
- * LEASEHOLD_DISK names the file: one native 64-bit integer, in microseconds, read at every call. Like stepped_clock.c it
+ * LOCKSTEAD_DISK names the file: one native 64-bit integer, in microseconds, read at every call. Like stepped_clock.c it
  * is compiled without headers, and asks the kernel directly. */
 
 #if defined(__x86_64__)
@@ -25,7 +25,7 @@ static const volatile long *delay;
 
 __attribute__((constructor)) static void map_delay(void)
 {
-    const char *path = getenv("LEASEHOLD_DISK");
+    const char *path = getenv("LOCKSTEAD_DISK");
     int file = path ? open(path, O_RDONLY) : -1;
     void *page = file < 0 ? (void *)-1 : mmap(0, sizeof *delay, PROT_READ, MAP_SHARED, file, 0);
     if (page == (void *)-1)

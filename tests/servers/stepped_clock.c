@@ -1,6 +1,6 @@
 /* Adds what a shared file says to the wall clock of the program this is preloaded into; CLOCK_MONOTONIC is left alone.
  *
- * LEASEHOLD_CLOCK names the file: a native 64-bit integer, in microseconds, read at every look at the clock. A second
+ * LOCKSTEAD_CLOCK names the file: a native 64-bit integer, in microseconds, read at every look at the clock. A second
  * one, unless it is 0 or missing, is the time at which the clock stands still.
  * Everything is declared here, and asked of the kernel directly: it is compiled without headers, and works before
  * the program's allocator does. */
@@ -29,7 +29,7 @@ static const volatile long *offset;
 
 __attribute__((constructor)) static void map_offset(void)
 {
-    const char *path = getenv("LEASEHOLD_CLOCK");
+    const char *path = getenv("LOCKSTEAD_CLOCK");
     int file = path ? open(path, O_RDONLY) : -1;
     void *page = file < 0 ? (void *)-1 : mmap(0, 2 * sizeof *offset, PROT_READ, MAP_SHARED, file, 0);
     if (page == (void *)-1)

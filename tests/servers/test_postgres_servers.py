@@ -20,7 +20,7 @@ import asyncpg
 import psycopg
 import pytest
 
-from leasehold.testing.proxy import Command
+from lockstead.testing.proxy import Command
 from tests.cli.conftest import is_alive
 from tests.processes.helpers import eventually
 from tests.servers.binaries import POSTGRES16, POSTGRES18, PostgresFlavour, postgres_flavours
@@ -99,8 +99,8 @@ class TestBinaries:
                 copy = tmp_path / directory.relative_to(package.parent)
                 shutil.copytree(directory, copy, symlinks=True)
         tmp_path.chmod(0o700)
-        monkeypatch.setenv("LEASEHOLD_TEST_POSTGRES", str(tmp_path / program.relative_to(package.parent)))
-        hidden = replace(POSTGRES16, name="hidden", variable="LEASEHOLD_TEST_POSTGRES")
+        monkeypatch.setenv("LOCKSTEAD_TEST_POSTGRES", str(tmp_path / program.relative_to(package.parent)))
+        hidden = replace(POSTGRES16, name="hidden", variable="LOCKSTEAD_TEST_POSTGRES")
         with PostgresServer(hidden) as server:
             assert server.sql("SELECT 1") == [(1,)]
 

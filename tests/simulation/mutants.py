@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from leasehold import _keeper, _lease, _primitives, _rule, _several
-from leasehold._engine import Engine
-from leasehold._keeper import Keeper
-from leasehold._lease import Lease, State
-from leasehold._model import Place, Refusal, Standing
-from leasehold.stores.memory import MemoryServer, _MemoryLine
-from leasehold.testing.simulation.network import SimulatedStore
+from lockstead import _keeper, _lease, _primitives, _rule, _several
+from lockstead._engine import Engine
+from lockstead._keeper import Keeper
+from lockstead._lease import Lease, State
+from lockstead._model import Place, Refusal, Standing
+from lockstead.stores.memory import MemoryServer, _MemoryLine
+from lockstead.testing.simulation.network import SimulatedStore
 
 Patch = pytest.MonkeyPatch
 MUTANTS: dict[str, Callable[[Patch], None]] = {}
@@ -128,7 +128,7 @@ def waiting_places_never_buy_their_ttl(patch: Patch) -> None:
 
     original = _rule._refresh
     patch.setattr(_rule, "_refresh", refresh)
-    patch.setattr("leasehold._primitives.HEARTBEAT", 0.5)
+    patch.setattr("lockstead._primitives.HEARTBEAT", 0.5)
 
 
 @mutant

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from leasehold._store import Store
-from leasehold.runtimes.simulated import Process
-from leasehold.stores.quorum import LEAD, Quorum
-from leasehold.testing import QuorumMonitor, SimulatedMember, SimulatedMemberStore, ViolationError
-from leasehold.testing.simulation.history import History
+from lockstead._store import Store
+from lockstead.runtimes.simulated import Process
+from lockstead.stores.quorum import LEAD, Quorum
+from lockstead.testing import QuorumMonitor, SimulatedMember, SimulatedMemberStore, ViolationError
+from lockstead.testing.simulation.history import History
 
 
 @dataclass

@@ -7,12 +7,12 @@ from math import inf
 
 import pytest
 
-from leasehold.errors import StoreError
-from leasehold.stores import quorum
-from leasehold.stores._nodes import Nodes
-from leasehold.stores.memory import MemberServer
-from leasehold.stores.quorum import Quorum
-from leasehold.testing import SimulatedMember, SimulatedMemberStore
+from lockstead.errors import StoreError
+from lockstead.stores import quorum
+from lockstead.stores._nodes import Nodes
+from lockstead.stores.memory import MemberServer
+from lockstead.stores.quorum import Quorum
+from lockstead.testing import SimulatedMember, SimulatedMemberStore
 
 Patch = pytest.MonkeyPatch
 MUTANTS: dict[str, Callable[[Patch], None]] = {}

@@ -1,7 +1,7 @@
 """Random histories of elections: whatever goes wrong, nobody leads before his predecessor was told to stop, and has.
 
-A failure names its seed; `ElectionHistory(seed).run()` replays it exactly. LEASEHOLD_SEED moves the first seed,
-LEASEHOLD_HISTORIES changes how many there are.
+A failure names its seed; `ElectionHistory(seed).run()` replays it exactly. LOCKSTEAD_SEED moves the first seed,
+LOCKSTEAD_HISTORIES changes how many there are.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from contextlib import suppress
 
 import pytest
 
-from leasehold._election import Contest, Term
-from leasehold._keeper import Keeper
-from leasehold._lease import Lease, State
-from leasehold.errors import LockError
-from leasehold.testing.simulation.election import ElectionHistory
+from lockstead._election import Contest, Term
+from lockstead._keeper import Keeper
+from lockstead._lease import Lease, State
+from lockstead.errors import LockError
+from lockstead.testing.simulation.election import ElectionHistory
 
-HISTORIES = int(os.environ.get("LEASEHOLD_HISTORIES", "500")) // 20
-FIRST_SEED = int(os.environ.get("LEASEHOLD_SEED", "0"))
+HISTORIES = int(os.environ.get("LOCKSTEAD_HISTORIES", "500")) // 20
+FIRST_SEED = int(os.environ.get("LOCKSTEAD_SEED", "0"))
 CHUNK = 100
 SEEDS = 200
 

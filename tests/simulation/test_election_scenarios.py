@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from leasehold._election import Contest, Leading
-from leasehold._lease import margin
-from leasehold._model import UNKNOWN
-from leasehold._primitives import Defaults
-from leasehold._retry import RetryPolicy
+from lockstead._election import Contest, Leading
+from lockstead._lease import margin
+from lockstead._model import UNKNOWN
+from lockstead._primitives import Defaults
+from lockstead._retry import RetryPolicy
 from tests.simulation.test_scenarios import Client, Stage
 
 TTL = 10.0

@@ -1,7 +1,7 @@
-"""Thousands of random histories: whatever goes wrong, the invariants of `leasehold.testing.Monitor` hold.
+"""Thousands of random histories: whatever goes wrong, the invariants of `lockstead.testing.Monitor` hold.
 
-A failure names its seed; `History(seed, …).run()` replays it exactly. LEASEHOLD_SEED moves the first seed,
-LEASEHOLD_HISTORIES changes how many there are.
+A failure names its seed; `History(seed, …).run()` replays it exactly. LOCKSTEAD_SEED moves the first seed,
+LOCKSTEAD_HISTORIES changes how many there are.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import os
 
 import pytest
 
-from leasehold.testing import ViolationError
-from leasehold.testing.simulation.history import History, some_history
+from lockstead.testing import ViolationError
+from lockstead.testing.simulation.history import History, some_history
 
-HISTORIES = int(os.environ.get("LEASEHOLD_HISTORIES", "500"))
-FIRST_SEED = int(os.environ.get("LEASEHOLD_SEED", "0"))
+HISTORIES = int(os.environ.get("LOCKSTEAD_HISTORIES", "500"))
+FIRST_SEED = int(os.environ.get("LOCKSTEAD_SEED", "0"))
 CHUNK = 500
 
 

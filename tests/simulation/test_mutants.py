@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold.testing import ViolationError
-from leasehold.testing.simulation.history import some_history
+from lockstead.testing import ViolationError
+from lockstead.testing.simulation.history import some_history
 from tests.simulation.mutants import MUTANTS
 
 SEEDS = 400

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from leasehold._engine import Engine
-from leasehold._lease import Claim, Lease, State
-from leasehold._model import Ask, Refusal, Renewal, Standing
-from leasehold._retry import RetryPolicy
-from leasehold.errors import InvalidInputError, LockAcquisitionError, LockLostError, StoreError
-from leasehold.runtimes.simulated import Process, Task, World
-from leasehold.stores._nodes import SETTLE
-from leasehold.stores.quorum import LEAD, Quorum
-from leasehold.testing import Faults, QuorumMonitor, SimulatedMember, SimulatedMemberStore
+from lockstead._engine import Engine
+from lockstead._lease import Claim, Lease, State
+from lockstead._model import Ask, Refusal, Renewal, Standing
+from lockstead._retry import RetryPolicy
+from lockstead.errors import InvalidInputError, LockAcquisitionError, LockLostError, StoreError
+from lockstead.runtimes.simulated import Process, Task, World
+from lockstead.stores._nodes import SETTLE
+from lockstead.stores.quorum import LEAD, Quorum
+from lockstead.testing import Faults, QuorumMonitor, SimulatedMember, SimulatedMemberStore
 from tests.simulation.quorum_mutants import MUTANTS
 
 RETRY = RetryPolicy(max_retries=3, retry_delay=0.05)
@@ -269,7 +269,7 @@ def test_a_member_that_came_back_empty_votes_only_when_it_is_safe(
         assert (await bob.quorum.health())[0].votes_in == 0
         await until(stage, lambda: "m0 votes" in caplog.text)
 
-    with caplog.at_level(logging.INFO, "leasehold"):
+    with caplog.at_level(logging.INFO, "lockstead"):
         stage.run(story())
     assert "m0 has come back empty" in caplog.text
 
@@ -447,7 +447,7 @@ def a_round_that_took_too_long_does_not_count() -> None:
         await alice.engine.release(await alice.acquire(name="warm-up"))
         assert isinstance(await alice.quorum.join(ask, 5.0), Standing)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("leasehold.stores.quorum.LONGEST_ROUND", 0.0001)
+            patch.setattr("lockstead.stores.quorum.LONGEST_ROUND", 0.0001)
             (renewed,) = await alice.quorum.renew([Renewal("x", "alice/7", 30.0, 3.0)], 5.0)
             assert renewed is not None
             assert not renewed.held

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from leasehold import Capabilities
-from leasehold._engine import Engine
-from leasehold._lease import LOST, Claim, Lease, State
-from leasehold._model import WHOLE, Ask, Standing
-from leasehold._retry import RetryPolicy
-from leasehold._several import acquire_all
-from leasehold.errors import (
+from lockstead import Capabilities
+from lockstead._engine import Engine
+from lockstead._lease import LOST, Claim, Lease, State
+from lockstead._model import WHOLE, Ask, Standing
+from lockstead._retry import RetryPolicy
+from lockstead._several import acquire_all
+from lockstead.errors import (
     CapacityMismatchError,
     InvalidLockError,
     LockAcquisitionError,
@@ -25,8 +25,8 @@ from leasehold.errors import (
     StoreError,
     UnsupportedError,
 )
-from leasehold.runtimes.simulated import Cancelled, Process, Task, World
-from leasehold.testing import Faults, Monitor, SimulatedServer, SimulatedStore
+from lockstead.runtimes.simulated import Cancelled, Process, Task, World
+from lockstead.testing import Faults, Monitor, SimulatedServer, SimulatedStore
 
 RETRY = RetryPolicy(max_retries=3, retry_delay=0.05)
 
@@ -692,7 +692,7 @@ def test_a_forward_step_of_the_servers_clock_is_reported(stage: Stage, caplog: p
         stage.server.clock_offset += 4.0
         await alice.engine.runtime.sleep(10.0)
 
-    with caplog.at_level(logging.WARNING, "leasehold"):
+    with caplog.at_level(logging.WARNING, "lockstead"):
         stage.run(story())
     assert "stepped by +4.0 s" in caplog.text
 

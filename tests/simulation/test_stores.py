@@ -1,6 +1,6 @@
 """Random histories of our own stores, on real servers whose clocks follow the simulated world's.
 
-A failure names its seed. LEASEHOLD_SEED moves the first seed, LEASEHOLD_HISTORIES changes how many there are.
+A failure names its seed. LOCKSTEAD_SEED moves the first seed, LOCKSTEAD_HISTORIES changes how many there are.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from leasehold import UnsupportedError
-from leasehold._model import Ask, Capabilities, Line, Place, Refusal, Renewal, Standing, Wake
-from leasehold._runtime import Runtime, drive
-from leasehold._store import Store
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores import open_store
-from leasehold.stores.memory import MemoryServer, MemoryStore
-from leasehold.stores.postgres._migrations import script
-from leasehold.stores.redis import _scripts
-from leasehold.stores.sqlite import SqliteStore, _SqliteLine
-from leasehold.testing import ViolationError, simulate
-from leasehold.testing.simulation.any_store import StoreClock, StoreServer
-from leasehold.testing.simulation.history import some_history
+from lockstead import UnsupportedError
+from lockstead._model import Ask, Capabilities, Line, Place, Refusal, Renewal, Standing, Wake
+from lockstead._runtime import Runtime, drive
+from lockstead._store import Store
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores import open_store
+from lockstead.stores.memory import MemoryServer, MemoryStore
+from lockstead.stores.postgres._migrations import script
+from lockstead.stores.redis import _scripts
+from lockstead.stores.sqlite import SqliteStore, _SqliteLine
+from lockstead.testing import ViolationError, simulate
+from lockstead.testing.simulation.any_store import StoreClock, StoreServer
+from lockstead.testing.simulation.history import some_history
 from tests.servers.binaries import POSTGRES18, VALKEY9, redis_flavours
 from tests.servers.clock import SteppedClock
 from tests.servers.postgres import PostgresServer

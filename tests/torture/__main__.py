@@ -2,7 +2,7 @@
 
 import sys
 
-from leasehold.testing.torture.command import main
+from lockstead.testing.torture.command import main
 from tests.torture.arenas import ARENAS
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ from typing import Protocol, Self
 import psycopg
 from redis.crc import key_slot
 
-from leasehold import DistributedLock, StoreError
-from leasehold.stores.postgres._migrations import script
-from leasehold.stores.redis import RedisStore
-from leasehold.testing.torture.arena import (
+from lockstead import DistributedLock, StoreError
+from lockstead.stores.postgres._migrations import script
+from lockstead.stores.redis import RedisStore
+from lockstead.testing.torture.arena import (
     AT_ONCE,
     FORCE_RELEASE,
     JUMP_CLOCK,
@@ -38,9 +38,9 @@ from leasehold.testing.torture.arena import (
     by_kind,
     network,
 )
-from leasehold.testing.torture.arena import CLIENT_FAULTS as PLAIN_CLIENT_FAULTS
-from leasehold.testing.torture.history import KILL
-from leasehold.testing.torture.worker import NAMES
+from lockstead.testing.torture.arena import CLIENT_FAULTS as PLAIN_CLIENT_FAULTS
+from lockstead.testing.torture.history import KILL
+from lockstead.testing.torture.worker import NAMES
 from tests.processes.helpers import eventually, transaction_of_a_stranger, url_of
 from tests.servers.binaries import POSTGRES18
 from tests.servers.clock import SteppedClock
@@ -201,7 +201,7 @@ def postgres(directory: Path) -> Iterator[Arena]:
         PostgresServer(POSTGRES18, SteppedClock, SlowDisk, max_connections="100") as server,
         FaultProxy(server) as proxy,
     ):
-        server.sql(script("leasehold"))
+        server.sql(script("lockstead"))
         harm = PostgresHarm(server)
 
         def heal() -> None:
@@ -748,12 +748,12 @@ class PostgresHarm(ServerHarm):
 
     @contextmanager
     def table_locked(self, chance: Random) -> Iterator[None]:
-        with self._transaction("LOCK TABLE leasehold.distributed_locks IN ACCESS EXCLUSIVE MODE"):
+        with self._transaction("LOCK TABLE lockstead.distributed_locks IN ACCESS EXCLUSIVE MODE"):
             yield
 
     @contextmanager
     def name_locked(self, chance: Random) -> Iterator[None]:
-        with self._transaction("SELECT FROM leasehold.lock_names ORDER BY random() LIMIT 1 FOR UPDATE"):
+        with self._transaction("SELECT FROM lockstead.lock_names ORDER BY random() LIMIT 1 FOR UPDATE"):
             yield
 
     @contextmanager

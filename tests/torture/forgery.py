@@ -73,7 +73,7 @@ class RedisOutsider:
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
         self._ear = client.pubsub(ignore_subscribe_messages=True)
-        self._ear.psubscribe("leasehold:*")
+        self._ear.psubscribe("lockstead:*")
         self._channels: set[bytes] = set()
 
     def listen(self) -> list[bytes]:
@@ -84,7 +84,7 @@ class RedisOutsider:
         return messages
 
     def owners(self) -> Iterable[bytes]:
-        for key in self._client.scan_iter("leasehold:bucket:*"):
+        for key in self._client.scan_iter("lockstead:bucket:*"):
             fields: Any = self._client.hkeys(key)
             for field in fields:
                 name, _, owner = field.partition(b"\0")
@@ -93,7 +93,7 @@ class RedisOutsider:
 
     def publish(self, messages: Collection[bytes]) -> None:
         pipeline = self._client.pipeline(transaction=False)
-        for channel in self._channels.union(self._client.pubsub_channels("leasehold:*")):
+        for channel in self._channels.union(self._client.pubsub_channels("lockstead:*")):
             for message in messages:
                 pipeline.publish(channel, message)
         pipeline.execute()
@@ -112,7 +112,7 @@ class PostgresOutsider:
         self._rows: list[tuple[str, str]] = []
 
     def listen(self) -> list[bytes]:
-        rows = self._session.execute("SELECT channel, holder FROM leasehold.distributed_locks WHERE channel <> ''")
+        rows = self._session.execute("SELECT channel, holder FROM lockstead.distributed_locks WHERE channel <> ''")
         self._rows = rows.fetchall()
         for channel in {channel for channel, _ in self._rows} - self._channels:
             self._session.execute(f'LISTEN "{channel}"'.encode())

@@ -12,8 +12,8 @@ from math import inf
 from random import Random
 from typing import TypeVar
 
-from leasehold.testing.torture.checkers import Stay, _deadline, _taken
-from leasehold.testing.torture.history import Acquire, Check, Eviction, History, Operation, Read, Spend, Write
+from lockstead.testing.torture.checkers import Stay, _deadline, _taken
+from lockstead.testing.torture.history import Acquire, Check, Eviction, History, Operation, Read, Spend, Write
 from tests.torture.model import PROMISES
 
 T = TypeVar("T")

@@ -16,8 +16,8 @@ from itertools import count
 from math import inf
 from typing import Any
 
-from leasehold.testing.torture.checkers import Promises
-from leasehold.testing.torture.history import (
+from lockstead.testing.torture.checkers import Promises
+from lockstead.testing.torture.history import (
     KILL,
     Acquire,
     Check,

@@ -21,17 +21,17 @@ from typing import Any, NamedTuple
 import psycopg
 import pytest
 
-from leasehold import _once, _primitives, _rate
-from leasehold._engine import Engine
-from leasehold._keeper import Keeper
-from leasehold._model import Wake
-from leasehold.stores.postgres import _advisory_sql
-from leasehold.stores.postgres.advisory import Stake
-from leasehold.stores.redis import _scripts
-from leasehold.testing.torture import worker
-from leasehold.testing.torture.arena import PAUSE, TTL, Arena
-from leasehold.testing.torture.driver import ArenaMaker
-from leasehold.testing.torture.history import KILL
+from lockstead import _once, _primitives, _rate
+from lockstead._engine import Engine
+from lockstead._keeper import Keeper
+from lockstead._model import Wake
+from lockstead.stores.postgres import _advisory_sql
+from lockstead.stores.postgres.advisory import Stake
+from lockstead.stores.redis import _scripts
+from lockstead.testing.torture import worker
+from lockstead.testing.torture.arena import PAUSE, TTL, Arena
+from lockstead.testing.torture.driver import ArenaMaker
+from lockstead.testing.torture.history import KILL
 from tests.simulation import mutants as engine
 from tests.simulation import quorum_mutants as quorum
 from tests.simulation import test_election_histories as elections
@@ -320,7 +320,7 @@ def nobody_is_woken(patch: pytest.MonkeyPatch, _: str) -> None:
 @mutant("redis", "exclusion", "fences", faults=FORGED)
 def a_message_is_the_name_of_its_owner(patch: pytest.MonkeyPatch, _: str) -> None:
     """Any client can guess it."""
-    patch.setattr("leasehold.stores.redis._secret", str.encode)
+    patch.setattr("lockstead.stores.redis._secret", str.encode)
 
 
 @mutant("redis", "wake_ups", HANGS, faults=CALM, workloads=SEVERAL, **PATIENT)
@@ -424,7 +424,7 @@ def the_sql_believes_a_clock_that_is_set_back(patch: pytest.MonkeyPatch, url: st
 @mutant("postgres", "exclusion", "fences", faults=FORGED)
 def a_notification_counts_as_a_grant(patch: pytest.MonkeyPatch, _: str) -> None:
     """Any role can send it."""
-    patch.setattr("leasehold.stores.postgres.table.MESSAGE", Wake.GRANT)
+    patch.setattr("lockstead.stores.postgres.table.MESSAGE", Wake.GRANT)
 
 
 @mutant("postgres", "fences", "linearizability")

@@ -1,6 +1,6 @@
 """The checkers are tested: they find every violation that is put in, and nothing where nothing is.
 
-LEASEHOLD_SEED moves the first seed, LEASEHOLD_HISTORIES changes how many histories there are. A failure names its seed;
+LOCKSTEAD_SEED moves the first seed, LOCKSTEAD_HISTORIES changes how many histories there are. A failure names its seed;
 `Model(seed).run()` replays it.
 """
 
@@ -23,9 +23,9 @@ from typing import Any
 
 import pytest
 
-from leasehold.testing.torture import checkers
-from leasehold.testing.torture.checkers import CHECKERS, Promises, Violation, check
-from leasehold.testing.torture.history import (
+from lockstead.testing.torture import checkers
+from lockstead.testing.torture.checkers import CHECKERS, Promises, Violation, check
+from lockstead.testing.torture.history import (
     KILL,
     Acquire,
     Check,
@@ -44,8 +44,8 @@ from leasehold.testing.torture.history import (
 from tests.torture.injections import INJECTIONS, Injection
 from tests.torture.model import FORGET, PROMISES, Client, Model, Place, Register
 
-FIRST_SEED = int(os.environ.get("LEASEHOLD_SEED", "0"))
-HISTORIES = max(int(os.environ.get("LEASEHOLD_HISTORIES", "3000")) // 150, 1)
+FIRST_SEED = int(os.environ.get("LOCKSTEAD_SEED", "0"))
+HISTORIES = max(int(os.environ.get("LOCKSTEAD_HISTORIES", "3000")) // 150, 1)
 """So many good ones of each kind for each of four tests, and so many bad ones for each injection."""
 
 lines = count(1)
@@ -970,7 +970,7 @@ class TestRecording:
         path = tmp_path / "p"
         program = (
             "import os, signal, sys, pathlib\n"
-            "from leasehold.testing.torture.history import Recorder\n"
+            "from lockstead.testing.torture.history import Recorder\n"
             "recorder = Recorder(pathlib.Path(sys.argv[1]), 'p')\n"
             "recorder.ended(recorder.acquire('a', ttl=5), 'refused')\n"
             "recorder.acquire('b', ttl=5)\n"

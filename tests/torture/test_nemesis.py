@@ -22,13 +22,13 @@ from redis.exceptions import ConnectionError as Unreachable
 from redis.exceptions import OutOfMemoryError
 from redis.exceptions import TimeoutError as Unresponsive
 
-from leasehold import DistributedLock
-from leasehold.runtimes import _clock
-from leasehold.stores.postgres._migrations import script
-from leasehold.testing.torture.arena import PROMISES, WORKLOADS, Arena, Fault, network
-from leasehold.testing.torture.history import KILL, History, Recorder
-from leasehold.testing.torture.nemesis import Nemesis
-from leasehold.testing.torture.worker import NAMES
+from lockstead import DistributedLock
+from lockstead.runtimes import _clock
+from lockstead.stores.postgres._migrations import script
+from lockstead.testing.torture.arena import PROMISES, WORKLOADS, Arena, Fault, network
+from lockstead.testing.torture.history import KILL, History, Recorder
+from lockstead.testing.torture.nemesis import Nemesis
+from lockstead.testing.torture.worker import NAMES
 from tests.processes.helpers import Worker, eventually, is_free
 from tests.servers.binaries import POSTGRES18
 from tests.servers.clock import SteppedClock
@@ -261,9 +261,9 @@ def connections_killed(on: Redis) -> Story:
 
 def messages_forged(on: Redis) -> Story:
     with on.caller() as client, on.caller() as listener:
-        client.hset("leasehold:bucket:7", "x\0me/7", "waits")
+        client.hset("lockstead:bucket:7", "x\0me/7", "waits")
         hears = listener.pubsub(ignore_subscribe_messages=True)
-        hears.subscribe("leasehold:mine")
+        hears.subscribe("lockstead:mine")
         hears.get_message(timeout=SHORT)
         yield
         eventually(lambda: _next_of(hears) == "me/7", "the owner is guessed")
@@ -271,7 +271,7 @@ def messages_forged(on: Redis) -> Story:
         yield
         eventually(lambda: not _next_of(hears), "it is over")
         hears.close()
-        client.delete("leasehold:bucket:7")
+        client.delete("lockstead:bucket:7")
 
 
 def _next_of(hears: redis.client.PubSub) -> str:
@@ -373,9 +373,9 @@ class Postgres:
 @pytest.fixture(scope="module")
 def with_postgres() -> Iterator[Postgres]:
     with PostgresServer(POSTGRES18, SteppedClock, SlowDisk, max_connections="50") as server:
-        server.sql(script("leasehold"))
+        server.sql(script("lockstead"))
         server.sql("CREATE TABLE kept (number serial)")
-        server.sql("SELECT leasehold.acquire_lock('x', 'me', 30)")
+        server.sql("SELECT lockstead.acquire_lock('x', 'me', 30)")
         yield Postgres(server, {fault.kind: fault for fault in PostgresHarm(server).faults()})
 
 
@@ -456,25 +456,25 @@ def nobody_renews(on: Postgres) -> Story:
     with on.session() as session:
         session.execute(f"SET lock_timeout = {round(1000 * SHORT)}")
         yield
-        look = partial(session.execute, "TABLE leasehold.distributed_locks")
+        look = partial(session.execute, "TABLE lockstead.distributed_locks")
         assert fails(psycopg.errors.LockNotAvailable, look)
         yield
         look()
 
 
 def a_name_is_stuck(on: Postgres) -> Story:
-    on.server.sql("DELETE FROM leasehold.lock_names WHERE name <> 'x'")
+    on.server.sql("DELETE FROM lockstead.lock_names WHERE name <> 'x'")
     with on.session() as session:
         session.execute(f"SET lock_timeout = {round(1000 * SHORT)}")
         yield
-        take = partial(session.execute, "SELECT FROM leasehold.lock_names FOR UPDATE")
+        take = partial(session.execute, "SELECT FROM lockstead.lock_names FOR UPDATE")
         assert fails(psycopg.errors.LockNotAvailable, take)
         yield
         take()
 
 
 def notifications_forged(on: Postgres) -> Story:
-    on.server.sql("UPDATE leasehold.distributed_locks SET channel = 'news', holder = 'me/7' WHERE name = 'x'")
+    on.server.sql("UPDATE lockstead.distributed_locks SET channel = 'news', holder = 'me/7' WHERE name = 'x'")
     with on.session() as session:
         session.execute("LISTEN news")
         yield
@@ -755,8 +755,8 @@ def recorder(tmp_path: Path) -> Iterator[Recorder]:
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CALM", "LULL"):
-        monkeypatch.setattr(f"leasehold.testing.torture.nemesis.{name}", (0.0, 0.01))
-    monkeypatch.setattr("leasehold.testing.torture.nemesis.LONG", 0.06)
+        monkeypatch.setattr(f"lockstead.testing.torture.nemesis.{name}", (0.0, 0.01))
+    monkeypatch.setattr("lockstead.testing.torture.nemesis.LONG", 0.06)
 
 
 @pytest.mark.parametrize("at_once", [1, 2])

@@ -1,6 +1,6 @@
 """Two minutes of the torture, over all stores, and proof that it finds what is wrong: bugs put in on purpose.
 
-`make mutants` tries all of them (LEASEHOLD_TORTURE=1), `make soak` tortures for longer. LEASEHOLD_SEED is the seed.
+`make mutants` tries all of them (LOCKSTEAD_TORTURE=1), `make soak` tortures for longer. LOCKSTEAD_SEED is the seed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from xml.etree.ElementTree import fromstring
 
 import pytest
 
-from leasehold.testing.torture import driver
-from leasehold.testing.torture.checkers import CHECKERS, Promises
-from leasehold.testing.torture.driver import torture
-from leasehold.testing.torture.register import Registers, ask
-from leasehold.testing.torture.timeline import draw
+from lockstead.testing.torture import driver
+from lockstead.testing.torture.checkers import CHECKERS, Promises
+from lockstead.testing.torture.driver import torture
+from lockstead.testing.torture.register import Registers, ask
+from lockstead.testing.torture.timeline import draw
 from tests.torture.arenas import ARENAS
 from tests.torture.model import Model
 from tests.torture.mutants import HANGS, MUTANTS, program
@@ -32,8 +32,8 @@ SHORTEST, LONGEST = 4.0, 60.0
 PATIENCE = 20.0
 """How long workers with a bug may take to finish: some never do."""
 ABORTED = f"ended with {-signal.SIGABRT}"
-FOR_LONG = bool(os.environ.get("LEASEHOLD_TORTURE"))
-SEED = int(os.environ.get("LEASEHOLD_SEED") or secrets.randbelow(10**9))
+FOR_LONG = bool(os.environ.get("LOCKSTEAD_TORTURE"))
+SEED = int(os.environ.get("LOCKSTEAD_SEED") or secrets.randbelow(10**9))
 GROUPS = (("memory", "sqlite"), ("redis", "sentinel"), ("cluster", "redlock"), ("postgres", "advisory"))
 """What is tortured at the same time, to save some; more would starve the tests beside them."""
 QUICK = (

@@ -22,11 +22,11 @@ import sqlalchemy as sa
 import sqlalchemy.ext.asyncio as aio
 from sqlalchemy import orm
 
-import leasehold
-from leasehold import InvalidInputError, LockAcquisitionError, LockError
-from leasehold._borrowed import sqlstate
-from leasehold.postgres import xact_lock
-from leasehold.stores.postgres._key import Name, advisory_key
+import lockstead
+from lockstead import InvalidInputError, LockAcquisitionError, LockError
+from lockstead._borrowed import sqlstate
+from lockstead.postgres import xact_lock
+from lockstead.stores.postgres._key import Name, advisory_key
 from tests.transactions.users import Asyncpg, AsyncPsycopg, Django, Peer, Psycopg, User, with_driver
 
 EXCLUSIVE, SHARED = "ExclusiveLock", "ShareLock"
@@ -459,10 +459,10 @@ async def test_no_patience_is_too_great(user: User, peer: Peer, prefix: str, tim
 
 def test_importing_it_imports_no_driver() -> None:
     program = (
-        "import sys; before = set(sys.modules); import leasehold.postgres;"
+        "import sys; before = set(sys.modules); import lockstead.postgres;"
         "print({name.partition('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))"
     )
-    source = Path(leasehold.__file__).parents[1]
+    source = Path(lockstead.__file__).parents[1]
     done = subprocess.run(
         [sys.executable, "-S", "-c", program],
         capture_output=True,
@@ -470,7 +470,7 @@ def test_importing_it_imports_no_driver() -> None:
         check=False,
         env={"PYTHONPATH": str(source)},
     )
-    assert done.stdout.strip() == "{'leasehold'}", done.stderr
+    assert done.stdout.strip() == "{'lockstead'}", done.stderr
 
 
 def in_order(*names: Name) -> list[Name]:

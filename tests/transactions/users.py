@@ -20,9 +20,9 @@ from psycopg.rows import dict_row, tuple_row
 from sqlalchemy import orm
 from sqlalchemy.pool import NullPool
 
-from leasehold._runtime import drive
-from leasehold.postgres import xact_lock
-from leasehold.stores.postgres._key import Name, advisory_key
+from lockstead._runtime import drive
+from lockstead.postgres import xact_lock
+from lockstead.stores.postgres._key import Name, advisory_key
 from tests.processes.helpers import eventually
 
 

@@ -1,6 +1,6 @@
 """Run a program under gevent: python -m tests.green.programs ORDER PROGRAM ARGUMENTS.
 
-ORDER says what comes first: patching the standard library (`patched-first`), or importing leasehold
+ORDER says what comes first: patching the standard library (`patched-first`), or importing lockstead
 (`imported-first`). Programs for which gevent is not, or not yet, to be patched are `unpatched`.
 """
 
@@ -13,10 +13,10 @@ import warnings
 order, program = sys.argv[1:3]
 del sys.argv[1:3]
 if order == "imported-first":
-    import leasehold  # noqa: F401
+    import lockstead  # noqa: F401
 
     warnings.simplefilter("ignore")  # gevent warns that ssl was imported before it
-assert order == "imported-first" or "leasehold" not in sys.modules
+assert order == "imported-first" or "lockstead" not in sys.modules
 if order != "unpatched":
     from gevent import monkey
 

@@ -9,7 +9,7 @@ import sys
 
 import gevent
 
-from leasehold import DistributedLock
+from lockstead import DistributedLock
 from tests.green.programs.hub import PATIENCE, ticking
 
 locks = DistributedLock(sys.argv[1])

@@ -7,10 +7,10 @@ import socket
 
 import gevent
 
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores._doorbell import Doorbell
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores._doorbell import Doorbell
 
-addresses = [f"leasehold-test/{secrets.token_hex(8)}" for _ in range(100)]
+addresses = [f"lockstead-test/{secrets.token_hex(8)}" for _ in range(100)]
 sockets = []
 for address in addresses:
     sockets.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))

@@ -8,8 +8,8 @@ import traceback
 
 import gevent
 
-from leasehold import DistributedLock
-from leasehold._runtime import drive
+from lockstead import DistributedLock
+from lockstead._runtime import drive
 from tests.green.programs.hub import PATIENCE, eventually, ticking
 
 locks = DistributedLock(sys.argv[1])

@@ -13,7 +13,7 @@ import eventlet  # noqa: E402
 
 if sys.argv[1] == "patched-first":
     eventlet.monkey_patch()
-from leasehold import DistributedLock, UnsupportedError  # noqa: E402
+from lockstead import DistributedLock, UnsupportedError  # noqa: E402
 
 early = DistributedLock("memory://") if sys.argv[1] == "imported-first" else None
 if sys.argv[1] == "imported-first":

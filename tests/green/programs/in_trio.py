@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from leasehold import AsyncDistributedLock, DistributedLock, UnsupportedError, get_async_distributed_lock
+from lockstead import AsyncDistributedLock, DistributedLock, UnsupportedError, get_async_distributed_lock
 
 
 async def expect_advice(use: Callable[[], Awaitable[object]]) -> None:

@@ -6,7 +6,7 @@ import sys
 import threading
 import warnings
 
-from leasehold import DistributedLock, UnsupportedError
+from lockstead import DistributedLock, UnsupportedError
 
 locks = DistributedLock(sys.argv[1])
 elections = [locks.election("leader") for _ in range(2)]

@@ -11,7 +11,7 @@ import time
 
 import gevent
 
-from leasehold import DistributedLock, LockAcquisitionError, StoreError
+from lockstead import DistributedLock, LockAcquisitionError, StoreError
 from tests.green.programs.hub import PATIENCE, run_all, ticking
 
 TTL = 2.0

@@ -11,7 +11,7 @@ from functools import partial
 
 import gevent
 
-from leasehold import DistributedLock, LockAcquisitionError, UnsupportedError
+from lockstead import DistributedLock, LockAcquisitionError, UnsupportedError
 from tests.green.programs.hub import PATIENCE, eventually, run_all, ticking
 
 

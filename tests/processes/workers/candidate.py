@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 
-from leasehold import DistributedLock, Leadership
+from lockstead import DistributedLock, Leadership
 
 journal_path, ttl, url, *pairs = sys.argv[1:]
 journal = os.open(journal_path, os.O_CREAT | os.O_APPEND | os.O_WRONLY)

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 
-from leasehold import AsyncDistributedLock, AsyncLockHandle, DistributedLock, LockHandle
+from lockstead import AsyncDistributedLock, AsyncLockHandle, DistributedLock, LockHandle
 
 scenario, database = sys.argv[1:]
 url = f"sqlite:///{database}"
@@ -138,7 +138,7 @@ def busy() -> None:
 
 def interrupted_again_and_again() -> None:
     """Be interrupted hundreds of times, anywhere, and go on."""
-    chance = random.Random(int(os.environ["LEASEHOLD_SEED"]))
+    chance = random.Random(int(os.environ["LOCKSTEAD_SEED"]))
     locks = DistributedLock(url, ttl=1)
     for _ in range(1000):
         try:

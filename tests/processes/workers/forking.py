@@ -10,7 +10,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 
-from leasehold import DistributedLock, InvalidLockError, LockHandle, LockLostError
+from lockstead import DistributedLock, InvalidLockError, LockHandle, LockLostError
 
 warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
 faulthandler.enable()  # whoever hangs is aborted, and says where it hung

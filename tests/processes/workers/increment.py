@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from leasehold import DistributedLock
+from lockstead import DistributedLock
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.processes.journal import END, INTENT, Entry, note, read_counter, write_counter

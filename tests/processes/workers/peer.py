@@ -4,9 +4,9 @@ import json
 import sys
 import time
 
-from leasehold import DistributedLock, LockError, LockHandle
-from leasehold.runtimes.threads import ThreadRuntime
-from leasehold.stores.sqlite import SqliteStore
+from lockstead import DistributedLock, LockError, LockHandle
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores.sqlite import SqliteStore
 
 
 def now() -> float:

@@ -11,11 +11,11 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 
-from leasehold import DistributedLock, LockLostError, NestedCallError
+from lockstead import DistributedLock, LockLostError, NestedCallError
 
 scenario, url = sys.argv[1:]
-chance = random.Random(int(os.environ["LEASEHOLD_SEED"]))
-TIMES = int(os.environ.get("LEASEHOLD_INTERRUPTS") or 40)
+chance = random.Random(int(os.environ["LOCKSTEAD_SEED"]))
+TIMES = int(os.environ.get("LOCKSTEAD_INTERRUPTS") or 40)
 """How often to interrupt."""
 HANGS = 10.0
 LONGEST = 0.004

@@ -3,7 +3,7 @@
 import json
 import sys
 
-from leasehold import DistributedLock
+from lockstead import DistributedLock
 
 path, limit, times = sys.argv[1:]
 with DistributedLock(f"sqlite:///{path}") as locks:

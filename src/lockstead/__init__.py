@@ -1,0 +1,104 @@
+"""Distributed locks with leases, fences and fair waiting, for threads and asyncio."""
+
+from lockstead._election import ElectionOptions, Leader
+from lockstead._info import Holder, LockInfo
+from lockstead._model import Capabilities, Finding, Wake
+from lockstead._naming import lock_name
+from lockstead._once import Outcome
+from lockstead._primitives import LockOptions, TryOptions
+from lockstead._ratelimit import Spending
+from lockstead._retry import RetryPolicy
+from lockstead._store import Store
+from lockstead.asynchronous import (
+    AsyncDistributedLock,
+    AsyncElection,
+    AsyncLeadership,
+    AsyncLockGuard,
+    AsyncLockHandle,
+    AsyncMultiLockHandle,
+    AsyncOnce,
+    AsyncRateLimiter,
+    AsyncSingleton,
+    get_async_distributed_lock,
+)
+from lockstead.blocking import (
+    DistributedLock,
+    Election,
+    Leadership,
+    LockGuard,
+    LockHandle,
+    MultiLockHandle,
+    Once,
+    RateLimiter,
+    Singleton,
+    get_distributed_lock,
+)
+from lockstead.errors import (
+    CapacityMismatchError,
+    ClosedError,
+    DamagedError,
+    InvalidInputError,
+    InvalidLockError,
+    LockAcquisitionError,
+    LockError,
+    LockLostError,
+    NestedCallError,
+    RateLimitError,
+    StaleFenceError,
+    StoreError,
+    UnsupportedError,
+)
+from lockstead.fencing import FenceGate
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AsyncDistributedLock",
+    "AsyncElection",
+    "AsyncLeadership",
+    "AsyncLockGuard",
+    "AsyncLockHandle",
+    "AsyncMultiLockHandle",
+    "AsyncOnce",
+    "AsyncRateLimiter",
+    "AsyncSingleton",
+    "Capabilities",
+    "CapacityMismatchError",
+    "ClosedError",
+    "DamagedError",
+    "DistributedLock",
+    "Election",
+    "ElectionOptions",
+    "FenceGate",
+    "Finding",
+    "Holder",
+    "InvalidInputError",
+    "InvalidLockError",
+    "Leader",
+    "Leadership",
+    "LockAcquisitionError",
+    "LockError",
+    "LockGuard",
+    "LockHandle",
+    "LockInfo",
+    "LockLostError",
+    "LockOptions",
+    "MultiLockHandle",
+    "NestedCallError",
+    "Once",
+    "Outcome",
+    "RateLimitError",
+    "RateLimiter",
+    "RetryPolicy",
+    "Singleton",
+    "Spending",
+    "StaleFenceError",
+    "Store",
+    "StoreError",
+    "TryOptions",
+    "UnsupportedError",
+    "Wake",
+    "get_async_distributed_lock",
+    "get_distributed_lock",
+    "lock_name",
+]

@@ -1,0 +1,96 @@
+"""What tasks do only one at a time, or only once."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
+
+from lockstead import _once
+from lockstead._engine import Engine
+from lockstead._guard import Guard
+from lockstead._keeper import log
+from lockstead._naming import Naming
+from lockstead._once import Outcome
+from lockstead._primitives import Plan
+from lockstead.asynchronous.guards import check_coroutine, unless_busy
+from lockstead.asynchronous.handles import AsyncLockHandle
+from lockstead.errors import StoreError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class AsyncSingleton(Guard[AsyncLockHandle]):
+    """A job that many start and one runs: a decorator, or something to try by hand."""
+
+    async def try_acquire(self) -> AsyncLockHandle | None:
+        """Take the job, or return None if somebody has it, or had it just now."""
+        return await unless_busy(self._acquire, self._plan_within(None))
+
+    def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T | None]]:
+        """Run the function if nobody else does, or did just now; else return None at once."""
+        check_coroutine(function)
+        plan_call = self._plan_calls(function)
+
+        @functools.wraps(function)
+        async def alone(*args: P.args, **kwargs: P.kwargs) -> T | None:
+            handle = await unless_busy(self._acquire, plan_call(*args, **kwargs))
+            if handle is None:
+                return None
+            async with handle:
+                return await function(*args, **kwargs)
+
+        return alone
+
+
+class AsyncOnce(Guard[AsyncLockHandle]):
+    """Something that is done once, and whose outcome is remembered for a period: a decorator, or by hand."""
+
+    def __init__(
+        self, plan: Plan, naming: Naming, engine: Engine, acquire: Callable[[Plan], Any], period: float
+    ) -> None:
+        super().__init__(plan, (naming,), acquire, engine.runtime)
+        self._engine = engine
+        self._period = period
+
+    async def run(self, function: Callable[[], Awaitable[T]]) -> Outcome[T]:
+        """Do it, or learn what came of it when it was done, waiting for whoever is at it.
+
+        What raises is not done: the next to come does it. Raises LockAcquisitionError if the wait takes too long.
+        """
+        return await self._run(self._plan_block(), function)
+
+    async def outcome(self) -> Outcome[Any] | None:
+        """Look up what came of it; None if it is not done, or forgotten."""
+        return await _once.find(self._engine, self._plan_within(None).asks[0].name)
+
+    def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+        """Do what the function does once for every name, and return what it returned then."""
+        check_coroutine(function)
+        plan_call = self._plan_calls(function)
+
+        @functools.wraps(function)
+        async def only_once(*args: P.args, **kwargs: P.kwargs) -> T:
+            plan = plan_call(*args, **kwargs)
+            return (await self._run(plan, lambda: function(*args, **kwargs))).value
+
+        return only_once
+
+    async def _run(self, plan: Plan, function: Callable[[], Awaitable[T]]) -> Outcome[T]:
+        handle = await _once.begin(self._engine, self._acquire, plan)
+        if isinstance(handle, Outcome):
+            return handle
+        is_done = False
+        try:
+            async with handle:
+                value = await function()
+                is_done = True
+                handle._leave_taken(self._period, json.dumps(_once.UNKEPT))
+                handle._leave_taken(self._period, _once.encode(value, handle.name))
+        except StoreError as error:
+            if not is_done or not error.transient:
+                raise
+            log.warning("%r is done; the store has not said that it remembers it: %s", handle.name, error)
+        return Outcome(value, True, None)

@@ -1,0 +1,21 @@
+"""The client for threads, and what it gives out."""
+
+from lockstead.blocking.client import DistributedLock, get_distributed_lock
+from lockstead.blocking.elections import Election, Leadership
+from lockstead.blocking.guards import LockGuard
+from lockstead.blocking.handles import LockHandle, MultiLockHandle
+from lockstead.blocking.rates import RateLimiter
+from lockstead.blocking.recipes import Once, Singleton
+
+__all__ = [
+    "DistributedLock",
+    "Election",
+    "Leadership",
+    "LockGuard",
+    "LockHandle",
+    "MultiLockHandle",
+    "Once",
+    "RateLimiter",
+    "Singleton",
+    "get_distributed_lock",
+]

@@ -1,0 +1,174 @@
+"""The command that `lockstead run` or `elect` runs, in a process group of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from signal import Signals
+from typing import Self
+
+from lockstead.cli.terminal import Terminal
+
+PR_SET_PDEATHSIG = 1
+
+FOR_COMMAND_ALONE = (Signals.SIGUSR1, Signals.SIGUSR2)
+"""Signals that mean something to programs that expect them, and kill all others."""
+WANTS_TERMINAL = (Signals.SIGTTIN, Signals.SIGTTOU)
+"""Signals that stop a group when it uses the terminal from the background."""
+SETTLING = 0.01
+"""How long another thread may take to finish what it is at, or the kernel to stop this one."""
+
+
+class Child:
+    """One running command.
+
+    Not promised: what it leaves running when it ends is not touched; a descendant that leaves the process group
+    (setsid) or runs as another user (sudo) cannot be stopped; and when this process is killed, the kernel kills the
+    command (on Linux) but not its descendants.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], renew: Callable[[], bool]) -> None:
+        """Start it. Raises OSError if it cannot be started.
+
+        `renew` is called around a stop by the terminal (Ctrl-Z); if it returns False afterwards, the command does not
+        run on but is killed.
+        """
+        self._renew = renew
+        self._ending: int | None = None
+        self._forwarded: set[Signals] = set()
+        self._terminal = Terminal()
+        self._has_terminal = self._terminal.is_spare()
+        # Whoever lends the terminal is in the background, and this would stop him when he writes or takes it back.
+        self._on_background_write = signal.signal(Signals.SIGTTOU, signal.SIG_IGN) or signal.SIG_DFL
+        try:
+            # There are other threads, so between fork and exec nothing may be done that needs a lock of theirs: only a
+            # few system calls, looked up before. The store lets go of its file around the fork by itself.
+            self._process = subprocess.Popen(  # noqa: S603 - the user's own command
+                command,
+                env=dict(environment),
+                process_group=0,
+                preexec_fn=self._preparation(),  # noqa: PLW1509
+            )
+        except BaseException:
+            self._put_back()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._ending is None:
+            self.signal_group(Signals.SIGKILL)
+            self._process.wait()
+        self._put_back()
+
+    @property
+    def ending(self) -> int:
+        """The exit code, or the negative number of the signal that ended it."""
+        assert self._ending is not None
+        return self._ending
+
+    @property
+    def was_interrupted_from_terminal(self) -> bool:
+        """Whether Ctrl-C ended it, which the terminal sent to the command's group alone."""
+        by_interrupt = self._ending == -Signals.SIGINT
+        return by_interrupt and self._has_terminal and Signals.SIGINT not in self._forwarded
+
+    def was_forwarded(self, *numbers: Signals) -> bool:
+        """Tell whether any of these signals was passed on."""
+        return not self._forwarded.isdisjoint(numbers)
+
+    def has_ended(self) -> bool:
+        """Look without waiting, and go along if the terminal has stopped it."""
+        pid, status = os.waitpid(self._process.pid, os.WNOHANG | (os.WUNTRACED if self._terminal.is_there else 0))
+        if pid and os.WIFSTOPPED(status):
+            self._stop_along(Signals(os.WSTOPSIG(status)))
+        elif pid:
+            self._ending = self._process.returncode = os.waitstatus_to_exitcode(status)
+            if self._has_terminal and self._ending < 0:
+                self._terminal.restore_modes()
+        return self._ending is not None
+
+    def forward(self, number: Signals) -> None:
+        """Pass a signal on: to the whole group, unless it only means something to the command itself."""
+        self._forwarded.add(number)
+        if number in FOR_COMMAND_ALONE:
+            with suppress(PermissionError):
+                os.kill(self._process.pid, number)
+        else:
+            self.signal_group(number)
+
+    def signal_group(self, number: Signals) -> None:
+        """Signal the command and its descendants; also after its end, for as long as any descendants are left.
+
+        Group numbers are not used again while a member lives, and without one not before all others were used.
+        """
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    def _stop_along(self, number: Signals) -> None:
+        """Stop too when the terminal has stopped the command, so that the shell gets its prompt back; then go on."""
+        if number is Signals.SIGSTOP:  # not the terminal's doing: whoever sent it will resume the command himself
+            return
+        only_wants_terminal = number in WANTS_TERMINAL and self._terminal.is_ours()
+        if not only_wants_terminal and not self._stop_our_job():
+            self.signal_group(Signals.SIGKILL)
+            return
+        if self._terminal.is_ours():
+            self._terminal.listen_to(self._process.pid)
+            self._has_terminal = True
+        self.signal_group(Signals.SIGCONT)
+
+    def _stop_our_job(self) -> bool:
+        """Stop until the shell resumes us, and say whether the lease has outlived that: nobody renews meanwhile.
+
+        The kernel does not stop a job that no shell could resume. A renewal just before makes sure that none is under
+        way: a process that is stopped in the middle of a transaction locks everybody else out of SQLite.
+        """
+        self._reclaim_terminal()
+        self._renew()
+        time.sleep(SETTLING)
+        os.killpg(os.getpgrp(), Signals.SIGTSTP)
+        time.sleep(SETTLING)
+        return self._renew()
+
+    def _put_back(self) -> None:
+        self._reclaim_terminal()
+        signal.signal(Signals.SIGTTOU, self._on_background_write)
+
+    def _reclaim_terminal(self) -> None:
+        if self._has_terminal:
+            self._terminal.listen_to(os.getpgrp())
+            self._has_terminal = False
+
+    def _preparation(self) -> Callable[[], None]:
+        """Make what runs in the new process just before it becomes the command."""
+        parent = os.getpid()
+        die_with_parent = _death_signal()
+        on_background_write = self._on_background_write
+        terminal = self._terminal if self._has_terminal else None
+
+        def prepare() -> None:
+            die_with_parent()
+            if os.getppid() != parent:  # it was too late for that
+                os.kill(os.getpid(), Signals.SIGKILL)
+            if terminal is not None:
+                terminal.listen_to(os.getpid())
+            signal.signal(Signals.SIGTTOU, on_background_write)
+
+        return prepare
+
+
+def _death_signal() -> Callable[[], object]:
+    """Find how a process asks to be killed when its parent ends; elsewhere than on Linux it cannot."""
+    if sys.platform != "linux":
+        return lambda: None
+    prctl = ctypes.CDLL(None).prctl
+    arguments = (PR_SET_PDEATHSIG, ctypes.c_ulong(Signals.SIGKILL))
+    return lambda: prctl(*arguments)

@@ -1,0 +1,21 @@
+"""The client every subcommand talks through."""
+
+from __future__ import annotations
+
+import os
+
+from lockstead.blocking import DistributedLock
+from lockstead.cli.outcome import Exit, Failure
+from lockstead.stores import shown
+
+
+def open_client(url: str | None, ttl: float = 30.0) -> DistributedLock:
+    """Open the store of --url, else of LOCKSTEAD_URL, else the user's own SQLite file.
+
+    Refuses a store that ends with this process, in which nobody could ever be met.
+    """
+    chosen = url or os.environ.get("LOCKSTEAD_URL") or ""
+    if chosen.startswith("memory:"):
+        msg = f"{shown(chosen)} lives inside one process, where no other could see it: choose sqlite:// or a server"
+        raise Failure(Exit.BAD_INPUT, msg)
+    return DistributedLock(url, ttl=ttl)

@@ -1,0 +1,82 @@
+"""One of the processes of `lockstead demo`; see demo.py for the play it acts in.
+
+It tells what it does, one JSON object a line, on stdout, and goes on whenever it is sent a line on stdin.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+
+from lockstead.blocking import DistributedLock
+from lockstead.errors import LockLostError
+
+
+class Ledger:
+    """A counter in a file. What must not happen to it: that two processes count at once.
+
+    Like every resource that takes fencing seriously it remembers the largest fence it has seen.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def create(self) -> None:
+        self._path.write_text('{"counter": 0, "fence": 0}', encoding="ascii")
+
+    def read(self) -> int:
+        return int(json.loads(self._path.read_text(encoding="ascii"))["counter"])
+
+    def write(self, counter: int, fence: int) -> int:
+        """Replace the counter, unless a holder with a larger fence was here before; return the largest fence."""
+        with self._path.open("r+", encoding="ascii") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # comparing and writing is one step, as in UPDATE … WHERE fence <= ?
+            newest = int(json.load(file)["fence"])
+            if fence >= newest:
+                file.seek(0)
+                file.write(json.dumps({"counter": counter, "fence": fence}))
+                file.truncate()
+            return max(fence, newest)
+
+
+def work(worker: str, locks: DistributedLock, name: str, ledger: Ledger, increments: int) -> None:
+    """Increment the counter so many times, each time under the lock."""
+
+    def tell(what: str, **details: object) -> None:
+        sys.stdout.write(json.dumps({"worker": worker, "what": what, "time": time.monotonic(), **details}) + "\n")
+        sys.stdout.flush()
+
+    def await_cue() -> None:
+        if not sys.stdin.readline():
+            sys.exit()
+
+    with locks:
+        locks.is_locked(name)  # connects
+        tell("ready")
+        await_cue()
+        while increments:
+            handle = locks.acquire(name, metadata={"worker": worker})
+            counter = ledger.read()
+            tell("holds", fence=handle.fence)
+            await_cue()
+            newest = ledger.write(counter + 1, handle.fence)
+            if newest > handle.fence:
+                tell("refused", counter=counter + 1, fence=handle.fence, newest=newest)
+            else:
+                increments -= 1
+                tell("wrote", counter=counter + 1)
+            try:
+                handle.release()
+            except LockLostError:
+                tell("lost")
+        tell("done")
+
+
+if __name__ == "__main__":
+    worker, name, path, ttl, increments = sys.argv[1:]
+    logging.getLogger("lockstead").addHandler(logging.NullHandler())  # what it would say, the demo tells
+    work(worker, DistributedLock(ttl=float(ttl)), name, Ledger(Path(path)), int(increments))

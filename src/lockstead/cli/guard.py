@@ -1,0 +1,195 @@
+"""What `lockstead run` and `lockstead elect` have in common: a command that never outlives the lease it works under.
+
+The command is stopped by this machine's clock, not by the store's notice: when no renewal succeeds, early enough to be
+dead before the store could let anybody else in. Not promised: anything while this process itself is stopped (SIGSTOP)
+and the command is not; then only the fence protects.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from math import inf
+from signal import Signals, strsignal
+from typing import Any, NamedTuple
+
+from lockstead.blocking import LockHandle
+from lockstead.cli.child import Child
+from lockstead.cli.outcome import SIGNALLED, Exit, Failure
+from lockstead.cli.signals import ENDING, Interruption, SignalQueue
+from lockstead.cli.text import humane
+from lockstead.errors import LockLostError, StoreError
+
+log = logging.getLogger("lockstead.cli")
+
+LEAST_LIFE = 0.5
+"""The shortest lease within which a process can be stopped in time."""
+LONGEST_DEFAULT_GRACE = 10.0
+LAST_MOMENT = 0.5
+"""How long a command has after SIGTERM when somebody else may hold already."""
+LONGEST_NAP = 1.0
+"""How long to sleep at most: while the machine is suspended a sleep stands still, but the lease goes on."""
+
+
+def fitting_grace(asked: float | None, life: float) -> float:
+    """Choose how long before the lease's end the command is told to stop. Raises Failure if that leaves it no time."""
+    if not life >= LEAST_LIFE:
+        msg = f"--ttl and --max-hold must be at least {LEAST_LIFE} s: a command is not stopped in less"
+        raise Failure(Exit.BAD_INPUT, msg)
+    if asked is None:
+        return min(LONGEST_DEFAULT_GRACE, life / 4)
+    if not 0 <= asked <= life / 2:
+        msg = (
+            f"--grace must be from 0 to half of the lease's {life:g} s, got {asked:g}: with more, a command would be "
+            "stopped while renewals are still on time; raise --ttl (and --max-hold) to have more grace"
+        )
+        raise Failure(Exit.BAD_INPUT, msg)
+    return asked
+
+
+def parse_metadata(texts: Sequence[str]) -> dict[str, Any]:
+    """Read KEY=VALUE pairs, whose values are strings, and JSON objects; a later one wins."""
+    metadata: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if text.lstrip().startswith("{"):
+            try:
+                metadata |= json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise Failure(Exit.BAD_INPUT, f"--metadata {text!r} is no JSON object: {error}") from error
+        elif equals and key:
+            metadata[key] = value
+        else:
+            raise Failure(Exit.BAD_INPUT, f"--metadata takes KEY=VALUE or a JSON object, got {text!r}")
+    return metadata
+
+
+class End(NamedTuple):
+    """How a command ended."""
+
+    status: int
+    """Its exit code, or the negative number of the signal that ended it."""
+    why_stopped: str
+    """Nothing, if it was not."""
+    was_told_to_end: bool
+    """Whether somebody has asked for it with a signal."""
+    was_interrupted: bool
+    """Whether Ctrl-C on the terminal has."""
+
+    def describe(self) -> str:
+        if self.status >= 0:
+            return f"the command exited with {self.status}"
+        return f"the command was ended by signal {-self.status} ({strsignal(-self.status)})"
+
+    def exit_code(self) -> int:
+        """Pass the command's end on: as a code, or first as the signal that the rest of our job would have had too."""
+        if self.was_interrupted:
+            os.killpg(os.getpgrp(), Signals.SIGINT)
+        return self.status if self.status >= 0 else SIGNALLED - self.status
+
+
+class Guard:
+    """Stops a command before the lease it works under can end."""
+
+    def __init__(
+        self, handle: LockHandle, signals: SignalQueue, grace: float, life: float, max_hold: float | None
+    ) -> None:
+        self._handle = handle
+        self._signals = signals
+        self._grace = grace
+        self._life = life
+        self._max_hold = max_hold
+        self._slack = min(0.05 * life, 0.5)
+        """What is kept in hand for the kernel to carry a kill out."""
+        self._granted = time.monotonic()
+        self._lease_length = 0.0
+
+    def run(self, command: Sequence[str]) -> End:
+        """Run a command to its end. Raises LockLostError if it could not even begin, Failure if it cannot be run."""
+        with _start(command, self._handle, self.renew) as child:
+            was_stopped = self.watch(child)
+            was_interrupted = child.was_interrupted_from_terminal
+        why_stopped = self.explain() if was_stopped else ""
+        return End(child.ending, why_stopped, child.was_forwarded(*ENDING), was_interrupted)
+
+    def watch(self, child: Child) -> bool:
+        """Forward signals until the command has ended, and say whether it was stopped.
+
+        Once told to stop, it must, even if renewals succeed again. Nothing is printed or logged before its end: a
+        full pipe on stderr must not keep it alive.
+        """
+        stopping, kill_at = False, inf
+        while not child.has_ended():
+            now, left = time.monotonic(), self._handle.remaining
+            nap = left - self._grace - self._slack
+            if nap <= 0 and not stopping:
+                stopping, self._lease_length = True, now + left - self._granted
+                child.signal_group(Signals.SIGTERM)
+                child.signal_group(Signals.SIGCONT)
+            if stopping:
+                kill_at = min(kill_at, now + (left - self._slack if left else min(self._grace, LAST_MOMENT)))
+                nap = kill_at - now
+                if nap <= 0:
+                    child.signal_group(Signals.SIGKILL)
+                    nap = LONGEST_NAP
+            for number in self._signals.wait(min(nap, LONGEST_NAP)):
+                child.forward(number)
+        if stopping:
+            child.signal_group(Signals.SIGKILL)
+        return stopping
+
+    def renew(self) -> bool:
+        """Renew out of turn, which --max-hold does not allow for, and say whether the lock is still ours."""
+        if self._max_hold is None:
+            with suppress(LockLostError, StoreError):
+                self._handle.extend(self._life)
+        return self._handle.is_held
+
+    def explain(self) -> str:
+        """Tell why the command was stopped."""
+        name = self._handle.name
+        # a quarter, because the grant may have reached us late, and renewals near the end gain little
+        if self._max_hold is not None and self._lease_length >= self._max_hold - self._life / 4:
+            return f"{name!r} may not be held for more than --max-hold ({humane(self._max_hold)})"
+        try:
+            self._handle.check()
+        except LockLostError as error:
+            return str(error)
+        return f"{name!r} could not be renewed in time"
+
+
+def _start(command: Sequence[str], handle: LockHandle, renew: Callable[[], bool]) -> Child:
+    handle.check()
+    environment = os.environ | {"LOCKSTEAD_NAME": handle.name, "LOCKSTEAD_FENCE": str(handle.fence)}
+    try:
+        return Child(command, environment, renew)
+    except FileNotFoundError as error:
+        raise Failure(Exit.NOT_FOUND, f"{command[0]}: command not found", name=handle.name) from error
+    except OSError as error:
+        raise Failure(Exit.NOT_EXECUTABLE, f"{command[0]}: {error.strerror}", name=handle.name) from error
+
+
+def release(handle: LockHandle, end: End) -> None:
+    """Release, and raise Failure if the command did not have the lock until its end."""
+    why_stopped = end.why_stopped
+    try:
+        handle.release()
+    except LockLostError as error:
+        why_stopped = why_stopped or str(error)
+    except StoreError as error:
+        if not why_stopped:
+            log.warning("%r could not be released, it ends by itself: %s", handle.name, error)
+    if why_stopped:
+        msg = f"{why_stopped}; {end.describe()}"
+        raise Failure(Exit.LEASE_LOST, msg, name=handle.name, fence=handle.fence, ending=end.status)
+
+
+def ended_by(interruption: Interruption) -> int:
+    """Choose the code to exit with when a signal has ended a wait."""
+    if interruption.number == Signals.SIGINT:
+        raise KeyboardInterrupt from None
+    return SIGNALLED + interruption.number

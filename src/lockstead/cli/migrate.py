@@ -1,0 +1,63 @@
+"""`lockstead migrate`: the lease table in PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import os
+from argparse import Namespace
+
+from lockstead.cli.outcome import Exit, Failure
+from lockstead.cli.text import visible
+from lockstead.stores import POSTGRES_SCHEMES, shown
+
+HEADER = """\
+-- lockstead's lease table and functions, version {version}, in the schema {schema}. One transaction; may be run again.
+--
+-- psql:     lockstead migrate --print | psql --single-transaction -v ON_ERROR_STOP=1 postgresql://…
+-- Alembic:  from lockstead.postgres import migration_sql
+--           def upgrade() -> None: op.execute(migration_sql())
+-- Django:   from lockstead.postgres import migration_sql
+--           operations = [migrations.RunSQL(migration_sql(), migrations.RunSQL.noop)]
+"""
+
+
+def migrate(arguments: Namespace) -> int:
+    """Bring a database up to date, or print the SQL that does."""
+    url = arguments.url or os.environ.get("LOCKSTEAD_URL") or ""
+    is_postgres = url.partition(":")[0].lower() in POSTGRES_SCHEMES
+    if not is_postgres and (arguments.url or not arguments.print):
+        named = shown(url) if url else "your own SQLite file"
+        msg = f"only PostgreSQL needs a migration, {named} does not: name the database with --url postgresql://…"
+        raise Failure(Exit.BAD_INPUT, msg)
+    try:
+        from lockstead.stores.postgres import _migrating, _migrations  # noqa: PLC0415
+        from lockstead.stores.postgres._address import Options, parse_url  # noqa: PLC0415
+    except ImportError as error:  # of psycopg, or of libpq
+        msg = f"this needs psycopg: pip install 'lockstead[postgres]' ({error})"
+        raise Failure(Exit.BAD_INPUT, msg) from error
+    address, options = parse_url(url) if is_postgres else (None, Options())
+    schema = arguments.schema if arguments.schema is not None else options.schema
+    if arguments.print or address is None:
+        sql = _migrations.migration_sql(schema, grant=arguments.grant)
+        print(HEADER.format(version=_migrations.VERSION, schema=visible(schema)), sql, sep="\n", end="")
+        return 0
+    done = _migrating.migrate(address, schema, arguments.grant)
+    if arguments.json:
+        told = {
+            "schema": schema,
+            "database": done.database,
+            "server": done.server,
+            "version": _migrations.VERSION,
+            "was": done.was,
+            "granted": arguments.grant,
+        }
+        print(json.dumps(told, indent=2))
+    else:
+        was = "none" if done.was is None else done.was
+        print(
+            visible(f"schema {schema} of {done.database} at {done.server} is at version {_migrations.VERSION}")
+            + f" (was: {was})"
+        )
+        if arguments.grant:
+            print(visible(f"may be used by: {', '.join(arguments.grant)}"))
+    return 0

@@ -1,0 +1,54 @@
+"""`lockstead run NAME -- CMD`: hold a lock while a command runs."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from math import inf
+
+from lockstead.blocking import DistributedLock
+from lockstead.cli.client import open_client
+from lockstead.cli.guard import Guard, ended_by, fitting_grace, parse_metadata, release
+from lockstead.cli.inspection import held_for
+from lockstead.cli.outcome import Exit, Failure
+from lockstead.cli.signals import Interruption, SignalQueue
+from lockstead.cli.text import humane
+from lockstead.errors import LockAcquisitionError, StoreError
+
+
+def run(arguments: Namespace) -> int:
+    """Acquire, run the command, release; return the code to exit with."""
+    life = min(arguments.ttl, inf if arguments.max_hold is None else arguments.max_hold)
+    grace = fitting_grace(arguments.grace, life)
+    metadata = parse_metadata(arguments.metadata)
+    with SignalQueue() as signals, open_client(arguments.url, arguments.ttl) as locks:
+        try:
+            with signals.raised():
+                handle = locks.acquire(
+                    arguments.name,
+                    timeout=arguments.timeout,
+                    metadata=metadata,
+                    max_hold=arguments.max_hold,
+                    at_least=arguments.at_least,
+                    on_lost=lambda _: signals.wake(),
+                )
+        except Interruption as interruption:
+            return ended_by(interruption)
+        except LockAcquisitionError as error:
+            raise _busy(locks, error) from error
+        end = Guard(handle, signals, grace, life, arguments.max_hold).run(arguments.command_line)
+        release(handle, end)
+    return end.exit_code()
+
+
+def _busy(locks: DistributedLock, error: LockAcquisitionError) -> Failure:
+    """Add to a refusal what an inspection tells about the holder."""
+    try:
+        info = locks.info(error.name)
+    except StoreError:
+        info = None
+    message = str(error)
+    if info is not None and info.holder_id == error.holder and not info.holders[0].lingers:
+        message += f", for {humane(held_for(info))} now"
+        if info.waiting:
+            message += f", with {info.waiting} waiting"
+    return Failure(Exit.BUSY, message, name=error.name, holder=info and info.as_json())

@@ -1,0 +1,50 @@
+"""The terminal on stdin, which a command must have to be usable as if lockstead were not there."""
+
+from __future__ import annotations
+
+import os
+import stat
+import termios
+from contextlib import suppress
+from typing import Any
+
+STDIN, STDOUT = 0, 1
+
+
+class Terminal:
+    """The controlling terminal, if stdin is it. Where there is none, or it was hung up, nothing happens to it."""
+
+    def __init__(self) -> None:
+        self._modes: list[Any] | None = None
+        with _hung_up_or_none():
+            os.tcgetpgrp(STDIN)
+            self._modes = termios.tcgetattr(STDIN)
+
+    @property
+    def is_there(self) -> bool:
+        return self._modes is not None
+
+    def is_ours(self) -> bool:
+        """Tell whether it listens to the job this process is part of."""
+        with _hung_up_or_none():
+            return self.is_there and os.tcgetpgrp(STDIN) == os.getpgrp()
+        return False
+
+    def is_spare(self) -> bool:
+        """Guess whether nobody else in our job needs it: the reader of our output, such as a pager, might."""
+        return self.is_ours() and not stat.S_ISFIFO(os.fstat(STDOUT).st_mode)
+
+    def listen_to(self, group: int) -> None:
+        """Make a process group the one in the foreground. SIGTTOU must be ignored, lest it stop the caller."""
+        with _hung_up_or_none():
+            os.tcsetpgrp(STDIN, group)
+
+    def restore_modes(self) -> None:
+        """Undo what a command that was killed may have done to echo and line editing."""
+        if self._modes is not None:
+            with _hung_up_or_none():
+                termios.tcsetattr(STDIN, termios.TCSADRAIN, self._modes)
+
+
+def _hung_up_or_none() -> suppress:
+    return suppress(OSError, termios.error)

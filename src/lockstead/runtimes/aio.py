@@ -1,0 +1,206 @@
+"""The driver for asyncio. A runtime belongs to the loop that first used it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
+from math import inf
+from typing import Any, Generic, TypeVar
+
+from lockstead._runtime import Bell
+from lockstead.errors import LockError, UnsupportedError
+from lockstead.runtimes import _clock
+from lockstead.runtimes._gather import gather_tasks
+
+T = TypeVar("T")
+
+
+class NoLoopError(UnsupportedError, RuntimeError):
+    """No event loop of asyncio is running."""
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """Find the loop. Raises NoLoopError: also a RuntimeError, as clean-up at the interpreter's exit expects."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        msg = (
+            "AsyncDistributedLock needs a running asyncio event loop: under trio, run a function that uses the "
+            "blocking DistributedLock with trio.to_thread.run_sync; in a plain function, use asyncio.run"
+        )
+        raise NoLoopError(msg) from None
+
+
+class _LoopBell:
+    """A future that is made only when somebody listens."""
+
+    __slots__ = ("_loop", "_rung", "_thread", "_waiter")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, thread: int) -> None:
+        self._loop = loop
+        self._thread = thread
+        self._rung = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def ring(self) -> None:
+        if threading.get_ident() == self._thread:
+            self._ring()
+        else:
+            with suppress(RuntimeError):  # the loop is closed, and with it every listener gone
+                self._loop.call_soon_threadsafe(self._ring)
+
+    def _ring(self) -> None:
+        self._rung = True
+        self._end_wait()
+
+    def _end_wait(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self, timeout: float) -> bool:
+        if not self._rung and timeout > 0:
+            self._waiter = self._loop.create_future()
+            alarm = None if timeout == inf else self._loop.call_later(timeout, self._end_wait)
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+                if alarm is not None:
+                    alarm.cancel()
+        rung, self._rung = self._rung, False
+        return rung
+
+
+class _Stepper(Generic[T]):
+    """Takes a work from one future it awaits to the next: a task in little, which nobody can cancel.
+
+    For `asyncio.timeout` and the like it is none: a work that needs one makes it.
+    """
+
+    __slots__ = ("_ended", "_work")
+
+    def __init__(self, work: Coroutine[Any, Any, T], ended: Callable[[T | None], None]) -> None:
+        self._work = work
+        self._ended = ended
+
+    def __call__(self, _: object = None) -> None:
+        try:
+            future = self._work.send(None)
+        except StopIteration as done:
+            self._ended(done.value)
+        except asyncio.CancelledError:  # what it awaited was
+            self._ended(None)
+        else:
+            if future is None:  # it only lets others go first
+                asyncio.get_running_loop().call_soon(self)
+            else:
+                future.add_done_callback(self)
+
+
+class AsyncRuntime:
+    """Ports that suspend. Without a running loop, at the interpreter's exit, all work is done inline."""
+
+    now = staticmethod(_clock.now)
+    random = staticmethod(random.random)
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._worker: ThreadPoolExecutor | None = None
+
+    def bell(self) -> Bell:
+        return _LoopBell(self.bind(), self._thread)
+
+    def mutex(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def is_nested(self, mutex: AbstractContextManager[Any]) -> bool:
+        return False
+
+    def context(self) -> Hashable:
+        return asyncio.current_task()
+
+    def spawn(
+        self, work: Callable[[], Coroutine[Any, Any, None]], name: str, if_cancelled: Callable[[], None] | None = None
+    ) -> None:
+        self.bind()
+        task = self._task(work(), name)
+        if if_cancelled is not None:
+            task.add_done_callback(lambda task: if_cancelled() if task.cancelled() else None)
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_later(seconds, action)
+
+    def at_home(self, action: Callable[[], None]) -> None:
+        if self._loop is None or threading.get_ident() == self._thread:
+            action()
+        else:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(action)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def shield(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.shield(self._task(work, "lockstead-shield"))
+
+    async def gather(
+        self, works: Sequence[Coroutine[Any, Any, T]], decided: Callable[[Sequence[T | None]], bool], grace: float
+    ) -> list[T | None]:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return [await work for work in works]
+
+        def start(work: Coroutine[Any, Any, T], ended: Callable[[T | None], None]) -> None:
+            _Stepper(work, ended)()
+
+        return await gather_tasks(self, start, works, decided, grace)
+
+    async def offload(self, function: Callable[[], T]) -> T:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return function()
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1, thread_name_prefix="lockstead-store")
+        return await self.bind().run_in_executor(self._worker, function)
+
+    def listen(self, datagrams: socket.socket, on_message: Callable[[bytes], object]) -> Callable[[], None]:
+        loop = self.bind()
+
+        def receive() -> None:
+            with suppress(BlockingIOError):
+                on_message(datagrams.recv(512))
+
+        def stop() -> None:
+            if not loop.is_closed():
+                loop.remove_reader(datagrams)
+            datagrams.close()
+
+        datagrams.setblocking(False)
+        loop.add_reader(datagrams, receive)
+        return stop
+
+    def _task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        task = self.bind().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def bind(self) -> asyncio.AbstractEventLoop:
+        """Belong to the running loop, for good; refuse any other."""
+        loop = running_loop()
+        if self._loop is None:
+            self._loop, self._thread = loop, threading.get_ident()
+        elif self._loop is not loop:
+            msg = "this client belongs to another event loop: make one AsyncDistributedLock per loop"
+            raise LockError(msg)
+        return loop

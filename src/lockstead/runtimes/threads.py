@@ -1,0 +1,260 @@
+"""The driver for threads: its ports block, so the core's coroutines run to their end without suspending.
+
+gevent's greenlets are threads to it. `gevent.monkey.patch_all()` replaces names in the standard library's modules, so
+whatever blocks is looked up there when it is used: `threading.Lock`, never a `Lock` imported before.
+"""
+
+from __future__ import annotations
+
+import random
+import select
+import socket
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Coroutine, Generator, Hashable, Sequence
+from contextlib import AbstractContextManager, suppress
+from math import ceil, inf
+from typing import Any, Generic, TypeVar
+
+from lockstead._runtime import Bell, drive
+from lockstead.errors import UnsupportedError
+from lockstead.runtimes import _clock
+from lockstead.runtimes._nesting import is_in_step
+
+T = TypeVar("T")
+
+
+class _ThreadBell:
+    """A lock used as a latch: locked until rung."""
+
+    __slots__ = ("_latch",)
+
+    def __init__(self) -> None:
+        self._latch = threading.Lock()
+        self._latch.acquire()
+
+    def ring(self) -> None:
+        with suppress(RuntimeError):  # it was rung already
+            self._latch.release()
+
+    async def wait(self, timeout: float) -> bool:
+        if timeout == inf:
+            return self._latch.acquire()
+        return self._latch.acquire(timeout=min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+
+
+class _Gathering(Generic[T]):
+    """Works run side by side by one thread: whichever has something to read goes on."""
+
+    def __init__(self, runtime: ThreadRuntime, works: Sequence[Coroutine[Any, Any, T]]) -> None:
+        self._runtime = runtime
+        self.results: list[T | None] = [None] * len(works)
+        self._works = dict(enumerate(works))
+        self._waiting: dict[int, tuple[int, float]] = {}
+        """By the descriptor that is to become readable: which work, and until when."""
+        self._poller = select.poll()
+
+    def is_over(self) -> bool:
+        return not self._works
+
+    def begin(self) -> None:
+        self._go_on(list(self._works))
+
+    def poll(self, until: float) -> None:
+        """Take every work that can go on one step further; wait for the first, but not beyond `until`."""
+        until = min(until, *(deadline for _, deadline in self._waiting.values()))
+        left = until - _clock.now()
+        ready = [fd for fd, _ in self._poller.poll(None if left == inf else ceil(max(left, 0.0) * 1000))]
+        if not ready:
+            now = _clock.now()
+            ready = [fd for fd, (_, deadline) in self._waiting.items() if deadline <= now]
+        for fd in ready:
+            with suppress(KeyError):  # an interrupt may have come after this
+                self._poller.unregister(fd)
+        self._go_on([self._waiting.pop(fd)[0] for fd in ready if fd in self._waiting])
+
+    async def finish(self) -> None:
+        """Go on to the end of all, those that have not begun included."""
+        waiting = {number for number, _ in self._waiting.values()}
+        self._go_on([number for number in self._works if number not in waiting])
+        while not self.is_over():
+            self.poll(inf)
+
+    def _go_on(self, numbers: Sequence[int]) -> None:
+        gathering, here = self._runtime.gathering, self._runtime.context()
+        is_outermost = here not in gathering
+        gathering.add(here)
+        try:
+            for number in numbers:
+                self._step(number)
+        finally:
+            if is_outermost:
+                gathering.discard(here)
+
+    def _step(self, number: int) -> None:
+        work = self._works.pop(number)
+        try:
+            sock, deadline = work.send(None)
+            while _is_ready(sock):
+                sock, deadline = work.send(None)
+        except StopIteration as done:
+            self.results[number] = done.value
+        else:
+            self._works[number] = work
+            self._waiting[sock.fileno()] = number, deadline
+            self._poller.register(sock, select.POLLIN)
+
+
+def _is_ready(sock: socket.socket) -> bool:
+    """Tell whether polling would wait in vain: it was closed, or TLS has read ahead and left nothing to be read."""
+    pending = getattr(sock, "pending", None)
+    return sock.fileno() < 0 or (pending is not None and pending() > 0)
+
+
+def native_poll() -> type[select.poll]:
+    """Find the system's own poll. gevent's, which lets other greenlets run, knows of POLLIN and POLLOUT only."""
+    monkey = sys.modules.get("gevent.monkey")
+    found: type[select.poll] = monkey.get_original("select", "poll") if monkey is not None else select.poll
+    return found
+
+
+def _refuse_eventlet() -> None:
+    patcher = sys.modules.get("eventlet.patcher")
+    if patcher is not None and (patcher.is_monkey_patched("thread") or patcher.is_monkey_patched("socket")):
+        msg = (
+            "lockstead does not work under eventlet.monkey_patch(), which takes select.poll away: "
+            "use gevent (monkey.patch_all()), threads or asyncio"
+        )
+        raise UnsupportedError(msg)
+
+
+def _start(thread: threading.Thread) -> None:
+    """Start a thread. Raises RuntimeError if there are no more to be had, and an interrupt as what it was."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        interrupt = error.__context__  # at which `threading` may have tripped
+        if interrupt is None or isinstance(interrupt, Exception):
+            raise
+        raise interrupt from None
+
+
+class ThreadRuntime:
+    """Blocking ports. Belongs to threads as they are when it is made: the system's, or gevent's greenlets."""
+
+    now = staticmethod(_clock.now)
+    random = staticmethod(random.random)
+
+    def bell(self) -> Bell:
+        return _ThreadBell()
+
+    def mutex(self) -> AbstractContextManager[Any]:
+        return threading.RLock()
+
+    def is_nested(self, mutex: AbstractContextManager[Any]) -> bool:
+        is_owned: bool = mutex._is_owned()  # type: ignore[attr-defined]  # noqa: SLF001 (as threading.Condition does)
+        return is_owned or is_in_step()
+
+    def __init__(self) -> None:
+        _refuse_eventlet()
+        self._lock_type = threading.Lock
+        self._here = threading.local()
+        self.gathering: set[Hashable] = set()
+        """The threads, by their context, in which a work may yield until its socket has something to read."""
+
+    def bind(self) -> None:
+        """Refuse to go on once threads have become others: what was made for the former would stop the latter."""
+        if threading.Lock is not self._lock_type:
+            _refuse_eventlet()
+            msg = (
+                "the standard library was patched (gevent.monkey.patch_all()) after this client was made: patch "
+                "first, at the very start of the program, or make the client afterwards"
+            )
+            raise UnsupportedError(msg)
+
+    def context(self) -> Hashable:
+        """Name the thread by a token of its own: a thread's number is used again as soon as it ends."""
+        if not hasattr(self._here, "token"):
+            self._here.token = object()
+        token: Hashable = self._here.token
+        return token
+
+    def spawn(
+        self, work: Callable[[], Coroutine[Any, Any, None]], name: str, if_cancelled: Callable[[], None] | None = None
+    ) -> None:
+        self.bind()
+        _start(threading.Thread(target=lambda: drive(work()), name=name, daemon=True))
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        timer = threading.Timer(seconds, action)
+        timer.daemon = True
+        _start(timer)
+
+    def at_home(self, action: Callable[[], None]) -> None:
+        action()
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(max(seconds, 0.0))
+
+    async def shield(self, work: Coroutine[Any, Any, T]) -> T:
+        return await work
+
+    async def gather(
+        self, works: Sequence[Coroutine[Any, Any, T]], decided: Callable[[Sequence[T | None]], bool], grace: float
+    ) -> list[T | None]:
+        """Run works in this very thread. Those that wait by `readable` overlap, the others come one after another."""
+        gathering = _Gathering(self, works)
+        until = inf
+        try:
+            gathering.begin()
+            while not gathering.is_over():
+                if until == inf and decided(gathering.results):
+                    until = self.now() + grace
+                if self.now() >= until:
+                    break
+                gathering.poll(until)
+        finally:
+            if not gathering.is_over():
+                try:
+                    self.spawn(gathering.finish, "lockstead-stragglers")
+                except RuntimeError:  # no more threads to be had
+                    await gathering.finish()
+        return list(gathering.results)
+
+    def is_gathering(self) -> bool:
+        """Tell whether this thread has other works to run while one waits by `readable`."""
+        return bool(self.gathering) and self.context() in self.gathering
+
+    @types.coroutine
+    def readable(self, sock: socket.socket, deadline: float) -> Generator[tuple[socket.socket, float], None, None]:
+        """Let the other works of a `gather` run until there is something to read.
+
+        Anywhere else it returns at once: the caller's own `recv` waits. Raises TimeoutError after the deadline.
+        """
+        if self.is_gathering():
+            yield sock, deadline
+            if self.now() >= deadline:
+                raise TimeoutError
+
+    async def offload(self, function: Callable[[], T]) -> T:
+        return function()
+
+    def listen(self, datagrams: socket.socket, on_message: Callable[[bytes], object]) -> Callable[[], None]:
+        stopped = False
+
+        def receive() -> None:
+            with datagrams, suppress(OSError):  # closed under our hands, or in a forked child, where greenlets go on
+                while not stopped:
+                    if message := datagrams.recv(512):
+                        on_message(message)
+
+        def stop() -> None:
+            nonlocal stopped
+            stopped = True
+            with suppress(OSError):
+                datagrams.shutdown(socket.SHUT_RD)
+
+        _start(threading.Thread(target=receive, name="lockstead-bell", daemon=True))
+        return stop

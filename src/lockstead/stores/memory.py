@@ -1,0 +1,424 @@
+"""`memory://`: lines shared by the threads and tasks of one process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from copy import copy
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+from uuid import uuid4
+from weakref import WeakSet
+
+from lockstead import _lifecycle, _rate, _rule
+from lockstead._model import (
+    Ask,
+    Balance,
+    Capabilities,
+    Charge,
+    Line,
+    Membership,
+    Place,
+    Refusal,
+    Renewal,
+    Standing,
+    Stay,
+    Wake,
+)
+from lockstead._runtime import Runtime
+from lockstead.errors import NestedCallError
+from lockstead.runtimes import _clock
+from lockstead.runtimes._nesting import step
+from lockstead.stores._mailbox import Mailbox
+
+REACH = 1_000_000
+"""How far ahead of the clock a ticket that is wished for may be: a second."""
+
+
+def microseconds() -> int:
+    """Read the floor of tickets: with it they grow even if the last one drawn is forgotten."""
+    return time.time_ns() // 1000
+
+
+class MemoryServer:
+    """The lines themselves. `join`, `renew` and `leave` are one atomic step and report the owners to wake."""
+
+    def __init__(self, clock: Callable[[], float] = _clock.now, floor: Callable[[], int] = microseconds) -> None:
+        self._clock = clock
+        self._floor = floor
+        self._mutex: AbstractContextManager[Any] = threading.Lock()
+        self._lines: dict[str, _MemoryLine] = {}
+        self._ticket = 0
+        self._sweep_above = 64
+        self._sweep_at = inf
+        """When the first of those refused since the last sweep may be forgotten."""
+        self._debts: dict[str, _rate.Debt] = {}
+        self._sweep_debts_above = 64
+        self._mailboxes: WeakSet[Mailbox] = WeakSet()
+        _lifecycle.at_fork(self, in_child="_forked")
+
+    def join(self, ask: Ask) -> tuple[Standing | Refusal, list[str]]:
+        with self._mutex:
+            now = self._clock()
+            if len(self._lines) > self._sweep_above or now >= self._sweep_at:
+                self._sweep(now)
+            outcome, woken = _rule.join(self._line(ask.name, now), ask, now)
+            self._tidy(ask.name, now)
+            return outcome, _owners(woken)
+
+    def renew(self, renewals: Sequence[Renewal]) -> tuple[list[Standing | None], list[str]]:
+        standings: list[Standing | None] = []
+        to_wake: list[str] = []
+        with self._mutex:
+            now = self._clock()
+            for renewal in renewals:
+                standing, woken = _rule.renew(self._line(renewal.name, now), renewal, now)
+                self._tidy(renewal.name, now)
+                standings.append(standing)
+                to_wake += _owners(woken)
+        return standings, to_wake
+
+    def leave(self, name: str, owner: str, unsure: float) -> tuple[bool, list[str]]:
+        with self._mutex:
+            now = self._clock()
+            was_alive, woken = _rule.leave(self._line(name, now), owner, now, unsure)
+            self._tidy(name, now)
+            if unsure:
+                self._sweep_at = min(self._sweep_at, now + unsure)
+            return was_alive, _owners(woken)
+
+    def linger(self, stay: Stay) -> tuple[bool, list[str]]:
+        with self._mutex:
+            now = self._clock()
+            was_there, woken = _rule.linger(self._line(stay.name, now), stay, now)
+            self._tidy(stay.name, now)
+            if stay.unsure:
+                self._sweep_at = min(self._sweep_at, now + stay.unsure)
+            return was_there, _owners(woken)
+
+    def join_all(self, asks: Sequence[Ask]) -> tuple[list[Standing] | Refusal, list[str]]:
+        with self._mutex:
+            now = self._clock()
+            outcome, woken = _rule.join_all([(self._line(ask.name, now), ask) for ask in asks], now)
+            for ask in asks:
+                self._tidy(ask.name, now)
+            return outcome, _owners(woken)
+
+    def spend(self, charge: Charge) -> Balance:
+        with self._mutex:
+            now = self._clock()
+            if len(self._debts) > self._sweep_debts_above:
+                self._debts = {name: debt for name, debt in self._debts.items() if _rate.debt_at(debt, now)}
+                self._sweep_debts_above = 2 * len(self._debts) + 64
+            balance, debt = _rate.spend(self._debts.get(charge.name), charge, now)
+            if debt is not None:
+                self._debts[charge.name] = debt
+            return balance
+
+    def inspect(self, prefix: str, *, exact: bool) -> list[Line]:
+        with self._mutex:
+            names = sorted(n for n in self._lines if (n == prefix if exact else n.startswith(prefix)))
+            now = self._clock()
+            lines = [Line(n, now, _rule.live(map(copy, self._lines[n].places()), now)) for n in names]
+        return [line for line in lines if line.places]
+
+    def size(self) -> int:
+        """Count the names anything is remembered of."""
+        return len(self._lines)
+
+    def wake(self, owners: Sequence[str]) -> None:
+        if owners:
+            with self._mutex:
+                mailboxes = list(self._mailboxes)
+            for owner in owners:
+                any(mailbox.ring(owner) for mailbox in mailboxes)
+
+    def connect(self, mailbox: Mailbox) -> None:
+        with self._mutex:
+            self._mailboxes.add(mailbox)
+
+    def disconnect(self, mailbox: Mailbox) -> None:
+        with self._mutex:
+            self._mailboxes.discard(mailbox)
+
+    def _line(self, name: str, now: float) -> _MemoryLine:
+        line = self._lines.get(name)
+        if line is None:
+            line = self._lines[name] = _MemoryLine(self._next_ticket)
+        line.catch_up(now)
+        return line
+
+    def _tidy(self, name: str, now: float) -> None:
+        if self._lines[name].is_empty(now):
+            del self._lines[name]
+
+    def _sweep(self, now: float) -> None:
+        """Drop lines whose places expired unnoticed; as many joins pay for it as there are lines.
+
+        Or one, once whatever was refused since the last time is forgotten: hardly more than once in that time.
+        """
+        for name in list(self._lines):
+            line = self._line(name, now)
+            if all(place.expires_at <= now for place in line.places()):
+                for place in list(line.places()):
+                    line.remove(place.owner)
+                self._tidy(name, now)
+        self._sweep_above = 2 * len(self._lines) + 64
+        self._sweep_at = max((line.refuses_until() for line in self._lines.values()), default=-inf)
+        if self._sweep_at <= now:
+            self._sweep_at = inf
+
+    def _next_ticket(self, wished: int) -> int:
+        """Draw a ticket: the one wished for if it is in reach, so that no client makes them run away."""
+        floor = self._floor()
+        self._ticket = max(self._ticket + 1, floor, wished if wished <= floor + REACH else 0)
+        return self._ticket
+
+    def _forked(self) -> None:
+        self._mutex = threading.Lock()
+        self._lines.clear()
+        self._sweep_at = inf
+        self._debts.clear()
+
+
+class _MemoryLine:
+    """One name's ledger. Tickets only grow, so the order of insertion is the order of the line."""
+
+    __slots__ = ("_next_ticket", "_places", "_prune_above", "_refused", "_time")
+
+    def __init__(self, next_ticket: Callable[[int], int]) -> None:
+        self._next_ticket = next_ticket
+        self._places: OrderedDict[str, Place] = OrderedDict()
+        self._refused: dict[str, float] = {}
+        self._prune_above = 16.0
+        self._time = -inf
+
+    def places(self) -> Iterator[Place]:
+        return iter(self._places.values())
+
+    def find(self, owner: str) -> Place | None:
+        return self._places.get(owner)
+
+    def append(self, place: Place) -> bool:
+        if self._refused.get(place.owner, self._time) > self._time:
+            return False
+        place.ticket = self._next_ticket(place.ticket)
+        self._places[place.owner] = place
+        return True
+
+    def update(self, place: Place) -> None:
+        """Places are kept by reference: they are up to date."""
+
+    def rename(self, place: Place, owner: str) -> None:
+        renamed = OrderedDict((owner if kept is place else kept.owner, kept) for kept in self._places.values())
+        place.owner, self._places = owner, renamed
+
+    def remove(self, owner: str) -> float:
+        place = self._places.pop(owner, None)
+        return -inf if place is None else place.expires_at
+
+    def refuse(self, owner: str, until: float) -> None:
+        self._refused[owner] = until
+
+    def behind(self, now: float) -> float:
+        """Tell how far the clock reads less than at the line's last step."""
+        return max(self._time - now, 0.0)
+
+    def catch_up(self, now: float) -> None:
+        """Take a backward step of the clock off everything that ends, else the dead would outlive it."""
+        if back := self.behind(now):
+            for place in self._places.values():
+                place.expires_at -= back
+            self._refused = {owner: until - back for owner, until in self._refused.items()}
+        self._time = now
+
+    def refuses_until(self) -> float:
+        return max(self._refused.values(), default=-inf)
+
+    def is_empty(self, now: float) -> bool:
+        """Tell whether nothing is to be remembered. Those refused are mostly forgotten in the order they came in."""
+        while self._refused and next(iter(self._refused.values())) <= now:
+            del self._refused[next(iter(self._refused))]
+        if len(self._refused) > self._prune_above:
+            self._refused = {owner: until for owner, until in self._refused.items() if until > now}
+            self._prune_above = inf
+        self._prune_above = min(self._prune_above, 2 * len(self._refused) + 16)
+        return not self._places and not self._refused
+
+
+class MemberServer(MemoryServer):
+    """A server that can tell it has come back empty, and may so be one of a quorum's."""
+
+    def __init__(self, clock: Callable[[], float] = _clock.now, floor: Callable[[], int] = microseconds) -> None:
+        super().__init__(clock, floor)
+        self._mutex = threading.RLock()
+        self._marker: _Marker | None = None
+
+    def join(self, ask: Ask) -> tuple[Standing | Refusal, list[str]]:
+        with self._mutex:
+            votes_in = inf if self._marker is None else self._marker.votes_in(self._clock())
+            if self._marker is None or votes_in > 0:
+                return Refusal(recheck=votes_in, abstains=True), []
+            outcome, woken = super().join(ask)
+            if isinstance(outcome, Standing):
+                self._marker.longest = max(self._marker.longest, ask.ttl)
+            return outcome, woken
+
+    def renew(self, renewals: Sequence[Renewal]) -> tuple[list[Standing | None], list[str]]:
+        with self._mutex:
+            standings, woken = super().renew(renewals)
+            for number, (renewal, standing) in enumerate(zip(renewals, standings, strict=True)):
+                if standing is not None and standing.held and self._marker is not None:
+                    self._marker.longest = max(self._marker.longest, renewal.ttl)
+                    standings[number] = standing._replace(ticket=self._lift(renewal))
+            return standings, woken
+
+    def knock(self) -> Membership:
+        with self._mutex:
+            now = self._clock()
+            if self._marker is None:
+                self._marker = _Marker(token=uuid4().hex, knocked_at=now)
+            marker = self._marker
+            return Membership(marker.token, self._ticket, marker.longest, marker.votes_in(now))
+
+    def admit(self, token: str, ticket: int, longest: float) -> Membership:
+        with self._mutex:
+            marker, membership = self._marker, self.knock()
+            if marker is None or marker.token != token or membership.votes_in == 0:
+                return membership
+            marker.longest = max(marker.longest, longest)
+            marker.votes_at = marker.knocked_at + marker.longest
+            self._ticket = max(self._ticket, ticket)
+            return self.knock()
+
+    def forget(self) -> None:
+        """Come back empty, as a server without persistence does."""
+        with self._mutex:
+            self._lines.clear()
+            self._ticket = 0
+            self._marker = None
+
+    def _lift(self, renewal: Renewal) -> int:
+        """Raise a place that holds, and with it the counter, to the ticket its quorum agreed on."""
+        place = self._lines[renewal.name].find(renewal.owner)
+        assert place is not None
+        place.ticket = max(place.ticket, renewal.floor)
+        self._ticket = max(self._ticket, place.ticket)
+        return place.ticket
+
+    def _forked(self) -> None:
+        super()._forked()
+        self._mutex = threading.RLock()
+
+
+@dataclass(slots=True)
+class _Marker:
+    """What is gone when everything is: as long as it is there, so are the votes that were given."""
+
+    token: str
+    knocked_at: float
+    longest: float = 0.0
+    votes_at: float = inf
+
+    time: float = -inf
+
+    def votes_in(self, now: float) -> float:
+        """Tell when it votes, taking backward steps of the clock off what it waits for, as lines do."""
+        if back := max(self.time - now, 0.0):
+            self.knocked_at -= back
+            self.votes_at -= back
+        self.time = now
+        return max(self.votes_at - now, 0.0)
+
+
+def _owners(places: Iterable[Place]) -> list[str]:
+    return [place.owner for place in places]
+
+
+_servers: dict[str, MemoryServer] = {}
+
+
+def shared_server(name: str) -> MemoryServer:
+    """Find the process's own server of this name: `memory://NAME` is the same everywhere in it."""
+    return _servers.setdefault(name, MemoryServer())
+
+
+class MemoryStore:
+    """One client's view of a `MemoryServer`."""
+
+    capabilities = Capabilities(processes=False)
+
+    def __init__(self, runtime: Runtime, server: MemoryServer | None = None) -> None:
+        self.runtime = runtime
+        self._server = server or MemoryServer()
+        self._mailbox = Mailbox(runtime)
+        self._server.connect(self._mailbox)
+
+    async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
+        if ask.queue:
+            self._mailbox.open(ask.owner)
+        with step():
+            outcome, woken = self._server.join(ask)
+            self._server.wake(woken)
+        return outcome
+
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+        with step():
+            standings, woken = self._server.renew(renewals)
+            self._server.wake(woken)
+        return standings
+
+    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+        with step():
+            was_alive, woken = self._server.leave(name, owner, unsure)
+            self._mailbox.close(owner)
+            self._server.wake(woken)
+        return was_alive
+
+    async def linger(self, stay: Stay, timeout: float) -> bool:
+        with step():
+            was_there, woken = self._server.linger(stay)
+            self._mailbox.close(stay.owner)
+            self._server.wake(woken)
+        return was_there
+
+    async def join_all(self, asks: Sequence[Ask], timeout: float) -> list[Standing] | Refusal | None:
+        with step():
+            outcome, woken = self._server.join_all(asks)
+            self._server.wake(woken)
+        return outcome
+
+    async def spend(self, charge: Charge, timeout: float) -> Balance:
+        with step():
+            return self._server.spend(charge)
+
+    async def wait(self, name: str, owner: str, timeout: float) -> Wake:
+        return Wake(await self._mailbox.wait(owner, timeout))
+
+    async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
+        with step():
+            return self._server.inspect(prefix, exact=exact)
+
+    async def close(self) -> None:
+        with suppress(NestedCallError), step():  # else the server forgets the mailbox when it is collected
+            self._server.disconnect(self._mailbox)
+
+
+class MemberStore(MemoryStore):
+    """One client's view of a `MemberServer`."""
+
+    def __init__(self, runtime: Runtime, server: MemberServer) -> None:
+        super().__init__(runtime, server)
+        self._member = server
+
+    async def knock(self, timeout: float) -> Membership:
+        with step():
+            return self._member.knock()
+
+    async def admit(self, token: str, ticket: int, longest: float, timeout: float) -> Membership:
+        with step():
+            return self._member.admit(token, ticket, longest)

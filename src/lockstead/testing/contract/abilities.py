@@ -1,0 +1,296 @@
+"""What some stores promise the engine beyond a line. A test is of those that can do what it is about."""
+
+from __future__ import annotations
+
+import time
+from math import inf
+from typing import Any
+
+import pytest
+
+from lockstead._model import LINGERING, Ask, Balance, Charge, Place, Refusal, Standing, Stay
+from lockstead._store import Joint, Lingering, Rated, Store
+from lockstead.testing.contract.rigs import Rig
+from lockstead.testing.contract.store import TIMEOUT, begin_to_listen, join, leave, life, renew, wish
+
+
+def stay(owner: str, seconds: float = 60.0, **changes: Any) -> Stay:
+    return Stay("x", f"{owner}/1", seconds)._replace(**changes)
+
+
+def nearly(seconds: float) -> Any:
+    """Expect a duration of which a little has passed."""
+    return pytest.approx(seconds - 0.5, abs=0.5)
+
+
+async def places(store: Store, name: str = "x") -> list[Place]:
+    return [place for line in await store.inspect(name, exact=True) for place in line.places]
+
+
+async def owners(store: Store) -> list[str]:
+    return [place.owner for place in await places(store)]
+
+
+def test_a_name_stays_taken_after_its_holder_and_nothing_of_his_finds_it(rig: Rig) -> None:
+    async def test() -> None:
+        store = rig.store()
+        if not isinstance(store, Lingering):
+            return
+        held = await join(store, wish("alice", metadata='{"job": 1}'))
+        assert await store.linger(stay("alice"), TIMEOUT)
+        assert await renew(store, life("alice", ttl=600.0)) is None
+        assert not await leave(store, "alice")
+        assert not await store.linger(stay("alice", 600.0), TIMEOUT)
+        for owner in ("alice", "bob"):
+            refusal = await join(rig.store(), wish(owner, queue=False))
+            assert refusal == Refusal(f"alice/1{LINGERING}", nearly(60.0))
+        (place,) = await places(store)
+        assert place.lingers
+        assert (place.ticket, place.metadata) == (held.ticket, '{"job": 1}')
+
+    rig.run(test())
+
+
+def test_a_stay_may_be_shorter_than_the_hold_and_the_first_that_waits_gets_in(rig: Rig) -> None:
+    async def test() -> None:
+        store = rig.store()
+        if not isinstance(store, Lingering):
+            return
+        held = await join(store, wish("alice"))
+        for owner in ("bob", "carol"):
+            await join(store, wish(owner))
+        began = time.monotonic()
+        assert await store.linger(stay("alice", 0.1), TIMEOUT)
+
+        async def bob_is_in() -> bool:
+            standing = await join(store, wish("bob"))
+            return isinstance(standing, Standing) and standing.held and standing.ticket > held.ticket
+
+        await rig.until(bob_is_in)
+        assert 0.09 < time.monotonic() - began < 5.0
+        assert await owners(store) == (["bob/1", "carol/1"] if store.capabilities.fifo else ["bob/1"])
+
+    rig.run(test())
+
+
+def test_a_stay_may_show_something_else_than_the_hold(rig: Rig) -> None:
+    async def test() -> None:
+        store = rig.store()
+        if not isinstance(store, Lingering):
+            return
+        await join(store, wish("alice", metadata='{"job": 1}'))
+        assert await store.linger(stay("alice", metadata='{"result": "ü"}'), TIMEOUT)
+        assert [place.metadata for place in await places(store)] == ['{"result": "ü"}']
+
+    rig.run(test())
+
+
+def test_whoever_does_not_hold_gives_up_instead_of_staying(rig: Rig) -> None:
+    async def test() -> None:
+        store = rig.store()
+        if not isinstance(store, Lingering):
+            return
+        assert not await store.linger(stay("alice"), TIMEOUT)
+        await join(store, wish("alice"))
+        await join(store, wish("bob"))
+        assert not await store.linger(stay("bob"), TIMEOUT)
+        assert await owners(store) == ["alice/1"]
+
+    rig.run(test())
+
+
+def test_whoever_gives_up_so_lets_the_next_in_and_wakes_him(rig: Rig) -> None:
+    async def test() -> None:
+        store = rig.store()
+        if not isinstance(store, Lingering) or not store.capabilities.push:
+            return
+        for owner, weight in (("alice", 2), ("bob", 2), ("carol", 1)):
+            await join(store, wish(owner, capacity=3, weight=weight))
+        await begin_to_listen(store, "carol")
+        assert not await store.linger(stay("bob"), TIMEOUT)
+        assert await store.wait("x", "carol/1", TIMEOUT)
+        assert (await renew(store, life("carol"))).held  # type: ignore[union-attr]
+
+    rig.run(test())
+
+
+def test_one_of_several_holders_stays_and_the_others_are_as_before(rig: Rig) -> None:
+    async def test() -> None:
+        store = rig.store()
+        if not isinstance(store, Lingering) or not store.capabilities.semaphore:
+            return
+        for owner in ("alice", "bob", "carol", "dave"):
+            await join(store, wish(owner, capacity=3))
+        assert await store.linger(stay("bob"), TIMEOUT)
+        assert await owners(store) == ["alice/1", f"bob/1{LINGERING}", "carol/1", "dave/1"]
+        for owner, held in (("alice", True), ("carol", True), ("dave", False)):
+            standing = await renew(store, life(owner))
+            assert standing is not None
+            assert standing.held == held
+        assert await leave(store, "alice")
+        assert (await renew(store, life("dave"))).held  # type: ignore[union-attr]
+        assert await leave(store, "carol")
+        assert await owners(store) == [f"bob/1{LINGERING}", "dave/1"]
+
+    rig.run(test())
+
+
+def test_a_late_join_of_somebody_who_stays_is_given_up_and_not_in_the_way(rig: Rig) -> None:
+    async def test() -> None:
+        store = rig.store()
+        if not isinstance(store, Lingering) or not store.capabilities.semaphore:
+            return
+        held = await join(store, wish("alice", capacity=2))
+        assert await store.linger(stay("alice"), TIMEOUT)
+        assert (await join(store, wish("alice", capacity=2))).held
+        assert not await store.linger(stay("alice"), TIMEOUT)
+        assert [(place.owner, place.ticket) for place in await places(store)] == [(f"alice/1{LINGERING}", held.ticket)]
+        await store.linger(stay("alice", unsure=30.0), TIMEOUT)
+        assert isinstance(await join(store, wish("alice", capacity=2)), Refusal)
+        assert (await join(store, wish("bob", capacity=2))).held
+
+    rig.run(test())
+
+
+def test_an_unsure_holder_who_stays_is_refused(rig: Rig) -> None:
+    async def test() -> None:
+        store = rig.store()
+        if not isinstance(store, Lingering):
+            return
+        await join(store, wish("alice"))
+        another = rig.store()  # which knows as little of her joins as the engine of such a holder does
+        assert isinstance(another, Lingering)
+        assert await another.linger(stay("alice", 0.001, unsure=30.0), TIMEOUT)
+
+        async def is_free() -> bool:
+            return not await places(store)
+
+        await rig.until(is_free)
+        assert await join(store, wish("alice")) == Refusal()
+        assert (await join(store, wish("bob"))).held
+
+    rig.run(test())
+
+
+TOGETHER = ("n3", "n11", "n26")
+"""Names in whose lines places may be had at once even in our Redis Cluster. Another store may not be able to."""
+
+
+def all_of(owner: str, **changes: Any) -> list[Ask]:
+    return [Ask(name, f"{owner}/{name}", 30.0, 3.0, queue=False)._replace(**changes) for name in TOGETHER]
+
+
+def test_several_lines_are_joined_at_once_and_again(rig: Rig) -> None:
+    async def test() -> None:
+        store = rig.store()
+        if not isinstance(store, Joint):
+            return
+        standings = await store.join_all(all_of("alice"), TIMEOUT)
+        if standings is None:
+            assert await store.inspect() == []
+            return
+        assert isinstance(standings, list)
+        assert all(standing.held for standing in standings)
+        tickets = [standing.ticket for standing in standings]
+        assert len(set(tickets)) == len(TOGETHER)
+        again = await store.join_all(all_of("alice", ttl=60.0), TIMEOUT)
+        assert isinstance(again, list)
+        assert [(standing.ticket, standing.held) for standing in again] == [(ticket, True) for ticket in tickets]
+        for line in await store.inspect():
+            (place,) = line.places
+            assert place.owner == f"alice/{line.name}"
+            assert place.expires_at - line.now == nearly(60.0)
+            assert await store.leave(line.name, place.owner, TIMEOUT)
+        standings = await store.join_all(all_of("bob"), TIMEOUT)
+        assert isinstance(standings, list)
+        assert min(standing.ticket for standing in standings) > max(tickets)
+
+    rig.run(test())
+
+
+def test_one_line_that_refuses_leaves_nothing_in_the_others_and_is_named(rig: Rig) -> None:
+    async def test() -> None:
+        store = rig.store()
+        if not isinstance(store, Joint):
+            return
+        first, busy, last = TOGETHER
+        await join(store, Ask(first, "carol/1", 30.0, 3.0, capacity=2))
+        for capacity, shared in ((1, 0), (2, 2)):
+            owner = f"alice-{capacity}/1"
+            await join(store, Ask(busy, owner, 30.0, 3.0, capacity, capacity))
+            refusal = await store.join_all(
+                [ask._replace(capacity=2) if ask.name == first else ask for ask in all_of("bob")], TIMEOUT
+            )
+            if refusal is None:
+                return
+            assert refusal == Refusal(owner, nearly(30.0), capacity=shared, name=busy)
+            assert [place.owner for place in await places(store, first)] == ["carol/1"]
+            assert [place.owner for place in await places(store, busy)] == [owner]
+            assert await places(store, last) == []
+            await store.leave(busy, owner, TIMEOUT)
+
+    rig.run(test())
+
+
+async def spend(store: Rated, cost: float, limit: float = 20.0, patience: float = 0.0, name: str = "x") -> Balance:
+    return await store.spend(Charge(name, cost, limit, patience), TIMEOUT)
+
+
+def test_so_much_may_be_spent_at_once_and_no_more_and_what_is_refused_costs_nothing(rig: Rig) -> None:
+    async def test() -> None:
+        store, other = rig.store(), rig.store()
+        if not isinstance(store, Rated) or not isinstance(other, Rated):
+            return
+        assert await spend(store, 0.0) == Balance(True, 0.0)
+        assert await spend(store, 10.0) == Balance(True, 10.0)
+        assert await spend(other, 10.0) == Balance(True, nearly(20.0))
+        for _ in range(2):
+            assert await spend(store, 10.0) == Balance(False, nearly(20.0))
+            assert await spend(other, 0.0) == Balance(True, nearly(20.0))
+        assert await spend(store, 0.0, limit=15.0) == Balance(False, nearly(20.0))
+        assert await spend(store, 10.0, name="y") == Balance(True, 10.0)
+        assert await store.inspect() == []
+
+    rig.run(test())
+
+
+def test_whoever_has_patience_takes_his_turn_in_advance(rig: Rig) -> None:
+    async def test() -> None:
+        store = rig.store()
+        if not isinstance(store, Rated):
+            return
+        await spend(store, 20.0)
+        assert await spend(store, 10.0, patience=5.0) == Balance(False, nearly(20.0))
+        assert await spend(store, 10.0, patience=10.0) == Balance(True, nearly(30.0))
+        assert await spend(store, 10.0, patience=15.0) == Balance(False, nearly(30.0))
+        assert await spend(store, 100.0, patience=inf) == Balance(True, nearly(130.0))
+
+    rig.run(test())
+
+
+def test_a_sum_of_fractions_may_be_off_by_a_little(rig: Rig) -> None:
+    async def test() -> None:
+        store = rig.store()
+        if not isinstance(store, Rated):
+            return
+        assert not (await spend(store, 1 + 1e-8, limit=1.0)).allowed
+        assert (await spend(store, 1 + 1e-10, limit=1.0)).allowed
+
+    rig.run(test())
+
+
+def test_a_debt_wears_off(rig: Rig) -> None:
+    async def test() -> None:
+        store = rig.store()
+        if not isinstance(store, Rated):
+            return
+        began = time.monotonic()
+        assert (await spend(store, 0.05, limit=0.05)).allowed
+
+        async def may_again() -> bool:
+            return (await spend(store, 0.05, limit=0.05)).allowed
+
+        await rig.until(may_again)
+        assert 0.04 < time.monotonic() - began < 5.0
+
+    rig.run(test())

@@ -1,0 +1,90 @@
+"""What a rate limiter promises, on every store that keeps rates; the others refuse to make one."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from lockstead import RateLimitError, UnsupportedError
+from lockstead._store import Rated
+from lockstead.testing.contract.rigs import Rig, ask
+
+
+def limiters(rig: Rig, limit: int, per: float, burst: int) -> tuple[Any, Any]:
+    """Give two clients' limiters of one rate that nobody has used before."""
+    alice, bob = rig.client(), rig.client()
+    name = f"rate:{uuid4().hex}"
+    return alice.rate_limiter(name, limit, per, burst), bob.rate_limiter(name, limit, per, burst)
+
+
+def refuses(rig: Rig) -> bool:
+    """See that a store without rates says so as soon as a limiter is made."""
+    if isinstance(rig.store(), Rated):
+        return False
+    with pytest.raises(UnsupportedError, match="keeps no rates"):
+        rig.client().rate_limiter("x", 1, 1)
+    return True
+
+
+def test_a_burst_is_let_through_once_whoever_spends_it(rig: Rig) -> None:
+    async def test() -> None:
+        if refuses(rig):
+            return
+        alice, bob = limiters(rig, 4, 3600, 3)
+        first = await ask(alice.spend(2))
+        assert (bool(first), first.remaining, first.retry_after) == (True, 1, 0)
+        assert first.reset_after == pytest.approx(1800)
+        refused = await ask(bob.spend(2))
+        assert (bool(refused), refused.remaining) == (False, 1)
+        assert refused.retry_after == pytest.approx(900, abs=60)
+        assert refused.reset_after == pytest.approx(1800, abs=60)
+        assert (await ask(bob.spend())).remaining == 0, "what was refused was not spent"
+        assert not await ask(alice.spend())
+        assert await ask(alice.spend(0)), "to look is allowed"
+
+    rig.run(test())
+
+
+def test_who_waits_is_let_through_in_its_turn_or_told_at_once(rig: Rig) -> None:
+    async def test() -> None:
+        if refuses(rig):
+            return
+        alice, bob = limiters(rig, 100, 1, 3)
+        began = time.monotonic()
+        for _ in range(2):
+            await ask(alice.wait())
+            await ask(bob.wait(2))
+        assert time.monotonic() - began > 0.0299
+        alice, bob = limiters(rig, 1, 3600, 3)
+        await ask(alice.wait(2))
+        with pytest.raises(RateLimitError) as refusal:
+            await ask(bob.wait(2, timeout=60))
+        assert refusal.value.retry_after == pytest.approx(3600, abs=60)
+        assert time.monotonic() - began < 30
+        await ask(bob.wait(timeout=0))  # nothing was spent
+
+    rig.run(test())
+
+
+def test_exactly_a_burst_is_let_through_when_many_spend_at_once(rig: Rig) -> None:
+    async def test() -> None:
+        if refuses(rig):
+            return
+        allowed: list[bool] = []
+        both = limiters(rig, 20, 3600, 20)
+
+        def spender(limiter: Any) -> Any:
+            async def spend() -> None:
+                allowed.extend([bool(await ask(limiter.spend())) for _ in range(4)])
+
+            return spend
+
+        for number in range(8):
+            rig.start(spender(both[number % 2]))
+        await rig.until(lambda: len(allowed) == 32)
+        assert sum(allowed) == 20
+
+    rig.run(test())

@@ -1,0 +1,107 @@
+"""What the tests of the contract run on: a store under each driver."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable, Coroutine
+from functools import cached_property
+from typing import Any
+
+import pytest
+
+from lockstead import AsyncDistributedLock, DistributedLock
+from lockstead._model import Capabilities
+from lockstead._runtime import Runtime, drive
+from lockstead._store import Store
+from lockstead.runtimes.aio import AsyncRuntime
+from lockstead.runtimes.threads import ThreadRuntime
+
+Opener = Callable[[Runtime], Store]
+"""Opens one more store object, of the same server each time."""
+DRIVERS = ("threads", "asyncio")
+
+
+class Rig:
+    """One server, and clients of one driver.
+
+    Tests are coroutines over `ask`, which awaits what the asyncio façade returns and passes on what the
+    blocking one has done already: so one test serves both.
+    """
+
+    def __init__(self, driver: str, open_store: Opener) -> None:
+        self.driver = driver
+        self._open_store = open_store
+        self._opened: list[Any] = []
+        self._failures: list[Exception] = []
+        self._runtime: Runtime = ThreadRuntime() if driver == "threads" else AsyncRuntime()
+
+    def run(self, test: Coroutine[Any, Any, None]) -> None:
+        if self.driver == "threads":
+            drive(self._tidily(test))
+        else:
+            asyncio.run(self._tidily(test))
+
+    def store(self) -> Store:
+        """Open one more connection to the server."""
+        store = self._open_store(self._runtime)
+        self._opened.append(store)
+        return store
+
+    @cached_property
+    def can(self) -> Capabilities:
+        return self.store().capabilities
+
+    @property
+    def has_line(self) -> bool:
+        """Whether waiters stand in line, seen by all, rather than ask again and again."""
+        return self.can.fifo
+
+    def client(self, **options: Any) -> Any:
+        """Make one more client, as another process would be."""
+        kind = DistributedLock if self.driver == "threads" else AsyncDistributedLock
+        client = kind(self.store(), **options)
+        self._opened.append(client)
+        return client
+
+    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async def watched() -> None:
+            try:
+                await work()
+            except Exception as error:
+                self._failures.append(error)
+                raise
+
+        self._runtime.spawn(watched, "test")
+
+    async def until(self, condition: Callable[[], Any], seconds: float = 10.0) -> float:
+        """Wait for a condition, and tell how long it took."""
+        began = time.monotonic()
+        while not await ask(condition()):
+            if self._failures:
+                raise self._failures[0]
+            assert time.monotonic() - began < seconds, "waited in vain"
+            await self._runtime.sleep(0.002)
+        return time.monotonic() - began
+
+    async def _tidily(self, test: Coroutine[Any, Any, None]) -> None:
+        try:
+            await test
+        finally:
+            for opened in reversed(self._opened):
+                await ask(opened.close())
+
+
+async def ask(answer: Any) -> Any:
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+@pytest.fixture(params=DRIVERS)
+def driver(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def rig(driver: str, open_store: Opener) -> Rig:
+    return Rig(driver, open_store)

@@ -1,0 +1,302 @@
+"""One random history: processes that take locks while everything that can go wrong does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from lockstead import _primitives
+from lockstead._engine import Engine
+from lockstead._handle import Handle
+from lockstead._lease import margin
+from lockstead._model import WHOLE, Ask, Refusal, Standing
+from lockstead._primitives import Defaults, LockOptions, Plan
+from lockstead._retry import RetryPolicy
+from lockstead._store import Store
+from lockstead.errors import CapacityMismatchError, LockError, LockLostError
+from lockstead.runtimes.simulated import Cancelled, Process, Task, World
+from lockstead.testing.simulation.memory import SimulatedServer
+from lockstead.testing.simulation.monitor import Monitor, ViolationError
+from lockstead.testing.simulation.network import Faults, Server, SimulatedStore
+
+CALM_AFTER = 25.0
+"""When faults end; whoever still lives must then be served."""
+PATIENT_UNTIL = 120.0
+MOST_STEPS = 50_000
+DEFAULTS = Defaults(ttl=5.0, retry=RetryPolicy(max_retries=1_000_000, retry_delay=0.05))
+
+
+@dataclass
+class History:
+    """A world made from a seed, and what became of it."""
+
+    seed: int
+    faulty: bool = True
+    names: tuple[str, ...] = ("a", "b")
+    capacity: int = 1
+    ttls: tuple[float, ...] = (0.5, 1.0, 3.0, 5.0, 15.0)
+    mixed: bool = True
+    """Let some ask for another capacity."""
+    make_server: Callable[[World, Faults], Server] = SimulatedServer
+    sections: int = 0
+    steps: int = 0
+    stumbles: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.world = World(self.seed)
+        self.random = self.world.random
+        self.processes: list[tuple[Process, Engine]] = []
+        self.links: list[SimulatedStore] = []
+        self.tasks: list[Task[None]] = []
+        self._build()
+
+    def _build(self) -> None:
+        self.server = self.make_server(self.world, self._weather())
+        self.servers: Sequence[Server] = [self.server]
+        self.can = self.server.capabilities
+        if not self.can.carry(self.capacity, 1):
+            self.capacity = 1
+        self.monitor = Monitor(self.world, self.server)
+
+    def _weather(self) -> Faults:
+        if not self.faulty:
+            return Faults()
+        return Faults(
+            lost_request=self.random.choice((0.0, 0.02, 0.1)),
+            lost_reply=self.random.choice((0.0, 0.02, 0.1)),
+            lost_wake_up=self.random.choice((0.0, 0.05, 0.5)),
+            repeated=self.random.choice((0.0, 0.02)),
+            slow=self.random.choice((0.0, 0.02, 0.1)),
+            slowest=self.random.choice((0.2, 2.0, 4.5)),
+            forged=self.world.outsiders.choice((0.0, 0.05, 0.3)),
+        )
+
+    def run(self) -> History:
+        """Run to the end and check that nobody was forgotten. Raises ViolationError, whatever goes wrong."""
+        for number in range(self.random.randint(2, 4)):
+            self._add_process(f"p{number}")
+        if self.faulty:
+            self._schedule_faults()
+        self.world.after(CALM_AFTER, self._calm_down)
+        handler = _Stumbles(self.stumbles)
+        logger = logging.getLogger("lockstead")
+        logger.addHandler(handler)
+        level, logger.propagate = logger.level, False
+        logger.setLevel(logging.ERROR)
+        try:
+            self._run_until_served()
+        except Exception as error:
+            what = error if isinstance(error, ViolationError) else repr(error)
+            raise ViolationError(f"seed {self.seed}: {what}") from error
+        finally:
+            self.world.end()
+            for server in self.servers:
+                server.close()
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = True
+        return self
+
+    def _run_until_served(self) -> None:
+        while self.world.now < PATIENT_UNTIL:
+            if not self._step():
+                break
+            if self.world.now > CALM_AFTER and all(task.finished for task in self._living_tasks()):
+                break
+        for task in self._living_tasks():
+            if not task.finished:
+                raise ViolationError(f"somebody waits for ever in {task.process.name}")
+            if task.error is not None and not isinstance(task.error, Cancelled):
+                raise ViolationError(repr(task.error)) from task.error
+        self._check_nothing_is_left()
+        if self.stumbles:
+            raise ViolationError(self.stumbles[0])
+
+    def _check_nothing_is_left(self) -> None:
+        """Whoever lives has given up every place soon after he is done; the dead are gone after their ttl."""
+        alive = {process.name for process, _ in self.processes if not process.crashed}
+        self._run_for(27.0)  # a handle dropped without release is noticed when its lease would be renewed, or ends
+        for server in self.servers:
+            for line in server.inspect("", exact=False):
+                for place in line.places:
+                    if place.owner.rpartition("/")[0] in alive and not server.clock_was_set_back:
+                        raise ViolationError(f"{place.owner} was left behind in {line.name}")
+        for process, engine in self.processes:
+            if not process.crashed and engine.keeper.leases:
+                raise ViolationError(f"{process.name} still keeps {list(engine.keeper.leases)}")
+        self._check_all_can_be_had()
+        for _ in range(3):  # the first visit lets each line notice a clock that was set back
+            self._run_for(30.0)
+            for server in self.servers:
+                for name in self.names:
+                    self._visit(server, name)
+        if any(server.size() for server in self.servers):
+            raise ViolationError("the server still remembers something")
+
+    def _check_all_can_be_had(self) -> None:
+        """Nothing is stranded: whoever wants everything gets it."""
+        if self._is_forgetful() or self.server.clock_was_set_back:
+            return
+        for name in self.names:
+            outcome = self._visit(self.server, name)
+            if isinstance(outcome, Refusal) and not outcome.abstains:
+                raise ViolationError(f"some of {name} is stranded with {outcome.holder}")
+
+    def _visit(self, server: Server, name: str) -> Standing | Refusal:
+        outcome, _ = server.join(Ask(name, "last/0", 1.0, 1.0, self.capacity, self.capacity, queue=False))
+        server.leave(name, "last/0", 0.0)
+        return outcome
+
+    def _run_for(self, seconds: float) -> None:
+        until = self.world.now + seconds
+        self.world.after(seconds, lambda: None)
+        while self.world.now < until and self._step():
+            pass
+
+    def _step(self) -> bool:
+        self.steps += 1
+        if self.steps > MOST_STEPS:
+            raise ViolationError("something spins")
+        goes_on = self.world.step()
+        self.monitor.check()
+        return goes_on
+
+    def _is_forgetful(self) -> bool:
+        """Tell whether a server may have forgotten what it had granted."""
+        return False
+
+    def _living_tasks(self) -> list[Task[None]]:
+        return [task for task in self.tasks if not task.process.crashed]
+
+    def _add_process(self, name: str) -> None:
+        rate = 1 + self.random.uniform(-0.003, 0.003)
+        process = Process(self.world, name, rate, offset=self.random.uniform(0, 1000))
+        engine = Engine(self._connect(process), lambda: name)
+        self.monitor.add(process, engine)
+        self.processes.append((process, engine))
+        for _ in range(self.random.randint(1, 2)):
+            self.tasks.append(process.start(self._work(process, engine)))
+
+    def _connect(self, process: Process) -> Store:
+        kind = SimulatedStore if self.random.random() < 0.5 else ScatteredStore
+        store = kind(process, self.server)
+        self.links.append(store)
+        return store
+
+    async def _work(self, process: Process, engine: Engine) -> None:
+        chance = self.random.random
+        for _ in range(self.random.randint(2, 4)):
+            await engine.runtime.sleep(chance() * 3)
+            plan = self._plan()
+            began = self.world.now
+            handle = Handle(engine)
+            try:
+                await self._acquire(handle, plan)
+                granted = self.world.now
+                self.sections += len(plan.asks)
+                try:
+                    await engine.runtime.sleep(self.random.choice((0.0, chance(), chance() * 2 * plan.asks[0].ttl)))
+                    if chance() < 0.2:
+                        await handle._extend(self.random.choice((1.0, 4.0)))
+                        await engine.runtime.sleep(chance() * 3)
+                finally:
+                    if not process.crashed and chance() < 0.9:  # else it is dropped, as a forgotten handle is
+                        await handle._release()
+                        self._expect_taken(process, handle, granted, plan.at_least)
+            except LockLostError as loss:
+                if "no longer knew" in loss.reason and not self._is_forgetful():  # nobody here takes a lock away
+                    raise ViolationError("a lock that was held was found gone when it was released") from loss
+            except CapacityMismatchError as mismatch:
+                if not self.monitor.was_alive_since(began, mismatch.name, mismatch.stored):
+                    raise ViolationError(f"{mismatch.name} is refused for the sake of the dead") from mismatch
+            except LockError:
+                continue
+            finally:
+                del handle
+
+    def _plan(self) -> Plan:
+        """Ask for what this history is about, mostly; now and then for what does not go with it."""
+        chance = self.random.random
+        name = self.random.choice(self.names)
+        options: LockOptions = {
+            "ttl": self.random.choice(self.ttls),
+            "timeout": self.random.choice((None, None, 0.0, chance() * 4)),
+            "renew": chance() >= 0.2,
+            "max_hold": 2.0 if chance() < 0.2 else None,
+        }
+        if chance() < 0.2 and self.server.can_linger:
+            options["at_least"] = chance() * 4
+        capacity = self.capacity
+        if self.mixed and chance() < 0.05:
+            capacity = self.random.choice([other for other in (1, 3, WHOLE) if self.can.carry(other, 1)])
+        if capacity == 1 and len(self.names) > 1 and chance() < 0.4:
+            wanted = self.random.sample(self.names, self.random.randint(2, len(self.names)))
+            return _primitives.several(wanted, DEFAULTS, **options)
+        if capacity == WHOLE:
+            return (_primitives.reading if chance() < 0.6 else _primitives.writing)(name, DEFAULTS, **options)
+        return _primitives.permits(name, DEFAULTS, capacity, self.random.randint(1, capacity), **options)
+
+    async def _acquire(self, handle: Handle, plan: Plan) -> None:
+        if len(plan.asks) > 1:
+            self.monitor.waiting.add(handle)
+        try:
+            await handle._acquire(plan)
+        finally:
+            self.monitor.waiting.discard(handle)
+        if not handle.is_held:
+            raise ViolationError(f"{handle} was given but is not held")
+
+    def _expect_taken(self, process: Process, handle: Handle, granted: float, at_least: float) -> None:
+        """Expect what was released to stay taken, unless it may have ended while it was released."""
+        for lease in handle._leases if at_least else ():
+            if process.now() < lease.trusted_until:
+                self.monitor.leave_taken(lease, granted + at_least - margin(at_least))
+
+    def _schedule_faults(self) -> None:
+        for process, _ in self.processes:
+            self._sometimes(0.15, process.crash)
+            self._sometimes(0.4, lambda process=process: process.pause(self.random.choice((0.3, 2.0, 8.0))))
+        for link in self.links:
+            self._sometimes(0.2, lambda link=link: self._cut_off(link))
+        for task in self.tasks:
+            self._sometimes(0.3, task.cancel)
+            self._sometimes(0.1, task.cancel)
+        for server in self.servers:
+            self._sometimes(0.2, lambda server=server: server.stall(self.random.choice((0.5, 3.0, 8.0))))
+            if server.clock_goes_back:
+                self._sometimes(0.2, lambda server=server: server.set_clock_back(self.random.choice((0.5, 600.0))))
+
+    def _sometimes(self, chance: float, fault: Callable[..., None]) -> None:
+        if self.random.random() < chance:
+            self.world.after(self.random.random() * CALM_AFTER * 0.8, fault)
+
+    def _cut_off(self, link: SimulatedStore) -> None:
+        link.partitioned_until = self.world.now + self.random.choice((0.5, 3.0, 10.0))
+
+    def _calm_down(self) -> None:
+        for server in self.servers:
+            faults = server.faults
+            faults.lost_request = faults.lost_reply = faults.slow = faults.forged = 0.0
+
+
+def some_history(seed: int, make_server: Callable[[World, Faults], Server] = SimulatedServer) -> History:
+    """Make a history of locks, of semaphores, or of readers and writers."""
+    names = ("a", "b", "c")[: 2 + seed % 2]
+    return History(seed, names=names, capacity=(3, 1, 1, WHOLE, 1)[seed % 5], make_server=make_server)
+
+
+class ScatteredStore(SimulatedStore):
+    """A client's end of a network behind which no two names can be had in one step."""
+
+    async def join_all(self, asks: Sequence[Ask], timeout: float) -> list[Standing] | Refusal | None:
+        return None
+
+
+class _Stumbles(logging.Handler):
+    def __init__(self, seen: list[str]) -> None:
+        super().__init__(logging.ERROR)
+        self._seen = seen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._seen.append(self.format(record))

@@ -1,0 +1,232 @@
+"""The network between engines and a server: it loses, delays, repeats, and lets others forge wake-ups."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from lockstead._model import (
+    Ask,
+    Balance,
+    Capabilities,
+    Charge,
+    Line,
+    Place,
+    Refusal,
+    Renewal,
+    Standing,
+    Stay,
+    Wake,
+)
+from lockstead.errors import StoreError
+from lockstead.runtimes.simulated import Parking, Process, SimulatedRuntime, World
+from lockstead.stores._mailbox import Mailbox
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Faults:
+    """How bad the network is: probabilities per message, and how long the slow ones take."""
+
+    lost_request: float = 0.0
+    lost_reply: float = 0.0
+    lost_wake_up: float = 0.0
+    repeated: float = 0.0
+    """Renewals only: a store must not let its driver repeat anything else behind the engine's back."""
+    slow: float = 0.0
+    slowest: float = 2.0
+    forged: float = 0.0
+    """After a request: how likely another client sends wake-ups, made of all that it knows."""
+
+
+class Server(ABC):
+    """A server with a clock that may run off, be set back, and a process that may stall.
+
+    Its steps are those of a `Store`, each with the owners to wake.
+    """
+
+    capabilities = Capabilities()
+    can_linger = True
+    clock_goes_back = True
+    """Whether anybody ever sets its clock back."""
+
+    def __init__(self, world: World, faults: Faults) -> None:
+        self.world = world
+        self.faults = faults
+        self.clock_offset = 1000.0
+        self.clock_was_set_back = False
+        self.stalled_until = 0.0
+        self.clients: dict[str, Callable[[str], None]] = {}
+        self.secrets: dict[str, str] = {}
+        """By owner, what tells its client that its place holds."""
+        self.published: list[str] = []
+        """Every wake-up so far: any client may have listened."""
+
+    @abstractmethod
+    def join(self, ask: Ask) -> tuple[Standing | Refusal, list[str]]: ...
+
+    @abstractmethod
+    def renew(self, renewals: Sequence[Renewal]) -> tuple[list[Standing | None], list[str]]: ...
+
+    @abstractmethod
+    def leave(self, name: str, owner: str, unsure: float) -> tuple[bool, list[str]]: ...
+
+    @abstractmethod
+    def linger(self, stay: Stay) -> tuple[bool, list[str]]: ...
+
+    @abstractmethod
+    def join_all(self, asks: Sequence[Ask]) -> tuple[list[Standing] | Refusal | None, list[str]]: ...
+
+    @abstractmethod
+    def spend(self, charge: Charge) -> Balance: ...
+
+    @abstractmethod
+    def inspect(self, prefix: str, *, exact: bool) -> list[Line]: ...
+
+    @abstractmethod
+    def peek(self) -> list[tuple[str, list[Place]]]:
+        """Look at the living places as they are, without settling anything."""
+
+    @abstractmethod
+    def size(self) -> int:
+        """Count the names anything is remembered of."""
+
+    def close(self) -> None:
+        """Let go of everything: the world has ended."""
+        self.clients.clear()
+
+    def now(self) -> float:
+        return self.world.now + self.clock_offset
+
+    def set_clock_back(self, seconds: float) -> None:
+        """Step the clock. A line notices at its next step, until when its places may live longer than promised."""
+        self.clock_offset -= seconds
+        self.clock_was_set_back = True
+
+    def stall(self, seconds: float) -> None:
+        self.stalled_until = max(self.stalled_until, self.world.now + seconds)
+
+    def arrive(self, action: Callable[[], None]) -> None:
+        """Handle a message now, or when the server gets to it."""
+        if self.world.now < self.stalled_until:
+            self.world.after(self.stalled_until - self.world.now, lambda: self.arrive(action))
+        else:
+            action()
+
+    def forge(self) -> None:
+        """Send wake-ups as a client does that may publish and listen, and neither read nor write any line.
+
+        It knows every owner, can count on to the next one, and has kept what it has heard.
+        """
+        chance = self.world.outsiders
+        if chance.random() < self.faults.forged:
+            receive = chance.choice(list(self.clients.values()))
+            for message in (chance.choice([*self.secrets, "x"]), chance.choice([*self.published, "x"]), "\udcff"):
+                receive(message)
+
+    def travel(self, lost: float, action: Callable[[], None], *, repeatable: bool = True) -> None:
+        """Let a message travel either way, if it arrives at all."""
+        chance = self.world.random.random
+        if chance() < lost:
+            return
+        for _ in range(1 + (repeatable and chance() < self.faults.repeated)):
+            delay = chance() * self.faults.slowest if chance() < self.faults.slow else 0.0001 + chance() * 0.002
+            self.world.after(delay, action)
+
+
+class SimulatedStore:
+    """A client's end of the network."""
+
+    def __init__(self, process: Process, server: Server) -> None:
+        self.runtime = SimulatedRuntime(process)
+        self.capabilities = server.capabilities
+        self.partitioned_until = 0.0
+        self._process = process
+        self._server = server
+        self._mailbox = Mailbox(self.runtime)
+        self._owners: dict[str, str] = {}
+        server.clients[process.name] = self._receive
+
+    def mint(self, owner: str) -> str:
+        """Make what only the server can tell this client."""
+        return f"{owner} {self._process.world.outsiders.random()}"
+
+    async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
+        if ask.queue and ask.owner not in self._server.secrets:
+            self._mailbox.open(ask.owner)
+            secret = self._server.secrets[ask.owner] = self.mint(ask.owner)
+            self._owners[secret] = ask.owner
+        return await self._request(lambda: self._server.join(ask), timeout, repeatable=False)
+
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+        return await self._request(lambda: self._server.renew(renewals), timeout)
+
+    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+        was_there = await self._request(lambda: self._server.leave(name, owner, unsure), timeout, repeatable=False)
+        self._forget(owner)
+        return was_there
+
+    async def linger(self, stay: Stay, timeout: float) -> bool:
+        was_there = await self._request(lambda: self._server.linger(stay), timeout, repeatable=False)
+        self._forget(stay.owner)
+        return was_there
+
+    async def join_all(self, asks: Sequence[Ask], timeout: float) -> list[Standing] | Refusal | None:
+        return await self._request(lambda: self._server.join_all(asks), timeout, repeatable=False)
+
+    async def spend(self, charge: Charge, timeout: float) -> Balance:
+        return await self._request(lambda: (self._server.spend(charge), []), timeout, repeatable=False)
+
+    async def wait(self, name: str, owner: str, timeout: float) -> Wake:
+        return Wake.GRANT if await self._mailbox.wait(owner, timeout) else Wake.SILENCE
+
+    async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
+        return self._server.inspect(prefix, exact=exact)
+
+    async def close(self) -> None:
+        return None
+
+    async def _request(self, step: Callable[[], tuple[T, list[str]]], timeout: float, *, repeatable: bool = True) -> T:
+        server = self._server
+        answer: Parking[tuple[T] | None] = Parking()
+
+        def carry_out() -> None:
+            if self._is_cut_off():
+                return
+            result, woken = step()
+            for owner in woken:
+                self._push(owner)
+            server.forge()
+            server.travel(server.faults.lost_reply, lambda: self._deliver(lambda: answer.wake((result,))))
+
+        server.travel(server.faults.lost_request, lambda: server.arrive(carry_out), repeatable=repeatable)
+        self._process.after(timeout, lambda: answer.wake(None))
+        answered: tuple[T] | None = await answer
+        if answered is None:
+            msg = f"the simulated server did not answer within {timeout:g} s"
+            raise StoreError(msg, transient=True)
+        return answered[0]
+
+    def _push(self, owner: str) -> None:
+        receive = self._server.clients[owner.rpartition("/")[0]]
+        message = self._server.secrets.get(owner, owner)  # it may have been given up since
+        self._server.published.append(message)
+        self._server.travel(self._server.faults.lost_wake_up, lambda: receive(message))
+
+    def _receive(self, message: str) -> None:
+        if owner := self._owners.get(message):
+            self._deliver(lambda: self._mailbox.ring(owner))
+
+    def _forget(self, owner: str) -> None:
+        self._mailbox.close(owner)
+        self._owners.pop(self._server.secrets.pop(owner, ""), None)
+
+    def _deliver(self, action: Callable[[], object]) -> None:
+        if not self._is_cut_off():
+            self._process.after(0, lambda: (action(), None)[1])
+
+    def _is_cut_off(self) -> bool:
+        return self._process.world.now < self.partitioned_until

@@ -1,0 +1,37 @@
+"""Torture a store: many clients use it while harm is done to them and to it, and what they wrote down is checked.
+
+`Arena` is the store, what it promises and the harm that can be done to it; `torture` does it and gives a `Report`.
+"""
+
+from __future__ import annotations
+
+from lockstead.testing.torture.arena import (
+    CLIENT_FAULTS,
+    PROMISES,
+    WORKLOADS,
+    Arena,
+    Fault,
+    Surroundings,
+    by_kind,
+    network,
+)
+from lockstead.testing.torture.checkers import Promises, Violation
+from lockstead.testing.torture.command import main
+from lockstead.testing.torture.driver import ArenaMaker, Report, torture
+
+__all__ = [
+    "CLIENT_FAULTS",
+    "PROMISES",
+    "WORKLOADS",
+    "Arena",
+    "ArenaMaker",
+    "Fault",
+    "Promises",
+    "Report",
+    "Surroundings",
+    "Violation",
+    "by_kind",
+    "main",
+    "network",
+    "torture",
+]

@@ -1,0 +1,210 @@
+"""A store as a place to be tortured in: all the harm that can be done to it, and what it promises."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from lockstead import DistributedLock, LockError
+from lockstead._store import Lingering, Rated, Store
+from lockstead.testing.proxy import Direction, FaultProxy
+from lockstead.testing.torture.checkers import Promises
+from lockstead.testing.torture.history import KILL
+
+PAUSE = "pause"
+BLOCK_LOOP = "block loop"
+FORK = "fork"
+FORCE_RELEASE = "force release"
+JUMP_CLOCK = "jump clock"
+CLIENT_FAULTS = frozenset({KILL, PAUSE, BLOCK_LOOP, FORK, FORCE_RELEASE})
+"""What may be done to a client, or by one that is told to, on any store that outlives it. To step its clock takes
+`Surroundings` that can."""
+
+TTL = 2.0
+LONG = 1.5 * TTL
+"""Longer than any lease lives on without a renewal."""
+AT_ONCE = (0.0, 0.1)
+RECOVERY = 60.0
+"""How long a store may take, after whatever was done to it, until the driver gives up."""
+WORKLOADS = frozenset(
+    {
+        "lock",
+        "reentrant",
+        "readwrite",
+        "semaphore",
+        "multi",
+        "election",
+        "background",
+        "limiter",
+        "register",
+        "at_least",
+        "singleton",
+        "once",
+    }
+)
+
+Harm = Callable[[Random], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One way to do harm. All that lasts is over when its context ends, and what it harmed answers again."""
+
+    kind: str
+    """What it is called in the history. Never a word that means something done to a client."""
+    harm: Harm
+    seconds: tuple[float, float] = (0.3, LONG)
+    """How long it lasts, drawn from this; to begin and to end it takes time of its own."""
+    target: str = ""
+
+
+PROMISES = Promises(
+    # "A process that was stopped sees, when it resumes, that it lost": not before.
+    halting=(KILL, PAUSE, BLOCK_LOOP),
+    slack=0.5,
+    # "A waiter whose message is lost finds out within a heartbeat: 3 s, or its ttl if that is shorter".
+    wakes_within=TTL,
+    # A request that was on its way is given up after 5 s, and a dead place ends by itself after a ttl.
+    recovers_within=5.0 + 2 * TTL,
+    # "A dead holder blocks for its ttl": from its last renewal, which may have been on its way for a while.
+    longest_ttl=TTL + 1.0,
+    # "A fifth of the ttl, if you say nothing" (`docs/election.md`).
+    grace=TTL / 5,
+)
+"""What all stores promise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a client's process finds around itself."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    step_clock: Callable[[float], None] = lambda seconds: None
+    """Set its wall clock so many seconds off the machine's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arena:
+    name: str
+    url: str
+    """What clients open; it leads through the fault proxy, where there is one."""
+    module: str = ""
+    """What clients import first: it registers the URL's scheme, unless `lockstead` knows that by itself."""
+    options: Mapping[str, Any] = field(default_factory=lambda: {"ttl": TTL})
+    """What clients are opened with. No lease may be asked for that lives longer than this `ttl`."""
+    promises: Promises = PROMISES
+    workloads: frozenset[str] = WORKLOADS
+    """What clients do, as far as the store carries it."""
+    faults: Mapping[str, Fault] = field(default_factory=dict)
+    client_faults: frozenset[str] = CLIENT_FAULTS
+    at_once: int = 1
+    """How many of the faults may be going on at a time."""
+    surround: Callable[[Path], Surroundings] = lambda directory: Surroundings()
+    """Prepares the surroundings of one client, which has this directory for itself."""
+    one_process: bool = False
+    """Whether the store is in its clients' own process: there is only one then, and nobody else sees what is left."""
+    heal: Callable[[], None] = lambda: None
+    direct: str = ""
+    """The URL that leads past the fault proxy, if there is one."""
+
+    def client(self) -> DistributedLock:
+        """Open a client as those do that are tortured here."""
+        return DistributedLock(self.url, **self.options)
+
+    def carried(self) -> frozenset[str]:
+        """Leave out of the workloads what the store cannot carry."""
+        store = self._store()
+        able = {
+            "readwrite": store.capabilities.shared,
+            "semaphore": store.capabilities.semaphore,
+            "limiter": isinstance(store, Rated),
+            "at_least": isinstance(store, Lingering),
+            "once": isinstance(store, Lingering),
+        }
+        return frozenset(workload for workload in self.workloads if able.get(workload, True))
+
+    def kept(self) -> Promises:
+        """Leave out of the promises what the store says that it does not do."""
+        return replace(self.promises, fifo=self.promises.fifo and self._store().capabilities.fifo)
+
+    def settle(self) -> None:
+        """Heal everything, and wait until the store gives locks to a client that comes now."""
+        self.heal()
+        deadline = time.monotonic() + RECOVERY
+        while not self._answers():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.name} does not answer {RECOVERY:g} s after all harm to it has ended")
+            time.sleep(0.002)
+
+    def inspect(self) -> list[str]:
+        """Say who still has a place, past all faults."""
+        with DistributedLock(self.direct or self.url, **self.options) as locks:
+            return [line for info in locks.inspect() for line in _lines(info)]
+
+    def _store(self) -> Store:
+        with self.client() as locks:
+            return locks._engine.store
+
+    def _answers(self) -> bool:
+        with suppress(LockError), self.client() as locks:
+            locks.acquire("settled", timeout=TTL).release()
+            return True
+        return False
+
+
+def by_kind(faults: Iterable[Fault]) -> dict[str, Fault]:
+    return {fault.kind: fault for fault in faults}
+
+
+def network(proxy: FaultProxy) -> list[Fault]:
+    """List what can be done to the connections to one server."""
+
+    def healing(begin: Callable[[Random], None]) -> Harm:
+        @contextmanager
+        def harm(chance: Random) -> Iterator[None]:
+            begin(chance)
+            try:
+                yield
+            finally:
+                proxy.heal()
+
+        return harm
+
+    def cut(chance: Random) -> None:
+        proxy.refuse()
+        proxy.reset_all()
+
+    return [
+        Fault(kind="lose requests", harm=healing(lambda chance: proxy.lose_request(chance.randint(1, 20)))),
+        Fault(kind="lose replies", harm=healing(lambda chance: proxy.lose_reply(chance.randint(1, 20)))),
+        Fault(
+            kind="delay network",
+            harm=healing(lambda chance: proxy.delay(chance.uniform(0.01, 0.3), _direction(chance))),
+        ),
+        Fault(
+            kind="unsteady network",
+            harm=healing(lambda chance: proxy.delay(chance.uniform(0.1, 0.6), _direction(chance), steady=False)),
+        ),
+        Fault(kind="hold network", harm=healing(lambda chance: proxy.hold(_direction(chance)))),
+        Fault(kind="black hole", harm=healing(lambda chance: proxy.black_hole(_direction(chance)))),
+        Fault(kind="cut network", harm=healing(cut)),
+        Fault(kind="cut connections", harm=healing(lambda chance: proxy.reset_all()), seconds=AT_ONCE),
+        Fault(kind="duplicate connections", harm=healing(lambda chance: proxy.freeze())),
+    ]
+
+
+def _direction(chance: Random) -> Direction:
+    directions: tuple[Direction, ...] = ("both", "requests", "replies")
+    return chance.choice(directions)
+
+
+def _lines(info: Any) -> Iterator[str]:
+    for holder in info.holders:
+        yield f"{info.name}: {holder.holder_id} with fence {holder.fence}"
+    if info.waiting:
+        yield f"{info.name}: {info.waiting} in line"
