@@ -10,7 +10,7 @@ import psycopg
 from psycopg import pq
 
 from bench import _measure
-from lockstead.stores.postgres._migrations import script
+from lockstead.stores.postgres.table.schema import script
 from tests.servers.binaries import POSTGRES_FLAVOURS, PostgresFlavour
 from tests.servers.postgres import PostgresServer
 

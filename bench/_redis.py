@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import hiredis
 
 from bench import _measure
-from lockstead.stores.redis._resp import pack
+from lockstead.stores.redis.resp import pack
 from tests.servers.binaries import FLAVOURS, REDIS7, VALKEY9
 
 TTL = 30

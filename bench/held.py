@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from bench._measure import Reach, interleave, options, report
 from lockstead import AsyncDistributedLock, AsyncLockHandle, DistributedLock, LockHandle, LockInfo
-from lockstead._keeper import BATCH
-from lockstead._model import Ask, Renewal, Standing
-from lockstead._runtime import drive
-from lockstead._store import Store
+from lockstead.core.keeper import BATCH
+from lockstead.core.model import Ask, Renewal, Standing
+from lockstead.core.runtime import drive
+from lockstead.core.store import Store
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores import open_store

@@ -20,9 +20,9 @@ from time import perf_counter
 from bench import _redis
 from bench._measure import interleave, report, spread
 from bench._postgres import served
-from lockstead._model import Ask, Renewal
-from lockstead._runtime import drive
-from lockstead._store import Store
+from lockstead.core.model import Ask, Renewal
+from lockstead.core.runtime import drive
+from lockstead.core.store import Store
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores import open_store
 from tests.servers.binaries import POSTGRES18

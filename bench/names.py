@@ -24,9 +24,9 @@ from bench._measure import interleave, report, spread
 from bench._pairs import client, time_pairs
 from bench._postgres import served
 from lockstead import DistributedLock
-from lockstead._model import Ask
+from lockstead.core.model import Ask
 from lockstead.stores.memory import shared_server
-from lockstead.stores.postgres._migrations import script
+from lockstead.stores.postgres.table.schema import script
 from tests.servers.binaries import POSTGRES18
 from tests.servers.redis import RedisServer
 

@@ -31,7 +31,7 @@ from bench._pairs import (
 )
 from bench._peers import ASYNC_POSTGRES, POSTGRES, traces_in_postgres
 from bench._postgres import TTL, Wire, options, served
-from lockstead.stores.postgres.table import Statements
+from lockstead.stores.postgres.table.store import Statements
 
 BARE = "floor: bare try + unlock"
 ASYNC_BARE = "floor: asyncpg's try + unlock"

@@ -28,8 +28,8 @@ from bench._measure import Spread, interleave, report, spread
 from bench._pairs import BLOCK, time_async_pairs, time_pairs
 from bench._redis import Wire, options
 from lockstead import AsyncDistributedLock, DistributedLock
-from lockstead._ratelimit import rate
-from lockstead.stores.redis._scripts import SPEND, pack_charge
+from lockstead.primitives.rate_limit import rate
+from lockstead.stores.redis.commands import SPEND, pack_charge
 from tests.servers.redis import RedisServer
 
 LIMIT = 100_000

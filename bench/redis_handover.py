@@ -40,7 +40,7 @@ from bench._measure import Reach, report
 from bench._peers import for_many
 from bench._redis import TTL, Wire, options
 from lockstead import AsyncDistributedLock, DistributedLock
-from lockstead.stores.redis._resp import pack
+from lockstead.stores.redis.resp import pack
 from tests.servers.redis import RedisServer
 from tests.servers.stats import commands_of
 

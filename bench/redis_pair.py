@@ -29,8 +29,8 @@ from bench._pairs import (
 )
 from bench._peers import ASYNC_REDIS, REDIS, async_pottery, pottery, traces_in_redis
 from bench._redis import DROP, TAKE, TTL, ThinProtocol, Wire, drop, options, take
-from lockstead._model import Ask
-from lockstead.stores.redis._scripts import JOIN, LEAVE, pack_join
+from lockstead.core.model import Ask
+from lockstead.stores.redis.commands import JOIN, LEAVE, pack_join
 from tests.servers.redis import RedisServer
 
 FLOOR = "floor: two plain scripts"

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 
-from lockstead.postgres import xact_lock
+from lockstead.transactions import xact_lock
 
 URL = sys.argv[1] if len(sys.argv) > 1 else "postgresql://localhost"
 

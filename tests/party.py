@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import pytest
 
 from lockstead import AsyncDistributedLock, DistributedLock
-from lockstead._runtime import Runtime, drive
-from lockstead._store import Store
+from lockstead.core.runtime import Runtime, drive
+from lockstead.core.store import Store
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores import open_store

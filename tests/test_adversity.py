@@ -21,7 +21,7 @@ from lockstead import (
     get_async_distributed_lock,
     get_distributed_lock,
 )
-from lockstead._model import Ask, Refusal, Renewal, Standing, Stay
+from lockstead.core.model import Ask, Refusal, Renewal, Standing, Stay
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.memory import MemoryServer, MemoryStore

@@ -26,7 +26,7 @@ from lockstead import (
     StoreError,
     get_distributed_lock,
 )
-from lockstead._model import Ask, Refusal, Standing
+from lockstead.core.model import Ask, Refusal, Standing
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.memory import MemoryServer, MemoryStore

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from lockstead._model import Ask
-from lockstead._runtime import drive
-from lockstead._store import Store
+from lockstead.core.model import Ask
+from lockstead.core.runtime import drive
+from lockstead.core.store import Store
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.memory import MemoryServer, MemoryStore
-from lockstead.stores.sqlite import SqliteStore
+from lockstead.stores.sqlite.store import SqliteStore
 
 
 class Clock:

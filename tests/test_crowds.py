@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from lockstead import ClosedError, LockAcquisitionError
-from lockstead._model import Ask
-from lockstead._runtime import drive
+from lockstead.core.model import Ask
+from lockstead.core.runtime import drive
 from lockstead.testing.contract.primitives import block, line
 from lockstead.testing.contract.rigs import Rig, ask
 from tests.contract.rigs import STORES

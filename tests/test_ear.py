@@ -8,10 +8,10 @@ from time import sleep
 
 import pytest
 
-from lockstead._model import Wake
-from lockstead._runtime import drive
+from lockstead.core.model import Wake
+from lockstead.core.runtime import drive
 from lockstead.runtimes.threads import ThreadRuntime
-from lockstead.stores._ear import BlockingEar, _Waiter
+from lockstead.stores.transport.subscriber import BlockingEar, _Waiter
 
 
 class Channel:

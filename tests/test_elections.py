@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lockstead import AsyncDistributedLock, ClosedError, DistributedLock, InvalidInputError, LockInfo, StoreError
-from lockstead._election import Contest
+from lockstead.primitives.election import Contest
 from tests.processes.helpers import eventually
 
 

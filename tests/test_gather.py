@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from lockstead._runtime import drive
+from lockstead.core.runtime import drive
 from lockstead.errors import StoreError
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.simulated import Cancelled, Process, SimulatedRuntime, World
 from lockstead.runtimes.threads import ThreadRuntime
-from lockstead.stores.redis._address import parse_url
-from lockstead.stores.redis._pipelined import PipelinedNode
+from lockstead.stores.redis.address import parse_url
+from lockstead.stores.redis.pipelined import PipelinedNode
 
 
 def never(results: Any) -> bool:

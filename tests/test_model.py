@@ -12,12 +12,12 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from lockstead._model import Ask, Refusal, Renewal, Standing
-from lockstead._runtime import drive
-from lockstead._store import Store
+from lockstead.core.model import Ask, Refusal, Renewal, Standing
+from lockstead.core.runtime import drive
+from lockstead.core.store import Store
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.memory import MemoryServer, MemoryStore
-from lockstead.stores.sqlite import SqliteStore
+from lockstead.stores.sqlite.store import SqliteStore
 
 OWNERS = st.sampled_from([f"{name}/1" for name in "abcdef"])
 NAMES = st.sampled_from(["x", "y"])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 
 from lockstead import InvalidInputError, lock_name
-from lockstead._input import check_name
+from lockstead.core.checks import check_name
 
 TEXT = st.text(st.characters() | st.sampled_from(":%\0 A3"), min_size=1, max_size=8)
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from lockstead import AsyncDistributedLock, DistributedLock, StoreError
-from lockstead._model import LINGERING, Ask, Membership, Standing, Stay
-from lockstead._runtime import Runtime, drive
+from lockstead.core.model import LINGERING, Ask, Membership, Standing, Stay
+from lockstead.core.runtime import Runtime, drive
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.memory import MemberServer, MemberStore
-from lockstead.stores.quorum import Quorum
+from lockstead.stores.quorum.store import Quorum
 
 
 class Dead(MemberStore):
@@ -164,7 +164,7 @@ def test_a_member_that_is_admitted_by_another_thread_meanwhile_trips_nobody(
             assert name == nodes._nodes[0].name
             nodes._note_admitted(nodes._nodes[0], Membership("", 0, 0.0, 0.0))
 
-        monkeypatch.setattr("lockstead.stores._nodes.log.warning", meanwhile)
+        monkeypatch.setattr("lockstead.stores.quorum.members.log.warning", meanwhile)
         memberships = drive(nodes._visit())
         assert [membership.votes_in for membership in memberships[1:]] == [0.0] * 4
 

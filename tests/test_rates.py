@@ -28,10 +28,10 @@ from lockstead import (
     StoreError,
     UnsupportedError,
 )
-from lockstead import _rate as rule
-from lockstead._engine import Engine
-from lockstead._model import Balance, Charge
-from lockstead._ratelimit import MOST, Limiter, rate
+from lockstead.core import gcra as rule
+from lockstead.core.engine import Engine
+from lockstead.core.model import Balance, Charge
+from lockstead.primitives.rate_limit import MOST, Limiter, rate
 from lockstead.runtimes.simulated import Process, World
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.memory import MemoryServer, MemoryStore

@@ -15,8 +15,8 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, assume, example, given, settings
 
-from lockstead._runtime import drive
 from lockstead.cli import main
+from lockstead.core.runtime import drive
 from lockstead.errors import InvalidInputError, LockError
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores import open_store

@@ -7,12 +7,12 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from lockstead._model import Ask, Refusal
-from lockstead._runtime import drive
-from lockstead._store import GHOST
+from lockstead.core.model import Ask, Refusal
+from lockstead.core.runtime import drive
+from lockstead.core.store import GHOST
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.memory import MemoryServer
-from lockstead.stores.sqlite import SWEEP_EVERY, SqliteStore
+from lockstead.stores.sqlite.store import SWEEP_EVERY, SqliteStore
 
 STORM = 3000
 

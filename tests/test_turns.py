@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
-from lockstead.stores._turns import Turns
+from lockstead.stores.postgres.slots import Turns
 from tests.processes.helpers import eventually
 
 LONG = 10.0

@@ -1,14 +1,5 @@
 """Distributed locks with leases, fences and fair waiting, for threads and asyncio."""
 
-from lockstead._election import ElectionOptions, Leader
-from lockstead._info import Holder, LockInfo
-from lockstead._model import Capabilities, Finding, Wake
-from lockstead._naming import lock_name
-from lockstead._once import Outcome
-from lockstead._primitives import LockOptions, TryOptions
-from lockstead._ratelimit import Spending
-from lockstead._retry import RetryPolicy
-from lockstead._store import Store
 from lockstead.asynchronous import (
     AsyncDistributedLock,
     AsyncElection,
@@ -33,6 +24,9 @@ from lockstead.blocking import (
     Singleton,
     get_distributed_lock,
 )
+from lockstead.core.model import Capabilities, Finding, Wake
+from lockstead.core.retry import RetryPolicy
+from lockstead.core.store import Store
 from lockstead.errors import (
     CapacityMismatchError,
     ClosedError,
@@ -49,6 +43,12 @@ from lockstead.errors import (
     UnsupportedError,
 )
 from lockstead.fencing import FenceGate
+from lockstead.primitives.election import ElectionOptions, Leader
+from lockstead.primitives.info import Holder, LockInfo
+from lockstead.primitives.naming import lock_name
+from lockstead.primitives.once import Outcome
+from lockstead.primitives.plans import LockOptions, TryOptions
+from lockstead.primitives.rate_limit import Spending
 
 __version__ = "0.1.0"
 

@@ -16,16 +16,16 @@ from importlib.resources import files
 from math import inf
 from types import TracebackType
 
-from lockstead._handle import Single
-from lockstead._input import check_count
-from lockstead._runtime import Bell, drive
+from lockstead.core.checks import check_count
+from lockstead.core.runtime import Bell, drive
 from lockstead.errors import InvalidInputError, LockError, StaleFenceError
+from lockstead.primitives.handle import Single
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
 
 __all__ = ["CHECK_FENCE_LUA", "FENCE_HEADER", "FenceGate", "Passage", "parse_fence"]
 
-CHECK_FENCE_LUA = files("lockstead.stores").joinpath("redis", "check_fence.lua").read_text("utf-8")
+CHECK_FENCE_LUA = files("lockstead.stores").joinpath("redis", "scripts", "check_fence.lua").read_text("utf-8")
 """Lua that defines ``check_fence(key, fence)``. Put it before a script of your own, which writes only if it is true."""
 
 FENCE_HEADER = "Lockstead-Fence"

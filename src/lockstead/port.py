@@ -8,9 +8,10 @@ that can call Python while it has a name to itself keeps places, and leaves the 
 
 from __future__ import annotations
 
-from lockstead import _rate as rate
-from lockstead import _rule as rule
-from lockstead._model import (
+from lockstead.core import gcra as rate
+from lockstead.core import rule
+from lockstead.core.gcra import Debt
+from lockstead.core.model import (
     LINGERING,
     WHOLE,
     Ask,
@@ -27,11 +28,10 @@ from lockstead._model import (
     Stay,
     Wake,
 )
-from lockstead._rate import Debt
-from lockstead._rule import Ledger
-from lockstead._runtime import Bell, Runtime
-from lockstead._store import Examinable, Joint, Lingering, Mendable, Rated, Store, Watchful
-from lockstead.stores._machine import boot_id, shared_clock
+from lockstead.core.rule import Ledger
+from lockstead.core.runtime import Bell, Runtime
+from lockstead.core.store import Examinable, Joint, Lingering, Mendable, Rated, Store, Watchful
+from lockstead.stores.sqlite.machine import boot_id, shared_clock
 
 __all__ = [
     "LINGERING",

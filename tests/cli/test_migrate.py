@@ -14,13 +14,13 @@ import pytest
 import sqlalchemy
 
 from lockstead import AsyncDistributedLock, DistributedLock
-from lockstead._model import Ask, Charge, Stay
-from lockstead._runtime import drive
+from lockstead.core.model import Ask, Charge, Stay
+from lockstead.core.runtime import drive
 from lockstead.errors import InvalidInputError, StoreError
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores import open_store
-from lockstead.stores.postgres._migrations import grants, migration_sql
-from lockstead.stores.postgres.table import TableStore
+from lockstead.stores.postgres.table.schema import grants, migration_sql
+from lockstead.stores.postgres.table.store import TableStore
 from tests.cli.conftest import Lockstead
 from tests.servers.binaries import POSTGRES18, PostgresFlavour
 from tests.servers.pooler import Pooler
@@ -143,7 +143,9 @@ def test_rights(lockstead: Lockstead, postgres_server: PostgresServer, postgres_
 
 def first_migration() -> str:
     """Give what made the lease table when there was only the first file."""
-    _, second = sorted(files("lockstead.stores.postgres").joinpath("migrations").iterdir(), key=lambda file: file.name)
+    _, second = sorted(
+        files("lockstead.stores.postgres.table").joinpath("migrations").iterdir(), key=lambda file: file.name
+    )
     head, mark, _ = migration_sql().partition(second.read_text("utf-8").splitlines()[0])
     assert mark
     return f"{head}END $lockstead$"

@@ -132,7 +132,7 @@ def test_a_lock_taken_away_stops_the_command(lockstead: Lockstead, tmp_path: Pat
 
 
 def test_a_loss_is_acted_on_as_soon_as_a_renewal_tells(lockstead: Lockstead, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstead.cli.guard.LONGEST_NAP", 60.0)
+    monkeypatch.setattr("lockstead.cli.supervisor.LONGEST_NAP", 60.0)
     taken = []
 
     def take_away() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from lockstead.stores import open_store
 from lockstead.stores.memory import MemberServer, MemberStore, MemoryServer, MemoryStore
-from lockstead.stores.quorum import Quorum
-from lockstead.stores.sqlite import SqliteStore
+from lockstead.stores.quorum.store import Quorum
+from lockstead.stores.sqlite.store import SqliteStore
 from lockstead.testing.contract.rigs import Opener
 from tests.processes.helpers import eventually
 from tests.servers.binaries import POSTGRES18, VALKEY9, Flavour, PostgresFlavour, postgres_flavours, redis_flavours

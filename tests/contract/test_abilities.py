@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lockstead._store import Joint, Lingering, Rated
-from lockstead.stores.quorum import Quorum
+from lockstead.core.store import Joint, Lingering, Rated
+from lockstead.stores.quorum.store import Quorum
 from lockstead.testing.contract.abilities import *  # noqa: F403
 from lockstead.testing.contract.abilities import all_of, stay
 from lockstead.testing.contract.rigs import Rig

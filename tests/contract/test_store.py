@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstead.stores import SCHEMES
+from lockstead.stores.registry import SCHEMES
 from lockstead.testing.contract.store import *  # noqa: F403
 from tests.contract.rigs import STORES
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lockstead import AsyncDistributedLock, UnsupportedError
-from lockstead._runtime import drive
+from lockstead.core.runtime import drive
 from tests.green.helpers import run
 from tests.processes.helpers import url_of
 

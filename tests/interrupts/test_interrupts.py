@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lockstead import DistributedLock
-from lockstead.blocking.guards import LockGuard
+from lockstead.blocking.guard import LockGuard
 from tests.interrupts.points import at_point
 from tests.processes.helpers import eventually, run
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lockstead.testing import contract
+from lockstead.testing.contract import suite
 
 ROOT = Path(__file__).parents[2]
 BROKEN = {
@@ -66,13 +67,13 @@ def run(folder: Path, *tests: str) -> str:
 
 
 def test_every_test_of_every_subject_comes_by_the_one_import_and_runs_on_ours() -> None:
-    modules = {path.stem for path in Path(contract.__file__).parent.glob("*.py")} - {"__init__", "rigs"}
-    assert set(contract.SUBJECTS) == modules
+    modules = {path.stem for path in Path(contract.__file__).parent.glob("*.py")} - {"__init__", "rigs", "suite"}
+    assert set(suite.SUBJECTS) == modules
     assert {path.stem for path in (ROOT / "tests" / "contract").glob("test_*.py")} == {
         f"test_{each}" for each in modules
     }
     tests = [name for each in modules for name in vars(getattr(contract, each)) if name.startswith("test_")]
-    assert sorted([*tests, "driver", "rig"]) == sorted(contract.__all__)
+    assert sorted([*tests, "driver", "rig"]) == sorted(suite.__all__)
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)

@@ -7,8 +7,8 @@ from functools import cache
 
 import pytest
 
-from lockstead import _rule
-from lockstead._model import Ask, Place, Refusal, Renewal, Standing
+from lockstead.core import rule
+from lockstead.core.model import Ask, Place, Refusal, Renewal, Standing
 from lockstead.stores.memory import _MemoryLine
 from tests.model.checker import CounterexampleError, Report, explore
 from tests.model.line import LineModel, Outcome, Owner, Request, Scope
@@ -82,11 +82,11 @@ def do(ledger: _MemoryLine, scope: Scope, request: Request) -> Seen:
     name = owner_name(request.owner)
     standing: Standing | Refusal | None = None
     if request.kind == "join":
-        standing, woken = _rule.join(ledger, Ask("x", name, scope.ttl, scope.heartbeat, scope.capacity), 0.0)
+        standing, woken = rule.join(ledger, Ask("x", name, scope.ttl, scope.heartbeat, scope.capacity), 0.0)
     elif request.kind == "renew":
-        standing, woken = _rule.renew(ledger, Renewal("x", name, scope.ttl, scope.heartbeat), 0.0)
+        standing, woken = rule.renew(ledger, Renewal("x", name, scope.ttl, scope.heartbeat), 0.0)
     else:
-        _, woken = _rule.leave(ledger, name, 0.0, float(scope.ghost * request.unsure))
+        _, woken = rule.leave(ledger, name, 0.0, float(scope.ghost * request.unsure))
     answer = 0
     if isinstance(standing, Standing):
         answer = standing.ticket if standing.held else -standing.ticket

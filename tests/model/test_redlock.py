@@ -8,7 +8,7 @@ from math import inf
 
 import pytest
 
-from lockstead._model import Ask, Place, Renewal
+from lockstead.core.model import Ask, Place, Renewal
 from lockstead.stores.memory import MemberServer, _Marker, _MemoryLine
 from tests.model.checker import CounterexampleError, Report, explore
 from tests.model.redlock import ADMITTED, EMPTY, FREE, JOINING, RAISING, VOTES, Client, Member, RedlockModel, Scope

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lockstead.stores.postgres._migrations import script
+from lockstead.stores.postgres.table.schema import script
 from tests.party import Party, pytest_pyfunc_call  # noqa: F401
 from tests.processes.conftest import seed  # noqa: F401
 from tests.servers.binaries import POSTGRES18, PostgresFlavour

@@ -187,7 +187,7 @@ class Hostile:
 
 def words(pattern: str) -> list[str]:
     """Find what our sources, SQL and Python alike, might mean something of the server's by."""
-    files = [*SOURCES.glob("stores/postgres/**/*.sql"), *SOURCES.glob("stores/postgres/*.py"), SOURCES / "postgres.py"]
+    files = [*SOURCES.glob("stores/postgres/**/*.sql"), *SOURCES.glob("stores/postgres/**/*.py")]
     return sorted({word for file in files for word in re.findall(pattern, file.read_text("utf-8"))})
 
 

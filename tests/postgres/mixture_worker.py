@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 import psycopg
 
 from lockstead import AsyncDistributedLock, DistributedLock
-from lockstead.postgres import xact_lock
+from lockstead.transactions import xact_lock
 
 NAMES = ("one", "two", "three")
 TTL = 5.0

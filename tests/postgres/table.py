@@ -12,8 +12,8 @@ import psycopg
 from lockstead import DistributedLock
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores import open_store
-from lockstead.stores.postgres._migrations import script
-from lockstead.stores.postgres.table import TableStore
+from lockstead.stores.postgres.table.schema import script
+from lockstead.stores.postgres.table.store import TableStore
 from tests.servers.binaries import POSTGRES18
 from tests.servers.postgres import PostgresServer
 

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from lockstead import DistributedLock, InvalidInputError
-from lockstead.stores.postgres._address import from_object, parse_url
+from lockstead.stores.postgres.address import from_object, parse_url
 from tests.party import Party, ask
 from tests.servers.postgres import PostgresServer
 

@@ -25,15 +25,15 @@ from lockstead import (
     LockLostError,
     StoreError,
 )
-from lockstead._model import WHOLE, Ask, Refusal, Renewal
-from lockstead._runtime import drive
-from lockstead._store import Store
 from lockstead.cli import main
+from lockstead.core.model import WHOLE, Ask, Refusal, Renewal
+from lockstead.core.runtime import drive
+from lockstead.core.store import Store
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores import open_store
-from lockstead.stores.postgres._advisory_sql import COMMENT, comment, label, read_comment
-from lockstead.stores.postgres._key import advisory_key
-from lockstead.stores.postgres.advisory import AdvisoryStore, State
+from lockstead.stores.postgres.advisory.statements import COMMENT, comment, label, read_comment
+from lockstead.stores.postgres.advisory.store import AdvisoryStore, State
+from lockstead.stores.postgres.key import advisory_key
 from lockstead.testing.contract.rigs import DRIVERS, Rig, ask
 from tests.processes.helpers import Worker, boottime, eventually
 from tests.servers.binaries import POSTGRES18, PostgresFlavour

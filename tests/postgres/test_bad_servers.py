@@ -15,8 +15,8 @@ import psycopg
 import pytest
 
 from lockstead import InvalidInputError, StoreError
-from lockstead._model import Ask
-from lockstead.stores.postgres._migrations import grants, script
+from lockstead.core.model import Ask
+from lockstead.stores.postgres.table.schema import grants, script
 from tests.party import Party, ask
 from tests.postgres.sessions import places
 from tests.servers.binaries import POSTGRES_SYSTEM, postgres_flavours

@@ -13,8 +13,8 @@ from math import inf
 import psycopg
 import pytest
 
-from lockstead._model import UNKNOWN, Ask, Refusal, Renewal, Standing, Stay, Wake
-from lockstead._runtime import drive
+from lockstead.core.model import UNKNOWN, Ask, Refusal, Renewal, Standing, Stay, Wake
+from lockstead.core.runtime import drive
 from lockstead.errors import StoreError
 from tests.postgres.table import Table
 from tests.processes.conftest import seed  # noqa: F401

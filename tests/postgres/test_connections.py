@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from lockstead import AsyncDistributedLock, ClosedError, LockError, StoreError
-from lockstead._model import UNKNOWN, Ask, Renewal
+from lockstead.core.model import UNKNOWN, Ask, Renewal
 from tests.party import Party, ask
 from tests.postgres.sessions import asking, listening, named, places
 from tests.processes.helpers import eventually

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstead.stores.postgres._migrations import migration_sql
+from lockstead.stores.postgres.table.schema import migration_sql
 from tests.servers.binaries import POSTGRES18, PostgresFlavour
 from tests.servers.postgres import PostgresServer, query
 from tests.test_documents import NEED_POSTGRES, code_of, run

@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from lockstead.stores.postgres._migrations import migration_sql
+from lockstead.stores.postgres.table.schema import migration_sql
 from tests.postgres.table import Table
 from tests.processes.helpers import eventually
 from tests.servers.binaries import POSTGRES18

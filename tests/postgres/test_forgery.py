@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from lockstead._model import Ask, Wake
+from lockstead.core.model import Ask, Wake
 from tests.party import Party, ask
 from tests.postgres.sessions import listening, named
 from tests.servers.postgres import PostgresServer

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from lockstead import AsyncDistributedLock, LockAcquisitionError, StoreError
-from lockstead._model import Ask, Renewal, Standing
+from lockstead.core.model import Ask, Renewal, Standing
 from tests.party import Party, ask
 from tests.servers.postgres import PostgresServer
 

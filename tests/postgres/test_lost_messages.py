@@ -10,9 +10,9 @@ import psycopg
 import pytest
 
 from lockstead import LockAcquisitionError, StoreError
-from lockstead._model import Ask, Refusal, Standing
-from lockstead._primitives import HEARTBEAT
-from lockstead._retry import RetryPolicy
+from lockstead.core.model import Ask, Refusal, Standing
+from lockstead.core.retry import RetryPolicy
+from lockstead.primitives.plans import HEARTBEAT
 from tests.party import Party, ask
 from tests.postgres.sessions import listening, named, places
 from tests.servers.postgres import PostgresServer

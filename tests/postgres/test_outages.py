@@ -11,9 +11,9 @@ import psycopg
 import pytest
 
 from lockstead import LockLostError, StoreError
-from lockstead._model import Ask
-from lockstead._retry import RetryPolicy
-from lockstead.stores.postgres._migrations import script
+from lockstead.core.model import Ask
+from lockstead.core.retry import RetryPolicy
+from lockstead.stores.postgres.table.schema import script
 from tests.party import Party, ask
 from tests.postgres.sessions import asking, listening, named, places
 from tests.servers.binaries import POSTGRES18

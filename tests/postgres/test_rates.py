@@ -12,13 +12,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from lockstead._model import Ask, Charge, Standing
-from lockstead._runtime import drive
-from lockstead._store import Joint, Lingering, Rated
+from lockstead.core.model import Ask, Charge, Standing
+from lockstead.core.runtime import drive
+from lockstead.core.store import Joint, Lingering, Rated
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores import open_store
-from lockstead.stores.postgres.table import TableStore
+from lockstead.stores.postgres.table.store import TableStore
 from tests.postgres.table import Table
 from tests.processes.helpers import eventually
 from tests.servers.postgres import PostgresServer

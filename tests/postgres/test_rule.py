@@ -1,4 +1,4 @@
-"""The functions follow the rule: random steps on a server and on `_rule.py` give the same answers."""
+"""The functions follow the rule: random steps on a server and on `core/rule.py` give the same answers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from lockstead._model import LINGERING, Ask, Charge, Line, Refusal, Renewal, Standing, Stay
-from lockstead._runtime import drive
+from lockstead.core.model import LINGERING, Ask, Charge, Line, Refusal, Renewal, Standing, Stay
+from lockstead.core.runtime import drive
 from lockstead.stores.memory import MemoryServer
 from tests.postgres.table import EPOCH, Table
 from tests.processes.conftest import seed  # noqa: F401

@@ -11,10 +11,10 @@ import psycopg
 import pytest
 
 from lockstead import DistributedLock, LockAcquisitionError
-from lockstead._model import Ask, Charge, Renewal, Stay
-from lockstead.stores.postgres._address import parse_url
-from lockstead.stores.postgres._migrating import migrate
-from lockstead.stores.postgres._migrations import migration_sql, script
+from lockstead.core.model import Ask, Charge, Renewal, Stay
+from lockstead.stores.postgres.address import parse_url
+from lockstead.stores.postgres.table.migrate import migrate
+from lockstead.stores.postgres.table.schema import migration_sql, script
 from tests.party import Party, ask
 from tests.postgres.hostile import Hostile, hostile_database
 from tests.servers.binaries import POSTGRES18, PostgresFlavour, postgres_flavours

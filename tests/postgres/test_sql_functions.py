@@ -12,10 +12,10 @@ import psycopg
 import pytest
 
 from lockstead import LockAcquisitionError
-from lockstead._model import UNKNOWN, Ask, Refusal, Renewal, Standing
-from lockstead._runtime import drive
 from lockstead.cli import main
 from lockstead.cli.outcome import Exit
+from lockstead.core.model import UNKNOWN, Ask, Refusal, Renewal, Standing
+from lockstead.core.runtime import drive
 from lockstead.errors import StoreError
 from tests.postgres.table import Table
 from tests.processes.helpers import eventually

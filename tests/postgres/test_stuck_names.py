@@ -7,7 +7,7 @@ import time
 import psycopg
 import pytest
 
-from lockstead.stores.postgres._migrations import script
+from lockstead.stores.postgres.table.schema import script
 from tests.party import Party, ask
 from tests.servers.postgres import PostgresServer
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstead import DistributedLock
-from lockstead._runtime import drive
+from lockstead.core.runtime import drive
 from lockstead.runtimes.threads import ThreadRuntime
-from lockstead.stores.sqlite import SqliteStore
+from lockstead.stores.sqlite.store import SqliteStore
 
 WORKERS = Path(__file__).parent / "workers"
 PATIENCE = 15.0

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from lockstead import DamagedError, DistributedLock, LockLostError, RetryPolicy, StoreError
-from lockstead._model import Charge
-from lockstead._runtime import drive
-from lockstead.stores import _machine
-from lockstead.stores.sqlite import SWEEP_EVERY
+from lockstead.core.model import Charge
+from lockstead.core.runtime import drive
+from lockstead.stores.sqlite import machine
+from lockstead.stores.sqlite.store import SWEEP_EVERY
 from tests.processes.helpers import Worker, boottime, client_of, eventually, rows, transaction_of_a_stranger, url_of
 from tests.servers.disk import FullDisk
 
@@ -190,17 +190,17 @@ def test_many_processes_that_open_a_new_file_at_once_all_get_it(start: Callable[
 
 def test_a_file_of_another_machine_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_through(path)
-    monkeypatch.setattr(_machine, "machine_id", lambda: "elsewhere")
-    monkeypatch.setattr(_machine, "boot_id", lambda: "another boot")
+    monkeypatch.setattr(machine, "machine_id", lambda: "elsewhere")
+    monkeypatch.setattr(machine, "boot_id", lambda: "another boot")
     refused(path, "another machine")
 
 
 def test_a_file_of_another_machine_is_refused_also_where_a_boot_has_no_name(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_machine, "boot_id", lambda: "")
+    monkeypatch.setattr(machine, "boot_id", lambda: "")
     write_through(path)
-    monkeypatch.setattr(_machine, "machine_id", lambda: "elsewhere")
+    monkeypatch.setattr(machine, "machine_id", lambda: "elsewhere")
     refused(path, "another machine")
 
 
@@ -209,7 +209,7 @@ def test_after_a_reboot_all_holders_are_dead_and_fences_grow_on(path: Path, monk
     with client_of(path, floor=lambda: far) as before:
         held = before.acquire("job", ttl=3600)
         assert held.fence >= far
-        monkeypatch.setattr(_machine, "boot_id", lambda: "the next boot")
+        monkeypatch.setattr(machine, "boot_id", lambda: "the next boot")
         with client_of(path, clock=lambda: 12.0) as locks:
             assert locks.inspect() == []
             with locks.lock("job", timeout=0) as handle:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from lockstead import DistributedLock
-from lockstead._model import Ask
-from lockstead._runtime import drive
+from lockstead.core.model import Ask
+from lockstead.core.runtime import drive
 from lockstead.runtimes.threads import ThreadRuntime
-from lockstead.stores.sqlite import SWEEP_EVERY, SWEEP_ROWS, SqliteStore
+from lockstead.stores.sqlite.store import SWEEP_EVERY, SWEEP_ROWS, SqliteStore
 from tests.processes.helpers import Worker, client_of, rows
 
 NAMES = 3000

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockstead import DistributedLock
-from lockstead._lease import margin
-from lockstead._primitives import HEARTBEAT
+from lockstead.core.lease import margin
+from lockstead.primitives.plans import HEARTBEAT
 from tests.processes.helpers import Worker, boottime, eventually, rows, stop_outside_a_transaction
 
 Peer = Callable[..., Worker]

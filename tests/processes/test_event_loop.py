@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lockstead import AsyncDistributedLock, AsyncLockHandle, LockLostError, StoreError
-from lockstead.stores.sqlite import SqliteStore
+from lockstead.stores.sqlite.store import SqliteStore
 from tests.processes.helpers import Worker, boottime, rows, transaction_of_a_stranger, url_of
 
 BUSY = 0.6

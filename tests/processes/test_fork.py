@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstead import DistributedLock, _lifecycle
+from lockstead import DistributedLock
+from lockstead.core import lifecycle
 from tests.processes.helpers import rows, run
 
 
@@ -47,5 +48,5 @@ def test_who_fails_to_let_go_in_a_child_keeps_no_other_from_it() -> None:
 
     first, second = Part(), Part()
     with pytest.raises(OSError, match="gone already"):
-        _lifecycle._call([(weakref.ref(first), "fail"), (weakref.ref(second), "let_go")])
+        lifecycle._call([(weakref.ref(first), "fail"), (weakref.ref(second), "let_go")])
     assert done == [second]

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from lockstead import DistributedLock
-from lockstead._engine import POLL
+from lockstead.core.engine import POLL
 from tests.processes.helpers import Worker, boottime, eventually
 
 Peer = Callable[..., Worker]

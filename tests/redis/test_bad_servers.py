@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from lockstead import InvalidInputError, StoreError
-from lockstead._model import Ask, Charge, Stay
-from lockstead._runtime import drive
+from lockstead.core.model import Ask, Charge, Stay
+from lockstead.core.runtime import drive
 from lockstead.runtimes.threads import ThreadRuntime
-from lockstead.stores import _ear, open_store
-from lockstead.stores.redis import RedisStore
-from lockstead.stores.redis._address import parse_url
-from lockstead.stores.redis._blocking import connect
+from lockstead.stores import open_store
+from lockstead.stores.redis.address import parse_url
+from lockstead.stores.redis.blocking import connect
+from lockstead.stores.redis.store import RedisStore
+from lockstead.stores.transport import subscriber
 from tests.party import Party, ask
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
 from tests.servers.proxy import FaultProxy
@@ -40,7 +41,7 @@ def flavour(request: pytest.FixtureRequest) -> Flavour:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have whoever listens ask soon whether anybody is still there."""
-    monkeypatch.setattr(_ear, "SILENCE", 0.15)
+    monkeypatch.setattr(subscriber, "SILENCE", 0.15)
 
 
 @pytest.fixture

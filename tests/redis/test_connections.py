@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lockstead import ClosedError, LockError
-from lockstead._model import Ask, Standing
-from lockstead.stores.redis import RedisStore
+from lockstead.core.model import Ask, Standing
+from lockstead.stores.redis.store import RedisStore
 from tests.party import Party, ask
 from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer

@@ -11,8 +11,8 @@ import pytest
 from redis.crc import key_slot
 
 from lockstead import LockAcquisitionError, StoreError
-from lockstead._model import Ask, Balance, Charge, Refusal
-from lockstead.stores.redis import RedisStore
+from lockstead.core.model import Ask, Balance, Charge, Refusal
+from lockstead.stores.redis.store import RedisStore
 from tests.party import Party, ask
 from tests.servers.cluster import ClusterDeployment
 from tests.servers.redis import RedisServer

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lockstead._model import Wake
-from lockstead.stores.redis._scripts import RENEW
+from lockstead.core.model import Wake
+from lockstead.stores.redis.commands import RENEW
 from tests.party import Party, ask
 from tests.redis.test_lost_messages import is_script, know_scripts
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours

@@ -17,14 +17,14 @@ import pytest
 import redis
 
 from lockstead import DamagedError, DistributedLock
-from lockstead._engine import Engine
-from lockstead._model import Ask, Charge, Refusal, Renewal, Standing, Stay
-from lockstead._runtime import drive
 from lockstead.cli import main
 from lockstead.cli.outcome import Exit
+from lockstead.core.engine import Engine
+from lockstead.core.model import Ask, Charge, Refusal, Renewal, Standing, Stay
+from lockstead.core.runtime import drive
 from lockstead.runtimes.threads import ThreadRuntime
-from lockstead.stores.redis import RedisStore
-from lockstead.stores.redis._address import parse_url
+from lockstead.stores.redis.address import parse_url
+from lockstead.stores.redis.store import RedisStore
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
 from tests.servers.redis import RedisServer
 

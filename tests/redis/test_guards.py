@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from redis.exceptions import ResponseError
 
-from lockstead._model import Charge
+from lockstead.core.model import Charge
 from lockstead.fencing import CHECK_FENCE_LUA
-from lockstead.stores.redis import RedisStore
+from lockstead.stores.redis.store import RedisStore
 from tests.party import Party
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
 from tests.servers.redis import RedisServer

@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from lockstead import AsyncDistributedLock, DamagedError, DistributedLock, StoreError
-from lockstead._model import Ask, Renewal, Standing
-from lockstead._runtime import drive
-from lockstead._store import Store
+from lockstead.core.model import Ask, Renewal, Standing
+from lockstead.core.runtime import drive
+from lockstead.core.store import Store
 from lockstead.errors import LockError
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from lockstead import LockAcquisitionError, StoreError
-from lockstead._primitives import HEARTBEAT
-from lockstead._retry import RetryPolicy
-from lockstead.stores.redis._scripts import JOIN, LEAVE, RENEW, Script
+from lockstead.core.retry import RetryPolicy
+from lockstead.primitives.plans import HEARTBEAT
+from lockstead.stores.redis.commands import JOIN, LEAVE, RENEW, Script
 from tests.party import Party, ask
 from tests.servers.proxy import FaultProxy
 

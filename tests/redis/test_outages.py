@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lockstead import LockLostError, StoreError
-from lockstead._model import Ask
+from lockstead.core.model import Ask
 from tests.party import Party, ask
 from tests.servers.redis import RedisServer
 

@@ -10,12 +10,12 @@ import pytest
 import redis
 
 from lockstead import StoreError
-from lockstead._model import Ask, Charge, Renewal, Stay
-from lockstead._runtime import drive
+from lockstead.core.model import Ask, Charge, Renewal, Stay
+from lockstead.core.runtime import drive
 from lockstead.runtimes.threads import ThreadRuntime
-from lockstead.stores.redis import RedisStore
-from lockstead.stores.redis._address import Address, parse_url
-from lockstead.stores.redis._errors import code_of, refused
+from lockstead.stores.redis.address import Address, parse_url
+from lockstead.stores.redis.errors import code_of, refused
+from lockstead.stores.redis.store import RedisStore
 from tests.redis.test_bad_servers import MINIMAL
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
 from tests.servers.redis import RedisServer

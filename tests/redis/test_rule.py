@@ -1,4 +1,4 @@
-"""The scripts follow the rule: random steps on a server and on `_rule.py` give the same answers."""
+"""The scripts follow the rule: random steps on a server and on `core/rule.py` give the same answers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from lockstead import _rate
-from lockstead._model import Ask, Charge, Line, Refusal, Renewal, Standing, Stay
-from lockstead._runtime import drive
+from lockstead.core import gcra
+from lockstead.core.model import Ask, Charge, Line, Refusal, Renewal, Standing, Stay
+from lockstead.core.runtime import drive
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores import open_store
 from lockstead.stores.memory import MemoryServer
-from lockstead.stores.redis import RedisStore
+from lockstead.stores.redis.store import RedisStore
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
 from tests.servers.redis import RedisServer
 
@@ -53,7 +53,7 @@ class Pair:
         store = open_store(server.url, ThreadRuntime(), key_prefix=key_prefix)
         assert isinstance(store, RedisStore)
         self.store = store
-        self._debts: dict[str, _rate.Debt] = {}
+        self._debts: dict[str, gcra.Debt] = {}
         self._listener = server.client(decode_responses=False)
         self._channel = self._listener.pubsub()
         self._channel.psubscribe(f"{key_prefix}:*")
@@ -112,12 +112,12 @@ class Pair:
         self.time += ticks * TICK
         for name in RATES:
             self.spend(Charge(name, 0.0, 0.0))
-            if not _rate.debt_at(self._debts.get(name), self.time):
+            if not gcra.debt_at(self._debts.get(name), self.time):
                 self._debts.pop(name, None)
 
     def spend(self, charge: Charge) -> None:
         theirs = drive(self.store.spend(charge, 5.0))
-        ours, debt = _rate.spend(self._debts.get(charge.name), charge, self.time)
+        ours, debt = gcra.spend(self._debts.get(charge.name), charge, self.time)
         assert (theirs.allowed, ticks(theirs.debt)) == (ours.allowed, ticks(ours.debt))
         if debt is not None:
             self._debts[charge.name] = debt

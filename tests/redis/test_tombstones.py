@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from lockstead import AsyncDistributedLock
-from lockstead._model import Ask, Stay
-from lockstead._runtime import drive
-from lockstead._store import GHOST
+from lockstead.core.model import Ask, Stay
+from lockstead.core.runtime import drive
+from lockstead.core.store import GHOST
 from lockstead.runtimes.threads import ThreadRuntime
-from lockstead.stores.redis import RedisStore
-from lockstead.stores.redis._address import parse_url
+from lockstead.stores.redis.address import parse_url
+from lockstead.stores.redis.store import RedisStore
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
 from tests.servers.redis import RedisServer
 

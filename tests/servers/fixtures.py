@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lockstead.stores.postgres._migrations import script
+from lockstead.stores.postgres.table.schema import script
 from tests.servers.binaries import (
     FLAVOURS,
     POSTGRES_FLAVOURS,

@@ -13,7 +13,7 @@ from collections import defaultdict
 from contextlib import suppress
 from typing import Literal, Protocol, Self
 
-from lockstead.testing._background import Background
+from lockstead.testing.background import Background
 from tests.servers import wire
 from tests.servers.dialects import Postgres
 from tests.servers.ports import HOST, Port

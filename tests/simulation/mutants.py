@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from lockstead import _keeper, _lease, _primitives, _rule, _several
-from lockstead._engine import Engine
-from lockstead._keeper import Keeper
-from lockstead._lease import Lease, State
-from lockstead._model import Place, Refusal, Standing
+from lockstead.core import keeper, rule, several
+from lockstead.core import lease as _lease
+from lockstead.core.engine import Engine
+from lockstead.core.keeper import Keeper
+from lockstead.core.lease import Lease, State
+from lockstead.core.model import Place, Refusal, Standing
+from lockstead.primitives import plans
 from lockstead.stores.memory import MemoryServer, _MemoryLine
 from lockstead.testing.simulation.network import SimulatedStore
 
@@ -34,8 +36,8 @@ def one_more_fits(patch: Patch) -> None:
             head.woken.append(head.waiting)
         return head
 
-    original = _rule.settle
-    patch.setattr(_rule, "settle", settle)
+    original = rule.settle
+    patch.setattr(rule, "settle", settle)
 
 
 @mutant
@@ -53,8 +55,8 @@ def newcomers_overtake(patch: Patch) -> None:
         def __getattr__(self, attribute):
             return getattr(self._ledger, attribute)
 
-    original = _rule.join
-    patch.setattr(_rule, "join", join)
+    original = rule.join
+    patch.setattr(rule, "join", join)
 
 
 @mutant
@@ -63,8 +65,8 @@ def anybody_may_leave_for_the_holder(patch: Patch) -> None:
         holder = next(ledger.places(), None)
         return original(ledger, holder.owner if holder else owner, now, unsure)
 
-    original = _rule.leave
-    patch.setattr(_rule, "leave", leave)
+    original = rule.leave
+    patch.setattr(rule, "leave", leave)
 
 
 @mutant
@@ -72,8 +74,8 @@ def anybody_may_renew_for_the_holder(patch: Patch) -> None:
     def find(ledger, head, owner, now):
         return original(ledger, head, owner, now) or (head.holders[0] if head.holders else None)
 
-    original = _rule._find
-    patch.setattr(_rule, "_find", find)
+    original = rule._find
+    patch.setattr(rule, "_find", find)
 
 
 @mutant
@@ -86,8 +88,8 @@ def renewals_resurrect(patch: Patch) -> None:
             standing = Standing(place.ticket, True, now)
         return standing, woken
 
-    original = _rule.renew
-    patch.setattr(_rule, "renew", renew)
+    original = rule.renew
+    patch.setattr(rule, "renew", renew)
 
 
 @mutant
@@ -103,8 +105,8 @@ def a_repeated_join_does_not_refresh(patch: Patch) -> None:
             ledger.update(own)
         return outcome
 
-    original = _rule.join
-    patch.setattr(_rule, "join", join)
+    original = rule.join
+    patch.setattr(rule, "join", join)
 
 
 @mutant
@@ -115,8 +117,8 @@ def renewals_shorten(patch: Patch) -> None:
         own.expires_at = now
         return original(ledger, head, own, lives, now, claim=claim)
 
-    original = _rule._refresh
-    patch.setattr(_rule, "_refresh", refresh)
+    original = rule._refresh
+    patch.setattr(rule, "_refresh", refresh)
 
 
 @mutant
@@ -126,9 +128,9 @@ def waiting_places_never_buy_their_ttl(patch: Patch) -> None:
     def refresh(ledger, head, own, lives, now, *, claim):
         return original(ledger, head, own, lives, now, claim=False)
 
-    original = _rule._refresh
-    patch.setattr(_rule, "_refresh", refresh)
-    patch.setattr("lockstead._primitives.HEARTBEAT", 0.5)
+    original = rule._refresh
+    patch.setattr(rule, "_refresh", refresh)
+    patch.setattr("lockstead.primitives.plans.HEARTBEAT", 0.5)
 
 
 @mutant
@@ -148,8 +150,8 @@ def the_dead_hold_for_ever(patch: Patch) -> None:
     def settle(ledger, now):
         return original(ledger, min([now, *(place.expires_at - 0.001 for place in ledger.places())]))
 
-    original = _rule.settle
-    patch.setattr(_rule, "settle", settle)
+    original = rule.settle
+    patch.setattr(rule, "settle", settle)
 
 
 @mutant
@@ -233,7 +235,7 @@ def the_keeper_gives_up_after_one_error(patch: Patch) -> None:
         try:
             await request
         except Exception:
-            _keeper.log.warning("and that was it")
+            keeper.log.warning("and that was it")
 
     patch.setattr(Keeper, "_attempt", attempt)
 
@@ -299,7 +301,7 @@ def a_wake_up_says_nothing_but_its_owner(patch: Patch) -> None:
 @mutant
 def several_names_are_waited_for_in_the_order_they_were_given_in(patch: Patch) -> None:
     """Two who wait for each other wait for ever."""
-    patch.setattr(_primitives, "in_order", lambda names: list(dict.fromkeys(names)))
+    patch.setattr(plans, "in_order", lambda names: list(dict.fromkeys(names)))
 
 
 @mutant
@@ -313,11 +315,11 @@ def the_first_of_several_lives_for_its_ttl_while_the_others_are_waited_for(patch
                 left = max(wish.deadline - engine.runtime.now(), 0.0)
                 leases.append(await engine.acquire(ask, wish.claim, timeout=left, retry=wish.retry))
         except BaseException as error:
-            await _several._abandon(engine, leases, error)
+            await several._abandon(engine, leases, error)
             raise
         return leases
 
-    patch.setattr(_several, "_in_turn", in_turn)
+    patch.setattr(several, "_in_turn", in_turn)
 
 
 @mutant
@@ -326,14 +328,14 @@ def a_refusal_of_several_leaves_the_first_behind(patch: Patch) -> None:
         to_wake = []
         standings = []
         for ledger, ask in lines:
-            outcome, woken = _rule.join(ledger, ask, now)
+            outcome, woken = rule.join(ledger, ask, now)
             to_wake += woken
             if isinstance(outcome, Refusal):
                 return outcome._replace(name=ask.name), to_wake
             standings.append(outcome)
         return standings, to_wake
 
-    patch.setattr(_rule, "join_all", join_all)
+    patch.setattr(rule, "join_all", join_all)
 
 
 @mutant
@@ -345,8 +347,8 @@ def what_may_be_left_of_several_is_forgotten(patch: Patch) -> None:
         for lease in leases:
             engine.keeper.forget(lease)
 
-    original = _several._abandon
-    patch.setattr(_several, "_abandon", abandon)
+    original = several._abandon
+    patch.setattr(several, "_abandon", abandon)
 
 
 @mutant
@@ -355,8 +357,8 @@ def several_are_held_whatever_became_of_each(patch: Patch) -> None:
         await original(engine, wish, leases)
         return True
 
-    original = _several._buy
-    patch.setattr(_several, "_buy", buy)
+    original = several._buy
+    patch.setattr(several, "_buy", buy)
 
 
 @mutant
@@ -367,18 +369,18 @@ def a_name_that_stays_taken_keeps_its_owner(patch: Patch) -> None:
 
 @mutant
 def a_name_that_should_stay_taken_is_left(patch: Patch) -> None:
-    patch.setattr(_rule, "linger", lambda ledger, stay, now: _rule.leave(ledger, stay.owner, now, stay.unsure))
+    patch.setattr(rule, "linger", lambda ledger, stay, now: rule.leave(ledger, stay.owner, now, stay.unsure))
 
 
 @mutant
 def a_name_that_stays_taken_wakes_the_next(patch: Patch) -> None:
     def linger(ledger, stay, now):
         was_there, woken = original(ledger, stay, now)
-        waiting = _rule.settle(ledger, now).waiting
+        waiting = rule.settle(ledger, now).waiting
         return was_there, woken if waiting is None else [*woken, waiting]
 
-    original = _rule.linger
-    patch.setattr(_rule, "linger", linger)
+    original = rule.linger
+    patch.setattr(rule, "linger", linger)
 
 
 @mutant
@@ -389,5 +391,5 @@ def the_capacity_of_the_dead_counts(patch: Patch) -> None:
             return Refusal(first.owner, capacity=first.capacity), []
         return original(ledger, ask, now)
 
-    original = _rule.join
-    patch.setattr(_rule, "join", join)
+    original = rule.join
+    patch.setattr(rule, "join", join)

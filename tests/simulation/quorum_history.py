@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from lockstead._store import Store
+from lockstead.core.store import Store
 from lockstead.runtimes.simulated import Process
-from lockstead.stores.quorum import LEAD, Quorum
+from lockstead.stores.quorum.store import LEAD, Quorum
 from lockstead.testing import QuorumMonitor, SimulatedMember, SimulatedMemberStore, ViolationError
 from lockstead.testing.simulation.history import History
 

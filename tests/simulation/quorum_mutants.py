@@ -8,10 +8,10 @@ from math import inf
 import pytest
 
 from lockstead.errors import StoreError
-from lockstead.stores import quorum
-from lockstead.stores._nodes import Nodes
 from lockstead.stores.memory import MemberServer
-from lockstead.stores.quorum import Quorum
+from lockstead.stores.quorum import store as quorum
+from lockstead.stores.quorum.members import Nodes
+from lockstead.stores.quorum.store import Quorum
 from lockstead.testing import SimulatedMember, SimulatedMemberStore
 
 Patch = pytest.MonkeyPatch

@@ -12,10 +12,10 @@ from contextlib import suppress
 
 import pytest
 
-from lockstead._election import Contest, Term
-from lockstead._keeper import Keeper
-from lockstead._lease import Lease, State
+from lockstead.core.keeper import Keeper
+from lockstead.core.lease import Lease, State
 from lockstead.errors import LockError
+from lockstead.primitives.election import Contest, Term
 from lockstead.testing.simulation.election import ElectionHistory
 
 HISTORIES = int(os.environ.get("LOCKSTEAD_HISTORIES", "500")) // 20

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from lockstead._election import Contest, Leading
-from lockstead._lease import margin
-from lockstead._model import UNKNOWN
-from lockstead._primitives import Defaults
-from lockstead._retry import RetryPolicy
+from lockstead.core.lease import margin
+from lockstead.core.model import UNKNOWN
+from lockstead.core.retry import RetryPolicy
+from lockstead.primitives.election import Contest, Leading
+from lockstead.primitives.plans import Defaults
 from tests.simulation.test_scenarios import Client, Stage
 
 TTL = 10.0

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from lockstead._engine import Engine
-from lockstead._lease import Claim, Lease, State
-from lockstead._model import Ask, Refusal, Renewal, Standing
-from lockstead._retry import RetryPolicy
+from lockstead.core.engine import Engine
+from lockstead.core.lease import Claim, Lease, State
+from lockstead.core.model import Ask, Refusal, Renewal, Standing
+from lockstead.core.retry import RetryPolicy
 from lockstead.errors import InvalidInputError, LockAcquisitionError, LockLostError, StoreError
 from lockstead.runtimes.simulated import Process, Task, World
-from lockstead.stores._nodes import SETTLE
-from lockstead.stores.quorum import LEAD, Quorum
+from lockstead.stores.quorum.members import SETTLE
+from lockstead.stores.quorum.store import LEAD, Quorum
 from lockstead.testing import Faults, QuorumMonitor, SimulatedMember, SimulatedMemberStore
 from tests.simulation.quorum_mutants import MUTANTS
 
@@ -447,7 +447,7 @@ def a_round_that_took_too_long_does_not_count() -> None:
         await alice.engine.release(await alice.acquire(name="warm-up"))
         assert isinstance(await alice.quorum.join(ask, 5.0), Standing)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("lockstead.stores.quorum.LONGEST_ROUND", 0.0001)
+            patch.setattr("lockstead.stores.quorum.store.LONGEST_ROUND", 0.0001)
             (renewed,) = await alice.quorum.renew([Renewal("x", "alice/7", 30.0, 3.0)], 5.0)
             assert renewed is not None
             assert not renewed.held

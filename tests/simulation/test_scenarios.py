@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from lockstead import Capabilities
-from lockstead._engine import Engine
-from lockstead._lease import LOST, Claim, Lease, State
-from lockstead._model import WHOLE, Ask, Standing
-from lockstead._retry import RetryPolicy
-from lockstead._several import acquire_all
+from lockstead.core.engine import Engine
+from lockstead.core.lease import LOST, Claim, Lease, State
+from lockstead.core.model import WHOLE, Ask, Standing
+from lockstead.core.retry import RetryPolicy
+from lockstead.core.several import acquire_all
 from lockstead.errors import (
     CapacityMismatchError,
     InvalidLockError,

@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 import pytest
 
 from lockstead import UnsupportedError
-from lockstead._model import Ask, Capabilities, Line, Place, Refusal, Renewal, Standing, Wake
-from lockstead._runtime import Runtime, drive
-from lockstead._store import Store
+from lockstead.core.model import Ask, Capabilities, Line, Place, Refusal, Renewal, Standing, Wake
+from lockstead.core.runtime import Runtime, drive
+from lockstead.core.store import Store
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores import open_store
 from lockstead.stores.memory import MemoryServer, MemoryStore
-from lockstead.stores.postgres._migrations import script
-from lockstead.stores.redis import _scripts
-from lockstead.stores.sqlite import SqliteStore, _SqliteLine
+from lockstead.stores.postgres.table.schema import script
+from lockstead.stores.redis import commands
+from lockstead.stores.sqlite.store import SqliteStore, _SqliteLine
 from lockstead.testing import ViolationError, simulate
 from lockstead.testing.simulation.any_store import StoreClock, StoreServer
 from lockstead.testing.simulation.history import some_history
@@ -257,7 +257,7 @@ SERVERS = {
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", [name for name in SERVERS if OLDER_REDIS or not name.startswith("redis")])
 def test_a_bug_in_the_server_is_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for command in (_scripts.JOIN, _scripts.JOIN_ALL, _scripts.RENEW, _scripts.LEAVE):
+    for command in (commands.JOIN, commands.JOIN_ALL, commands.RENEW, commands.LEAVE):
         for part in ("_text", "_digest"):
             monkeypatch.setattr(command, part, getattr(command, part))  # to have it back afterwards
     mutant = SERVER_MUTANTS[name]

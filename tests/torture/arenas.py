@@ -21,8 +21,8 @@ import psycopg
 from redis.crc import key_slot
 
 from lockstead import DistributedLock, StoreError
-from lockstead.stores.postgres._migrations import script
-from lockstead.stores.redis import RedisStore
+from lockstead.stores.postgres.table.schema import script
+from lockstead.stores.redis.store import RedisStore
 from lockstead.testing.torture.arena import (
     AT_ONCE,
     FORCE_RELEASE,

@@ -21,17 +21,18 @@ from typing import Any, NamedTuple
 import psycopg
 import pytest
 
-from lockstead import _once, _primitives, _rate
-from lockstead._engine import Engine
-from lockstead._keeper import Keeper
-from lockstead._model import Wake
-from lockstead.stores.postgres import _advisory_sql
-from lockstead.stores.postgres.advisory import Stake
-from lockstead.stores.redis import _scripts
+from lockstead.core import gcra
+from lockstead.core.engine import Engine
+from lockstead.core.keeper import Keeper
+from lockstead.core.model import Wake
+from lockstead.primitives import once, plans
+from lockstead.stores.postgres.advisory import statements
+from lockstead.stores.postgres.advisory.store import Stake
+from lockstead.stores.redis import commands
 from lockstead.testing.torture import worker
 from lockstead.testing.torture.arena import PAUSE, TTL, Arena
-from lockstead.testing.torture.driver import ArenaMaker
 from lockstead.testing.torture.history import KILL
+from lockstead.testing.torture.runner import ArenaMaker
 from tests.simulation import mutants as engine
 from tests.simulation import quorum_mutants as quorum
 from tests.simulation import test_election_histories as elections
@@ -52,7 +53,7 @@ class Mutant(NamedTuple):
     """All that workers do; None: everything."""
     ttl: float = TTL
     """The longest that leases live."""
-    heartbeat: float = _primitives.HEARTBEAT
+    heartbeat: float = plans.HEARTBEAT
     """The longest that a place lives that waits."""
     renewed: float = worker.RENEWED
     lasting: float = worker.LASTING
@@ -129,7 +130,7 @@ def _shared(arena: str, bug: Callable[[pytest.MonkeyPatch], None], *rules: str, 
     mutant(arena, *rules, **circumstances)(install)
 
 
-def _rewrite(script: _scripts.Script, old: str, new: str) -> None:
+def _rewrite(script: commands.Script, old: str, new: str) -> None:
     """Change a script's text; and its digest, so that the server learns the new one."""
     text = script._text.decode()
     assert old in text, f"{old!r} is not there any more"
@@ -139,7 +140,7 @@ def _rewrite(script: _scripts.Script, old: str, new: str) -> None:
 
 def _rewrite_line(old: str, new: str) -> None:
     """Change what all scripts about lines include."""
-    for script in (_scripts.JOIN, _scripts.JOIN_ALL, _scripts.RENEW, _scripts.LEAVE):
+    for script in (commands.JOIN, commands.JOIN_ALL, commands.RENEW, commands.LEAVE):
         _rewrite(script, old, new)
 
 
@@ -244,40 +245,40 @@ def a_loss_is_told_to_nobody(patch: pytest.MonkeyPatch, _: str) -> None:
 
 @mutant("sqlite", "rates")
 def debts_are_forgotten(patch: pytest.MonkeyPatch, _: str) -> None:
-    original = _rate.debt_at
-    patch.setattr(_rate, "debt_at", lambda debt, now: original(debt, now) / 2)
+    original = gcra.debt_at
+    patch.setattr(gcra, "debt_at", lambda debt, now: original(debt, now) / 2)
 
 
 @mutant("sqlite", "outcomes")
 def what_failed_counts_as_done(patch: pytest.MonkeyPatch, _: str) -> None:
     async def begin(engine, acquire, plan):
         handle = await original(engine, acquire, plan)
-        if not isinstance(handle, _once.Outcome):
-            handle._leave_taken(1.0, _once.encode("nothing", handle.name))
+        if not isinstance(handle, once.Outcome):
+            handle._leave_taken(1.0, once.encode("nothing", handle.name))
         return handle
 
-    original = _once.begin
-    patch.setattr(_once, "begin", begin)
+    original = once.begin
+    patch.setattr(once, "begin", begin)
 
 
 @mutant("redis", "exclusion", "retractions")
 def whoever_leaves_need_not_be_the_owner(patch: pytest.MonkeyPatch, _: str) -> None:
-    _rewrite(_scripts.LEAVE, " and size == #owner and string.sub(record, 31, 30 + size) == owner then", " then")
+    _rewrite(commands.LEAVE, " and size == #owner and string.sub(record, 31, 30 + size) == owner then", " then")
 
 
 @mutant("redis", "exclusion", "retractions", "fences", "evictions", faults=(PAUSE, *SILENCE), heartbeat=0.5)
 def a_renewal_resurrects(patch: pytest.MonkeyPatch, _: str) -> None:
     """It says that a place is there which is gone."""
-    _rewrite(_scripts.RENEW, "reply[i] = 0", "reply[i] = server_time")
-    _rewrite(_scripts.RENEW, "local answer = 0", "local answer = server_time")
+    _rewrite(commands.RENEW, "reply[i] = 0", "reply[i] = server_time")
+    _rewrite(commands.RENEW, "local answer = 0", "local answer = server_time")
 
 
 @mutant("redis", "exclusion", "retractions", "fences", faults=(PAUSE, *SILENCE), heartbeat=0.5)
 def a_renewal_is_anybodys(patch: pytest.MonkeyPatch, _: str) -> None:
     own = "string.sub(record, 25, 3 + #packed) == '\\0\\0\\0\\0' .. string.sub(packed, 26)"
-    _rewrite(_scripts.RENEW, own, "#record >= 16")
+    _rewrite(commands.RENEW, own, "#record >= 16")
     found = "local own = find_living(line, owner)\n"
-    _rewrite(_scripts.RENEW, found, "local own = find_living(line, owner) or line.holders[1]\n")
+    _rewrite(commands.RENEW, found, "local own = find_living(line, owner) or line.holders[1]\n")
 
 
 @mutant("redis", "exclusion")
@@ -287,13 +288,13 @@ def a_line_does_not_add_up(patch: pytest.MonkeyPatch, _: str) -> None:
 
 @mutant("redis", "fifo")
 def newcomers_do_not_look_who_waits(patch: pytest.MonkeyPatch, _: str) -> None:
-    for script in (_scripts.JOIN, _scripts.JOIN_ALL):
+    for script in (commands.JOIN, commands.JOIN_ALL):
         _rewrite(script, "line.fits = not line.waiting and ", "line.fits = ")
 
 
 @mutant("redis", "fences", "linearizability", "stale_writes")
 def tickets_start_over(patch: pytest.MonkeyPatch, _: str) -> None:
-    for script in (_scripts.JOIN, _scripts.JOIN_ALL):
+    for script in (commands.JOIN, commands.JOIN_ALL):
         _rewrite(script, "ticket = math.max(ticket + 1, now)", "ticket = ticket % 7 + 1")
 
 
@@ -309,7 +310,7 @@ def woken_but_not_granted(patch: pytest.MonkeyPatch, _: str) -> None:
 
 @mutant("redis", "rates")
 def what_is_spent_is_not_kept(patch: pytest.MonkeyPatch, _: str) -> None:
-    _rewrite(_scripts.SPEND, "struct.pack('<dd', debt, now), 'PXAT'", "struct.pack('<dd', debt / 2, now), 'PXAT'")
+    _rewrite(commands.SPEND, "struct.pack('<dd', debt, now), 'PXAT'", "struct.pack('<dd', debt / 2, now), 'PXAT'")
 
 
 @mutant("redis", "wake_ups", HANGS, faults=CALM, **PATIENT)
@@ -320,7 +321,7 @@ def nobody_is_woken(patch: pytest.MonkeyPatch, _: str) -> None:
 @mutant("redis", "exclusion", "fences", faults=FORGED)
 def a_message_is_the_name_of_its_owner(patch: pytest.MonkeyPatch, _: str) -> None:
     """Any client can guess it."""
-    patch.setattr("lockstead.stores.redis._secret", str.encode)
+    patch.setattr("lockstead.stores.redis.store._secret", str.encode)
 
 
 @mutant("redis", "wake_ups", HANGS, faults=CALM, workloads=SEVERAL, **PATIENT)
@@ -328,30 +329,30 @@ def several_names_are_taken_one_by_one(patch: pytest.MonkeyPatch, _: str) -> Non
     """A refusal leaves behind what was taken before."""
     old = "  lines[i], places[i] = line, place\n"
     taken = "enter(line, place, struct.unpack('<ddd', packed))\n  save(line, {'\\0', packed_bucket()})\n"
-    _rewrite(_scripts.JOIN_ALL, old, f"{old}  {taken}")
+    _rewrite(commands.JOIN_ALL, old, f"{old}  {taken}")
 
 
 @mutant("redis", "exclusion", "fences", workloads=SEVERAL)
 def of_several_names_only_the_first_is_looked_at(patch: pytest.MonkeyPatch, _: str) -> None:
     old = "  if reply then\n    reply[6]"
     new = "  line.fits = line.fits or i > 1\n  if reply and i == 1 then\n    reply[6]"
-    _rewrite(_scripts.JOIN_ALL, old, new)
+    _rewrite(commands.JOIN_ALL, old, new)
 
 
 @mutant("redis", "wake_ups", "nothing_left", HANGS, faults=(KILL, "clock back"), ttl=8.0, heartbeat=8.0)
 def a_clock_that_is_set_back_is_believed(patch: pytest.MonkeyPatch, _: str) -> None:
-    for script in (_scripts.JOIN, _scripts.JOIN_ALL, _scripts.RENEW, _scripts.LINGER):
+    for script in (commands.JOIN, commands.JOIN_ALL, commands.RENEW, commands.LINGER):
         _rewrite(script, "local stepped_back = now < last", "local stepped_back = false")
 
 
 @mutant("redis", "left_taken", workloads=LEFT)
 def a_name_stays_taken_for_less_than_was_asked(patch: pytest.MonkeyPatch, _: str) -> None:
-    _rewrite(_scripts.LINGER, "own.expires = now + ARGV[4]", "own.expires = now + ARGV[4] / 4")
+    _rewrite(commands.LINGER, "own.expires = now + ARGV[4]", "own.expires = now + ARGV[4] / 4")
 
 
 @mutant("redlock", "fences", faults=OF_THE_NETWORK)
 def the_fence_is_not_written_to_the_counter(patch: pytest.MonkeyPatch, _: str) -> None:
-    _rewrite(_scripts.RENEW, "      ticket = math.max(ticket, floor)\n", "")
+    _rewrite(commands.RENEW, "      ticket = math.max(ticket, floor)\n", "")
 
 
 @mutant("postgres", "exclusion", "retractions")
@@ -424,7 +425,7 @@ def the_sql_believes_a_clock_that_is_set_back(patch: pytest.MonkeyPatch, url: st
 @mutant("postgres", "exclusion", "fences", faults=FORGED)
 def a_notification_counts_as_a_grant(patch: pytest.MonkeyPatch, _: str) -> None:
     """Any role can send it."""
-    patch.setattr("lockstead.stores.postgres.table.MESSAGE", Wake.GRANT)
+    patch.setattr("lockstead.stores.postgres.table.store.MESSAGE", Wake.GRANT)
 
 
 @mutant("postgres", "fences", "linearizability")
@@ -440,7 +441,7 @@ def the_sql_leaves_a_name_taken_for_less_than_was_asked(patch: pytest.MonkeyPatc
 @mutant("advisory", "exclusion", "retractions")
 def a_release_unlocks_everything(patch: pytest.MonkeyPatch, _: str) -> None:
     """Also what others hold by the same session."""
-    patch.setattr(_advisory_sql, "unlock", lambda key, *, shared: _advisory_sql.UNLOCK_ALL)
+    patch.setattr(statements, "unlock", lambda key, *, shared: statements.UNLOCK_ALL)
 
 
 @mutant("advisory", "exclusion", workloads=("readwrite",))
@@ -457,7 +458,7 @@ def main() -> None:
     """Break something, and work on."""
     name, orders = sys.argv[1:]
     bug = MUTANTS[name]
-    _primitives.HEARTBEAT, worker.RENEWED, worker.LASTING = bug.heartbeat, bug.renewed, bug.lasting
+    plans.HEARTBEAT, worker.RENEWED, worker.LASTING = bug.heartbeat, bug.renewed, bug.lasting
     bug.install(pytest.MonkeyPatch(), json.loads(orders)["url"])
     sys.argv[1:] = [orders]
     worker.main()

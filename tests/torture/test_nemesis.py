@@ -23,8 +23,8 @@ from redis.exceptions import OutOfMemoryError
 from redis.exceptions import TimeoutError as Unresponsive
 
 from lockstead import DistributedLock
-from lockstead.runtimes import _clock
-from lockstead.stores.postgres._migrations import script
+from lockstead.runtimes import clock as _clock
+from lockstead.stores.postgres.table.schema import script
 from lockstead.testing.torture.arena import PROMISES, WORKLOADS, Arena, Fault, network
 from lockstead.testing.torture.history import KILL, History, Recorder
 from lockstead.testing.torture.nemesis import Nemesis

@@ -16,10 +16,10 @@ from xml.etree.ElementTree import fromstring
 
 import pytest
 
-from lockstead.testing.torture import driver
+from lockstead.testing.torture import runner as driver
 from lockstead.testing.torture.checkers import CHECKERS, Promises
-from lockstead.testing.torture.driver import torture
 from lockstead.testing.torture.register import Registers, ask
+from lockstead.testing.torture.runner import torture
 from lockstead.testing.torture.timeline import draw
 from tests.torture.arenas import ARENAS
 from tests.torture.model import Model

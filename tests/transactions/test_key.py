@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from lockstead import InvalidInputError
-from lockstead.stores.postgres._key import Key, Name, advisory_key
+from lockstead.stores.postgres.key import Key, Name, advisory_key
 
 HASH = "('x' || encode(substring(sha256(convert_to(%s, 'UTF8')) from 1 for 8), 'hex'))::bit(64)::bigint"
 NUMERIC: list[Name] = [

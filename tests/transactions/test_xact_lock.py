@@ -24,9 +24,9 @@ from sqlalchemy import orm
 
 import lockstead
 from lockstead import InvalidInputError, LockAcquisitionError, LockError
-from lockstead._borrowed import sqlstate
-from lockstead.postgres import xact_lock
-from lockstead.stores.postgres._key import Name, advisory_key
+from lockstead.stores.postgres.key import Name, advisory_key
+from lockstead.stores.postgres.transaction.connections import sqlstate
+from lockstead.transactions import xact_lock
 from tests.transactions.users import Asyncpg, AsyncPsycopg, Django, Peer, Psycopg, User, with_driver
 
 EXCLUSIVE, SHARED = "ExclusiveLock", "ShareLock"
@@ -459,7 +459,7 @@ async def test_no_patience_is_too_great(user: User, peer: Peer, prefix: str, tim
 
 def test_importing_it_imports_no_driver() -> None:
     program = (
-        "import sys; before = set(sys.modules); import lockstead.postgres;"
+        "import sys; before = set(sys.modules); import lockstead.transactions;"
         "print({name.partition('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))"
     )
     source = Path(lockstead.__file__).parents[1]

@@ -20,9 +20,9 @@ from psycopg.rows import dict_row, tuple_row
 from sqlalchemy import orm
 from sqlalchemy.pool import NullPool
 
-from lockstead._runtime import drive
-from lockstead.postgres import xact_lock
-from lockstead.stores.postgres._key import Name, advisory_key
+from lockstead.core.runtime import drive
+from lockstead.stores.postgres.key import Name, advisory_key
+from lockstead.transactions import xact_lock
 from tests.processes.helpers import eventually
 
 

@@ -6,24 +6,26 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
-from lockstead import _info, _once, _primitives
-from lockstead._election import ElectionOptions
-from lockstead._engine import Engine
-from lockstead._identity import new_holder_id
-from lockstead._info import LockInfo
-from lockstead._input import Seconds, check_name, check_ttl
-from lockstead._model import Finding
-from lockstead._naming import Naming, listed, literal
-from lockstead._primitives import Defaults, LockOptions, Plan, TryOptions
-from lockstead._ratelimit import rate
-from lockstead._retry import RetryPolicy
-from lockstead._store import Store
-from lockstead.asynchronous.elections import AsyncElection
-from lockstead.asynchronous.guards import AsyncLockGuard, unless_busy
-from lockstead.asynchronous.handles import AsyncLockHandle, AsyncMultiLockHandle
-from lockstead.asynchronous.rates import AsyncRateLimiter
+from lockstead.asynchronous.election import AsyncElection
+from lockstead.asynchronous.guard import AsyncLockGuard, unless_busy
+from lockstead.asynchronous.handle import AsyncLockHandle, AsyncMultiLockHandle
+from lockstead.asynchronous.rate_limit import AsyncRateLimiter
 from lockstead.asynchronous.recipes import AsyncOnce, AsyncSingleton
+from lockstead.core.checks import Seconds, check_name, check_ttl
+from lockstead.core.engine import Engine
+from lockstead.core.model import Finding
+from lockstead.core.retry import RetryPolicy
+from lockstead.core.store import Store
 from lockstead.errors import InvalidInputError
+from lockstead.primitives import info as _info
+from lockstead.primitives import once as _once
+from lockstead.primitives import plans
+from lockstead.primitives.election import ElectionOptions
+from lockstead.primitives.identity import new_holder_id
+from lockstead.primitives.info import LockInfo
+from lockstead.primitives.naming import Naming, listed, literal
+from lockstead.primitives.plans import Defaults, LockOptions, Plan, TryOptions
+from lockstead.primitives.rate_limit import rate
 from lockstead.runtimes.aio import AsyncRuntime, running_loop
 from lockstead.stores import open_store
 
@@ -56,15 +58,15 @@ class AsyncDistributedLock:
 
     async def acquire(self, name: str, **options: Unpack[LockOptions]) -> AsyncLockHandle:
         """Wait in line for a lock. Raises LockAcquisitionError after `timeout`; see `LockOptions`."""
-        return await self._acquire(_primitives.plan(name, self._defaults, **options))
+        return await self._acquire(plans.plan(name, self._defaults, **options))
 
     async def try_acquire(self, name: str, **options: Unpack[TryOptions]) -> AsyncLockHandle | None:
         """Take a lock if it is free, else return None."""
-        return await unless_busy(self._acquire, _primitives.plan(name, self._defaults, timeout=0, **options))
+        return await unless_busy(self._acquire, plans.plan(name, self._defaults, timeout=0, **options))
 
     def lock(self, name: Naming, **options: Unpack[LockOptions]) -> AsyncLockGuard[AsyncLockHandle]:
         """Hold a lock for a block, which is cancelled, and LockLostError raised, if the lock is lost."""
-        return self._guard(_primitives.plan(literal(name), self._defaults, **options), name)
+        return self._guard(plans.plan(literal(name), self._defaults, **options), name)
 
     def locked(self, naming: Naming, **options: Unpack[LockOptions]) -> AsyncLockGuard[AsyncLockHandle]:
         """Hold a lock during every call, named after its arguments: ``@locks.locked("account:{account_id}")``."""
@@ -72,24 +74,24 @@ class AsyncDistributedLock:
 
     def read_lock(self, name: Naming, **options: Unpack[LockOptions]) -> AsyncLockGuard[AsyncLockHandle]:
         """Hold a name beside others who read, while nobody writes."""
-        return self._guard(_primitives.reading(literal(name), self._defaults, **options), name)
+        return self._guard(plans.reading(literal(name), self._defaults, **options), name)
 
     def write_lock(self, name: Naming, **options: Unpack[LockOptions]) -> AsyncLockGuard[AsyncLockHandle]:
         """Hold a name alone, while nobody else reads or writes."""
-        return self._guard(_primitives.writing(literal(name), self._defaults, **options), name)
+        return self._guard(plans.writing(literal(name), self._defaults, **options), name)
 
     def semaphore(
         self, name: Naming, permits: int, weight: int = 1, **options: Unpack[LockOptions]
     ) -> AsyncLockGuard[AsyncLockHandle]:
         """Hold `weight` of so many permits. All who use the name must agree on their number."""
-        return self._guard(_primitives.permits(literal(name), self._defaults, permits, weight, **options), name)
+        return self._guard(plans.permits(literal(name), self._defaults, permits, weight, **options), name)
 
     def multi_lock(
         self, names: Iterable[Naming], **options: Unpack[LockOptions]
     ) -> AsyncLockGuard[AsyncMultiLockHandle]:
         """Hold several names at once, or none: nobody who takes his that way can deadlock with another."""
         namings = listed(names)
-        plan = _primitives.several(map(literal, namings), self._defaults, **options)
+        plan = plans.several(map(literal, namings), self._defaults, **options)
         return AsyncLockGuard(plan, namings, self._acquire_several, self._engine.runtime)
 
     def singleton(
@@ -101,7 +103,7 @@ class AsyncDistributedLock:
         twice; and for `at_most`, so that it is free again if the job's process dies. A job that runs longer is told
         that it has lost the name.
         """
-        plan = _primitives.single(literal(name), self._defaults, at_most, at_least, metadata)
+        plan = plans.single(literal(name), self._defaults, at_most, at_least, metadata)
         return AsyncSingleton(plan, (name,), self._acquire, self._engine.runtime)
 
     def once(self, key: Naming, period: Seconds, **options: Unpack[LockOptions]) -> AsyncOnce:
@@ -110,7 +112,7 @@ class AsyncDistributedLock:
         The outcome is kept as JSON, of up to 4096 bytes. An attempt that dies is taken over after its ttl.
         """
         _once.check_options(**options)
-        plan = _primitives.plan(literal(key), self._defaults, **options)
+        plan = plans.plan(literal(key), self._defaults, **options)
         return AsyncOnce(plan, key, self._engine, self._acquire, check_ttl(period, "period"))
 
     def rate_limiter(self, name: Naming, limit: int, per: Seconds, burst: int | None = None) -> AsyncRateLimiter:
@@ -123,7 +125,7 @@ class AsyncDistributedLock:
 
     async def with_lock(self, name: str, function: Callable[[], Awaitable[T]], **options: Unpack[LockOptions]) -> T:
         """Hold a lock while `function` runs, and return what it returns."""
-        plan = _primitives.plan(name, self._defaults, **options)._replace(is_scoped=True)
+        plan = plans.plan(name, self._defaults, **options)._replace(is_scoped=True)
         async with await self._acquire(plan):
             return await function()
 

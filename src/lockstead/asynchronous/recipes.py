@@ -7,16 +7,16 @@ import json
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-from lockstead import _once
-from lockstead._engine import Engine
-from lockstead._guard import Guard
-from lockstead._keeper import log
-from lockstead._naming import Naming
-from lockstead._once import Outcome
-from lockstead._primitives import Plan
-from lockstead.asynchronous.guards import check_coroutine, unless_busy
-from lockstead.asynchronous.handles import AsyncLockHandle
+from lockstead.asynchronous.guard import check_coroutine, unless_busy
+from lockstead.asynchronous.handle import AsyncLockHandle
+from lockstead.core.engine import Engine
+from lockstead.core.keeper import log
 from lockstead.errors import StoreError
+from lockstead.primitives import once
+from lockstead.primitives.guard import Guard
+from lockstead.primitives.naming import Naming
+from lockstead.primitives.once import Outcome
+from lockstead.primitives.plans import Plan
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class AsyncOnce(Guard[AsyncLockHandle]):
 
     async def outcome(self) -> Outcome[Any] | None:
         """Look up what came of it; None if it is not done, or forgotten."""
-        return await _once.find(self._engine, self._plan_within(None).asks[0].name)
+        return await once.find(self._engine, self._plan_within(None).asks[0].name)
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         """Do what the function does once for every name, and return what it returned then."""
@@ -79,7 +79,7 @@ class AsyncOnce(Guard[AsyncLockHandle]):
         return only_once
 
     async def _run(self, plan: Plan, function: Callable[[], Awaitable[T]]) -> Outcome[T]:
-        handle = await _once.begin(self._engine, self._acquire, plan)
+        handle = await once.begin(self._engine, self._acquire, plan)
         if isinstance(handle, Outcome):
             return handle
         is_done = False
@@ -87,8 +87,8 @@ class AsyncOnce(Guard[AsyncLockHandle]):
             async with handle:
                 value = await function()
                 is_done = True
-                handle._leave_taken(self._period, json.dumps(_once.UNKEPT))
-                handle._leave_taken(self._period, _once.encode(value, handle.name))
+                handle._leave_taken(self._period, json.dumps(once.UNKEPT))
+                handle._leave_taken(self._period, once.encode(value, handle.name))
         except StoreError as error:
             if not is_done or not error.transient:
                 raise

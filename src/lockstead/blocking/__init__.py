@@ -1,10 +1,10 @@
 """The client for threads, and what it gives out."""
 
 from lockstead.blocking.client import DistributedLock, get_distributed_lock
-from lockstead.blocking.elections import Election, Leadership
-from lockstead.blocking.guards import LockGuard
-from lockstead.blocking.handles import LockHandle, MultiLockHandle
-from lockstead.blocking.rates import RateLimiter
+from lockstead.blocking.election import Election, Leadership
+from lockstead.blocking.guard import LockGuard
+from lockstead.blocking.handle import LockHandle, MultiLockHandle
+from lockstead.blocking.rate_limit import RateLimiter
 from lockstead.blocking.recipes import Once, Singleton
 
 __all__ = [

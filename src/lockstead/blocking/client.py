@@ -6,25 +6,27 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
-from lockstead import _info, _once, _primitives
-from lockstead._election import ElectionOptions
-from lockstead._engine import Engine
-from lockstead._identity import new_holder_id
-from lockstead._info import LockInfo
-from lockstead._input import Seconds, check_name, check_ttl
-from lockstead._model import Finding
-from lockstead._naming import Naming, listed, literal
-from lockstead._primitives import Defaults, LockOptions, Plan, TryOptions
-from lockstead._ratelimit import rate
-from lockstead._retry import RetryPolicy
-from lockstead._runtime import drive
-from lockstead._store import Store
-from lockstead.blocking.elections import Election
-from lockstead.blocking.guards import LockGuard, check_callback, unless_busy
-from lockstead.blocking.handles import LockHandle, MultiLockHandle
-from lockstead.blocking.rates import RateLimiter
+from lockstead.blocking.election import Election
+from lockstead.blocking.guard import LockGuard, check_callback, unless_busy
+from lockstead.blocking.handle import LockHandle, MultiLockHandle
+from lockstead.blocking.rate_limit import RateLimiter
 from lockstead.blocking.recipes import Once, Singleton
+from lockstead.core.checks import Seconds, check_name, check_ttl
+from lockstead.core.engine import Engine
+from lockstead.core.model import Finding
+from lockstead.core.retry import RetryPolicy
+from lockstead.core.runtime import drive
+from lockstead.core.store import Store
 from lockstead.errors import InvalidInputError
+from lockstead.primitives import info as _info
+from lockstead.primitives import once as _once
+from lockstead.primitives import plans
+from lockstead.primitives.election import ElectionOptions
+from lockstead.primitives.identity import new_holder_id
+from lockstead.primitives.info import LockInfo
+from lockstead.primitives.naming import Naming, listed, literal
+from lockstead.primitives.plans import Defaults, LockOptions, Plan, TryOptions
+from lockstead.primitives.rate_limit import rate
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores import open_store
 
@@ -57,15 +59,15 @@ class DistributedLock:
 
     def acquire(self, name: str, **options: Unpack[LockOptions]) -> LockHandle:
         """Wait in line for a lock. Raises LockAcquisitionError after `timeout`; see `LockOptions`."""
-        return self._acquire(_primitives.plan(name, self._defaults, **options))
+        return self._acquire(plans.plan(name, self._defaults, **options))
 
     def try_acquire(self, name: str, **options: Unpack[TryOptions]) -> LockHandle | None:
         """Take a lock if it is free, else return None."""
-        return unless_busy(self._acquire, _primitives.plan(name, self._defaults, timeout=0, **options))
+        return unless_busy(self._acquire, plans.plan(name, self._defaults, timeout=0, **options))
 
     def lock(self, name: Naming, **options: Unpack[LockOptions]) -> LockGuard[LockHandle]:
         """Hold a lock for a block, which ends with LockLostError if the lock was lost meanwhile."""
-        return self._guard(_primitives.plan(literal(name), self._defaults, **options), name)
+        return self._guard(plans.plan(literal(name), self._defaults, **options), name)
 
     def locked(self, naming: Naming, **options: Unpack[LockOptions]) -> LockGuard[LockHandle]:
         """Hold a lock during every call, named after its arguments: ``@locks.locked("account:{account_id}")``."""
@@ -73,22 +75,22 @@ class DistributedLock:
 
     def read_lock(self, name: Naming, **options: Unpack[LockOptions]) -> LockGuard[LockHandle]:
         """Hold a name beside others who read, while nobody writes."""
-        return self._guard(_primitives.reading(literal(name), self._defaults, **options), name)
+        return self._guard(plans.reading(literal(name), self._defaults, **options), name)
 
     def write_lock(self, name: Naming, **options: Unpack[LockOptions]) -> LockGuard[LockHandle]:
         """Hold a name alone, while nobody else reads or writes."""
-        return self._guard(_primitives.writing(literal(name), self._defaults, **options), name)
+        return self._guard(plans.writing(literal(name), self._defaults, **options), name)
 
     def semaphore(
         self, name: Naming, permits: int, weight: int = 1, **options: Unpack[LockOptions]
     ) -> LockGuard[LockHandle]:
         """Hold `weight` of so many permits. All who use the name must agree on their number."""
-        return self._guard(_primitives.permits(literal(name), self._defaults, permits, weight, **options), name)
+        return self._guard(plans.permits(literal(name), self._defaults, permits, weight, **options), name)
 
     def multi_lock(self, names: Iterable[Naming], **options: Unpack[LockOptions]) -> LockGuard[MultiLockHandle]:
         """Hold several names at once, or none: nobody who takes his that way can deadlock with another."""
         namings = listed(names)
-        plan = _primitives.several(map(literal, namings), self._defaults, **options)
+        plan = plans.several(map(literal, namings), self._defaults, **options)
         return LockGuard(plan, namings, self._acquire_several, self._engine.runtime)
 
     def singleton(
@@ -100,7 +102,7 @@ class DistributedLock:
         twice; and for `at_most`, so that it is free again if the job's process dies. A job that runs longer is told
         that it has lost the name.
         """
-        plan = _primitives.single(literal(name), self._defaults, at_most, at_least, metadata)
+        plan = plans.single(literal(name), self._defaults, at_most, at_least, metadata)
         return Singleton(plan, (name,), self._acquire, self._engine.runtime)
 
     def once(self, key: Naming, period: Seconds, **options: Unpack[LockOptions]) -> Once:
@@ -109,7 +111,7 @@ class DistributedLock:
         The outcome is kept as JSON, of up to 4096 bytes. An attempt that dies is taken over after its ttl.
         """
         _once.check_options(**options)
-        plan = _primitives.plan(literal(key), self._defaults, **options)
+        plan = plans.plan(literal(key), self._defaults, **options)
         return Once(plan, key, self._engine, self._acquire, check_ttl(period, "period"))
 
     def rate_limiter(self, name: Naming, limit: int, per: Seconds, burst: int | None = None) -> RateLimiter:
@@ -122,7 +124,7 @@ class DistributedLock:
 
     def with_lock(self, name: str, function: Callable[[], T], **options: Unpack[LockOptions]) -> T:
         """Hold a lock while `function` runs, and return what it returns."""
-        plan = _primitives.plan(name, self._defaults, **options)._replace(is_scoped=True)
+        plan = plans.plan(name, self._defaults, **options)._replace(is_scoped=True)
         with self._acquire(plan):
             return function()
 

@@ -7,17 +7,17 @@ import json
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from lockstead import _once
-from lockstead._engine import Engine
-from lockstead._guard import Guard
-from lockstead._keeper import log
-from lockstead._naming import Naming
-from lockstead._once import Outcome
-from lockstead._primitives import Plan
-from lockstead._runtime import drive
-from lockstead.blocking.guards import check_plain, unless_busy
-from lockstead.blocking.handles import LockHandle
+from lockstead.blocking.guard import check_plain, unless_busy
+from lockstead.blocking.handle import LockHandle
+from lockstead.core.engine import Engine
+from lockstead.core.keeper import log
+from lockstead.core.runtime import drive
 from lockstead.errors import StoreError
+from lockstead.primitives import once
+from lockstead.primitives.guard import Guard
+from lockstead.primitives.naming import Naming
+from lockstead.primitives.once import Outcome
+from lockstead.primitives.plans import Plan
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class Once(Guard[LockHandle]):
 
     def outcome(self) -> Outcome[Any] | None:
         """Look up what came of it; None if it is not done, or forgotten."""
-        return drive(_once.find(self._engine, self._plan_within(None).asks[0].name))
+        return drive(once.find(self._engine, self._plan_within(None).asks[0].name))
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         """Do what the function does once for every name, and return what it returned then."""
@@ -80,7 +80,7 @@ class Once(Guard[LockHandle]):
         return only_once
 
     def _run(self, plan: Plan, function: Callable[[], T]) -> Outcome[T]:
-        handle = drive(_once.begin(self._engine, self._begin, plan))
+        handle = drive(once.begin(self._engine, self._begin, plan))
         if isinstance(handle, Outcome):
             return handle
         is_done = False
@@ -88,8 +88,8 @@ class Once(Guard[LockHandle]):
             with handle:
                 value = function()
                 is_done = True
-                handle._leave_taken(self._period, json.dumps(_once.UNKEPT))
-                handle._leave_taken(self._period, _once.encode(value, handle.name))
+                handle._leave_taken(self._period, json.dumps(once.UNKEPT))
+                handle._leave_taken(self._period, once.encode(value, handle.name))
         except StoreError as error:
             if not is_done or not error.transient:
                 raise

@@ -6,7 +6,7 @@ import os
 
 from lockstead.blocking import DistributedLock
 from lockstead.cli.outcome import Exit, Failure
-from lockstead.stores import shown
+from lockstead.stores.registry import shown
 
 
 def open_client(url: str | None, ttl: float = 30.0) -> DistributedLock:

@@ -26,7 +26,7 @@ from lockstead.cli.client import open_client
 from lockstead.cli.demo_worker import Ledger
 from lockstead.cli.outcome import Exit, Failure
 from lockstead.cli.text import BOLD, CYAN, DIM, GREEN, RED, YELLOW, painted, takes_colour
-from lockstead.stores import shown
+from lockstead.stores.registry import shown
 
 FEWEST, MOST = 4, 12
 TTL = 2.0

@@ -10,8 +10,8 @@ from typing import Any
 
 from lockstead.blocking import DistributedLock, LockHandle
 from lockstead.cli.client import open_client
-from lockstead.cli.guard import Guard, ended_by, fitting_grace, log, parse_metadata, release
 from lockstead.cli.signals import Interruption, SignalQueue
+from lockstead.cli.supervisor import Guard, ended_by, fitting_grace, log, parse_metadata, release
 from lockstead.errors import LockAcquisitionError, LockLostError, StoreError
 
 PAUSE = 1.0

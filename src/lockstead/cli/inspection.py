@@ -9,11 +9,11 @@ from argparse import Namespace
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from lockstead._info import Holder, LockInfo
-from lockstead._model import WHOLE
 from lockstead.cli.client import open_client
 from lockstead.cli.outcome import Exit, Failure
 from lockstead.cli.text import BOLD, humane, painted, pairs, table, takes_colour, visible
+from lockstead.core.model import WHOLE
+from lockstead.primitives.info import Holder, LockInfo
 
 COLUMNS = ("NAME", "HOLDER", "FENCE", "SINCE", "EXPIRES IN", "WAITING", "METADATA")
 SESSION_COLUMNS = ("PID", "APPLICATION", "ADDRESS")

@@ -8,15 +8,15 @@ from argparse import Namespace
 
 from lockstead.cli.outcome import Exit, Failure
 from lockstead.cli.text import visible
-from lockstead.stores import POSTGRES_SCHEMES, shown
+from lockstead.stores.registry import POSTGRES_SCHEMES, shown
 
 HEADER = """\
 -- lockstead's lease table and functions, version {version}, in the schema {schema}. One transaction; may be run again.
 --
 -- psql:     lockstead migrate --print | psql --single-transaction -v ON_ERROR_STOP=1 postgresql://…
--- Alembic:  from lockstead.postgres import migration_sql
+-- Alembic:  from lockstead.stores.postgres import migration_sql
 --           def upgrade() -> None: op.execute(migration_sql())
--- Django:   from lockstead.postgres import migration_sql
+-- Django:   from lockstead.stores.postgres import migration_sql
 --           operations = [migrations.RunSQL(migration_sql(), migrations.RunSQL.noop)]
 """
 
@@ -30,8 +30,9 @@ def migrate(arguments: Namespace) -> int:
         msg = f"only PostgreSQL needs a migration, {named} does not: name the database with --url postgresql://…"
         raise Failure(Exit.BAD_INPUT, msg)
     try:
-        from lockstead.stores.postgres import _migrating, _migrations  # noqa: PLC0415
-        from lockstead.stores.postgres._address import Options, parse_url  # noqa: PLC0415
+        from lockstead.stores.postgres.address import Options, parse_url  # noqa: PLC0415
+        from lockstead.stores.postgres.table import migrate as _migrating  # noqa: PLC0415
+        from lockstead.stores.postgres.table import schema as _migrations  # noqa: PLC0415
     except ImportError as error:  # of psycopg, or of libpq
         msg = f"this needs psycopg: pip install 'lockstead[postgres]' ({error})"
         raise Failure(Exit.BAD_INPUT, msg) from error

@@ -7,10 +7,10 @@ from math import inf
 
 from lockstead.blocking import DistributedLock
 from lockstead.cli.client import open_client
-from lockstead.cli.guard import Guard, ended_by, fitting_grace, parse_metadata, release
 from lockstead.cli.inspection import held_for
 from lockstead.cli.outcome import Exit, Failure
 from lockstead.cli.signals import Interruption, SignalQueue
+from lockstead.cli.supervisor import Guard, ended_by, fitting_grace, parse_metadata, release
 from lockstead.cli.text import humane
 from lockstead.errors import LockAcquisitionError, StoreError
 

@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from math import inf
 from typing import Any, Generic, TypeVar
 
-from lockstead._runtime import Bell
+from lockstead.core.runtime import Bell
 from lockstead.errors import LockError, UnsupportedError
-from lockstead.runtimes import _clock
-from lockstead.runtimes._gather import gather_tasks
+from lockstead.runtimes import clock
+from lockstead.runtimes.gather import gather_tasks
 
 T = TypeVar("T")
 
@@ -105,7 +105,7 @@ class _Stepper(Generic[T]):
 class AsyncRuntime:
     """Ports that suspend. Without a running loop, at the interpreter's exit, all work is done inline."""
 
-    now = staticmethod(_clock.now)
+    now = staticmethod(clock.now)
     random = staticmethod(random.random)
 
     def __init__(self) -> None:

@@ -14,8 +14,8 @@ from math import inf
 from socket import socket
 from typing import Any, Generic, TypeVar
 
-from lockstead._runtime import Bell
-from lockstead.runtimes._gather import gather_tasks
+from lockstead.core.runtime import Bell
+from lockstead.runtimes.gather import gather_tasks
 
 T = TypeVar("T")
 

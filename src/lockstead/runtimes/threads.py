@@ -18,10 +18,10 @@ from contextlib import AbstractContextManager, suppress
 from math import ceil, inf
 from typing import Any, Generic, TypeVar
 
-from lockstead._runtime import Bell, drive
+from lockstead.core.runtime import Bell, drive
 from lockstead.errors import UnsupportedError
-from lockstead.runtimes import _clock
-from lockstead.runtimes._nesting import is_in_step
+from lockstead.runtimes import clock
+from lockstead.runtimes.nesting import is_in_step
 
 T = TypeVar("T")
 
@@ -65,10 +65,10 @@ class _Gathering(Generic[T]):
     def poll(self, until: float) -> None:
         """Take every work that can go on one step further; wait for the first, but not beyond `until`."""
         until = min(until, *(deadline for _, deadline in self._waiting.values()))
-        left = until - _clock.now()
+        left = until - clock.now()
         ready = [fd for fd, _ in self._poller.poll(None if left == inf else ceil(max(left, 0.0) * 1000))]
         if not ready:
-            now = _clock.now()
+            now = clock.now()
             ready = [fd for fd, (_, deadline) in self._waiting.items() if deadline <= now]
         for fd in ready:
             with suppress(KeyError):  # an interrupt may have come after this
@@ -144,7 +144,7 @@ def _start(thread: threading.Thread) -> None:
 class ThreadRuntime:
     """Blocking ports. Belongs to threads as they are when it is made: the system's, or gevent's greenlets."""
 
-    now = staticmethod(_clock.now)
+    now = staticmethod(clock.now)
     random = staticmethod(random.random)
 
     def bell(self) -> Bell:

@@ -14,8 +14,8 @@ from typing import Any
 from uuid import uuid4
 from weakref import WeakSet
 
-from lockstead import _lifecycle, _rate, _rule
-from lockstead._model import (
+from lockstead.core import gcra, lifecycle, rule
+from lockstead.core.model import (
     Ask,
     Balance,
     Capabilities,
@@ -29,11 +29,11 @@ from lockstead._model import (
     Stay,
     Wake,
 )
-from lockstead._runtime import Runtime
+from lockstead.core.runtime import Runtime
 from lockstead.errors import NestedCallError
-from lockstead.runtimes import _clock
-from lockstead.runtimes._nesting import step
-from lockstead.stores._mailbox import Mailbox
+from lockstead.runtimes import clock as _clock
+from lockstead.runtimes.nesting import step
+from lockstead.stores.waiters import Mailbox
 
 REACH = 1_000_000
 """How far ahead of the clock a ticket that is wished for may be: a second."""
@@ -56,17 +56,17 @@ class MemoryServer:
         self._sweep_above = 64
         self._sweep_at = inf
         """When the first of those refused since the last sweep may be forgotten."""
-        self._debts: dict[str, _rate.Debt] = {}
+        self._debts: dict[str, gcra.Debt] = {}
         self._sweep_debts_above = 64
         self._mailboxes: WeakSet[Mailbox] = WeakSet()
-        _lifecycle.at_fork(self, in_child="_forked")
+        lifecycle.at_fork(self, in_child="_forked")
 
     def join(self, ask: Ask) -> tuple[Standing | Refusal, list[str]]:
         with self._mutex:
             now = self._clock()
             if len(self._lines) > self._sweep_above or now >= self._sweep_at:
                 self._sweep(now)
-            outcome, woken = _rule.join(self._line(ask.name, now), ask, now)
+            outcome, woken = rule.join(self._line(ask.name, now), ask, now)
             self._tidy(ask.name, now)
             return outcome, _owners(woken)
 
@@ -76,7 +76,7 @@ class MemoryServer:
         with self._mutex:
             now = self._clock()
             for renewal in renewals:
-                standing, woken = _rule.renew(self._line(renewal.name, now), renewal, now)
+                standing, woken = rule.renew(self._line(renewal.name, now), renewal, now)
                 self._tidy(renewal.name, now)
                 standings.append(standing)
                 to_wake += _owners(woken)
@@ -85,7 +85,7 @@ class MemoryServer:
     def leave(self, name: str, owner: str, unsure: float) -> tuple[bool, list[str]]:
         with self._mutex:
             now = self._clock()
-            was_alive, woken = _rule.leave(self._line(name, now), owner, now, unsure)
+            was_alive, woken = rule.leave(self._line(name, now), owner, now, unsure)
             self._tidy(name, now)
             if unsure:
                 self._sweep_at = min(self._sweep_at, now + unsure)
@@ -94,7 +94,7 @@ class MemoryServer:
     def linger(self, stay: Stay) -> tuple[bool, list[str]]:
         with self._mutex:
             now = self._clock()
-            was_there, woken = _rule.linger(self._line(stay.name, now), stay, now)
+            was_there, woken = rule.linger(self._line(stay.name, now), stay, now)
             self._tidy(stay.name, now)
             if stay.unsure:
                 self._sweep_at = min(self._sweep_at, now + stay.unsure)
@@ -103,7 +103,7 @@ class MemoryServer:
     def join_all(self, asks: Sequence[Ask]) -> tuple[list[Standing] | Refusal, list[str]]:
         with self._mutex:
             now = self._clock()
-            outcome, woken = _rule.join_all([(self._line(ask.name, now), ask) for ask in asks], now)
+            outcome, woken = rule.join_all([(self._line(ask.name, now), ask) for ask in asks], now)
             for ask in asks:
                 self._tidy(ask.name, now)
             return outcome, _owners(woken)
@@ -112,9 +112,9 @@ class MemoryServer:
         with self._mutex:
             now = self._clock()
             if len(self._debts) > self._sweep_debts_above:
-                self._debts = {name: debt for name, debt in self._debts.items() if _rate.debt_at(debt, now)}
+                self._debts = {name: debt for name, debt in self._debts.items() if gcra.debt_at(debt, now)}
                 self._sweep_debts_above = 2 * len(self._debts) + 64
-            balance, debt = _rate.spend(self._debts.get(charge.name), charge, now)
+            balance, debt = gcra.spend(self._debts.get(charge.name), charge, now)
             if debt is not None:
                 self._debts[charge.name] = debt
             return balance
@@ -123,7 +123,7 @@ class MemoryServer:
         with self._mutex:
             names = sorted(n for n in self._lines if (n == prefix if exact else n.startswith(prefix)))
             now = self._clock()
-            lines = [Line(n, now, _rule.live(map(copy, self._lines[n].places()), now)) for n in names]
+            lines = [Line(n, now, rule.live(map(copy, self._lines[n].places()), now)) for n in names]
         return [line for line in lines if line.places]
 
     def size(self) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Literal, Protocol, Self
 
-from lockstead.testing._background import Background
+from lockstead.testing.background import Background
 
 Direction = Literal["both", "requests", "replies"]
 Address = tuple[str, int]

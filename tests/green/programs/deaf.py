@@ -8,7 +8,7 @@ import socket
 import gevent
 
 from lockstead.runtimes.threads import ThreadRuntime
-from lockstead.stores._doorbell import Doorbell
+from lockstead.stores.sqlite.notify import Doorbell
 
 addresses = [f"lockstead-test/{secrets.token_hex(8)}" for _ in range(100)]
 sockets = []

@@ -9,7 +9,7 @@ import traceback
 import gevent
 
 from lockstead import DistributedLock
-from lockstead._runtime import drive
+from lockstead.core.runtime import drive
 from tests.green.programs.hub import PATIENCE, eventually, ticking
 
 locks = DistributedLock(sys.argv[1])

@@ -6,7 +6,7 @@ import time
 
 from lockstead import DistributedLock, LockError, LockHandle
 from lockstead.runtimes.threads import ThreadRuntime
-from lockstead.stores.sqlite import SqliteStore
+from lockstead.stores.sqlite.store import SqliteStore
 
 
 def now() -> float:

@@ -1,1 +1,5 @@
-"""PostgreSQL: a lease table, and advisory locks. Empty, so that keys can be had without psycopg."""
+"""PostgreSQL: a lease table, and advisory locks. Keys and the SQL of migrations need no psycopg."""
+
+from lockstead.stores.postgres.table.schema import migration_sql
+
+__all__ = ["migration_sql"]

@@ -13,22 +13,4 @@ that opens one more store object of that server each time. What a store says it 
 having no such method, is not asked of it.
 """
 
-from __future__ import annotations
-
-from importlib import import_module
-
-import pytest
-
-SUBJECTS = ("store", "abilities", "client", "primitives", "rates", "recipes", "elections")
-pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in ("rigs", *SUBJECTS)))
-
-from lockstead.testing.contract.rigs import driver, rig  # noqa: E402 - not before that
-
-_tests = {
-    name: test
-    for subject in SUBJECTS
-    for name, test in vars(import_module(f"{__name__}.{subject}")).items()
-    if name.startswith("test_")
-}
-globals().update(_tests)
-__all__ = ["driver", "rig", *_tests]  # noqa: PLE0604 - they are
+from lockstead.testing.contract.suite import *  # noqa: F403 - what a user imports with a star, too

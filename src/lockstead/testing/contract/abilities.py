@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lockstead._model import LINGERING, Ask, Balance, Charge, Place, Refusal, Standing, Stay
-from lockstead._store import Joint, Lingering, Rated, Store
+from lockstead.core.model import LINGERING, Ask, Balance, Charge, Place, Refusal, Standing, Stay
+from lockstead.core.store import Joint, Lingering, Rated, Store
 from lockstead.testing.contract.rigs import Rig
 from lockstead.testing.contract.store import TIMEOUT, begin_to_listen, join, leave, life, renew, wish
 

@@ -15,7 +15,7 @@ from lockstead import (
     LockAcquisitionError,
     LockLostError,
 )
-from lockstead.runtimes._clock import now as clock
+from lockstead.runtimes.clock import now as clock
 from lockstead.testing.contract.rigs import Rig, ask
 
 

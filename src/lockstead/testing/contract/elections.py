@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lockstead import InvalidLockError, LockAcquisitionError, LockLostError
-from lockstead._runtime import drive
+from lockstead.core.runtime import drive
 from lockstead.testing.contract.rigs import Rig, ask
 
 

@@ -19,8 +19,8 @@ from lockstead import (
     LockLostError,
     UnsupportedError,
 )
-from lockstead._model import WHOLE, Ask
-from lockstead._store import Lingering
+from lockstead.core.model import WHOLE, Ask
+from lockstead.core.store import Lingering
 from lockstead.testing.contract.rigs import Rig, ask
 
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from lockstead import RateLimitError, UnsupportedError
-from lockstead._store import Rated
+from lockstead.core.store import Rated
 from lockstead.testing.contract.rigs import Rig, ask
 
 

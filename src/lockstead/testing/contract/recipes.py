@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lockstead import InvalidInputError, LockAcquisitionError, LockLostError, UnsupportedError
-from lockstead._store import Lingering
+from lockstead.core.store import Lingering
 from lockstead.testing.contract.rigs import Rig, ask
 
 

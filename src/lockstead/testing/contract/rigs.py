@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from lockstead import AsyncDistributedLock, DistributedLock
-from lockstead._model import Capabilities
-from lockstead._runtime import Runtime, drive
-from lockstead._store import Store
+from lockstead.core.model import Capabilities
+from lockstead.core.runtime import Runtime, drive
+from lockstead.core.store import Store
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
 

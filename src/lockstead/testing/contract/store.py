@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lockstead._model import WHOLE, Ask, Refusal, Renewal, Standing
-from lockstead._store import Store
+from lockstead.core.model import WHOLE, Ask, Refusal, Renewal, Standing
+from lockstead.core.store import Store
 from lockstead.errors import StoreError, UnsupportedError
 from lockstead.testing.contract.rigs import Rig
 

@@ -8,10 +8,10 @@ from functools import partial
 from math import ceil
 from typing import Any, TypeVar
 
-from lockstead._lease import PATIENCE
-from lockstead._model import Ask, Balance, Charge, Line, Place, Refusal, Renewal, Standing, Stay
-from lockstead._runtime import Runtime, drive
-from lockstead._store import Joint, Lingering, Rated, Store
+from lockstead.core.lease import PATIENCE
+from lockstead.core.model import Ask, Balance, Charge, Line, Place, Refusal, Renewal, Standing, Stay
+from lockstead.core.runtime import Runtime, drive
+from lockstead.core.store import Joint, Lingering, Rated, Store
 from lockstead.errors import UnsupportedError
 from lockstead.runtimes.simulated import World
 from lockstead.runtimes.threads import ThreadRuntime

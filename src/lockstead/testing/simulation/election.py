@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
-from lockstead._election import Contest, Leading
-from lockstead._engine import Engine
+from lockstead.core.engine import Engine
 from lockstead.errors import LockError
+from lockstead.primitives.election import Contest, Leading
 from lockstead.runtimes.simulated import Process
 from lockstead.testing.simulation.history import DEFAULTS, History
 from lockstead.testing.simulation.monitor import ViolationError

@@ -6,15 +6,15 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from lockstead import _primitives
-from lockstead._engine import Engine
-from lockstead._handle import Handle
-from lockstead._lease import margin
-from lockstead._model import WHOLE, Ask, Refusal, Standing
-from lockstead._primitives import Defaults, LockOptions, Plan
-from lockstead._retry import RetryPolicy
-from lockstead._store import Store
+from lockstead.core.engine import Engine
+from lockstead.core.lease import margin
+from lockstead.core.model import WHOLE, Ask, Refusal, Standing
+from lockstead.core.retry import RetryPolicy
+from lockstead.core.store import Store
 from lockstead.errors import CapacityMismatchError, LockError, LockLostError
+from lockstead.primitives import plans
+from lockstead.primitives.handle import Handle
+from lockstead.primitives.plans import Defaults, LockOptions, Plan
 from lockstead.runtimes.simulated import Cancelled, Process, Task, World
 from lockstead.testing.simulation.memory import SimulatedServer
 from lockstead.testing.simulation.monitor import Monitor, ViolationError
@@ -232,10 +232,10 @@ class History:
             capacity = self.random.choice([other for other in (1, 3, WHOLE) if self.can.carry(other, 1)])
         if capacity == 1 and len(self.names) > 1 and chance() < 0.4:
             wanted = self.random.sample(self.names, self.random.randint(2, len(self.names)))
-            return _primitives.several(wanted, DEFAULTS, **options)
+            return plans.several(wanted, DEFAULTS, **options)
         if capacity == WHOLE:
-            return (_primitives.reading if chance() < 0.6 else _primitives.writing)(name, DEFAULTS, **options)
-        return _primitives.permits(name, DEFAULTS, capacity, self.random.randint(1, capacity), **options)
+            return (plans.reading if chance() < 0.6 else plans.writing)(name, DEFAULTS, **options)
+        return plans.permits(name, DEFAULTS, capacity, self.random.randint(1, capacity), **options)
 
     async def _acquire(self, handle: Handle, plan: Plan) -> None:
         if len(plan.asks) > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lockstead._model import Membership, Place
+from lockstead.core.model import Membership, Place
 from lockstead.runtimes.simulated import Process, World
 from lockstead.stores.memory import MemberServer, MemoryServer
 from lockstead.testing.simulation.network import Faults, Server, SimulatedStore

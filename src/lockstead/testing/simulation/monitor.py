@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lockstead._engine import Engine
-from lockstead._handle import Handle
-from lockstead._lease import Lease, State
-from lockstead._model import LINGERING, Place
+from lockstead.core.engine import Engine
+from lockstead.core.lease import Lease, State
+from lockstead.core.model import LINGERING, Place
+from lockstead.primitives.handle import Handle
 from lockstead.runtimes.simulated import Process, World
 from lockstead.testing.simulation.network import Server
 

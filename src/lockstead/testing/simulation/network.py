@@ -7,22 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from lockstead._model import (
-    Ask,
-    Balance,
-    Capabilities,
-    Charge,
-    Line,
-    Place,
-    Refusal,
-    Renewal,
-    Standing,
-    Stay,
-    Wake,
-)
+from lockstead.core.model import Ask, Balance, Capabilities, Charge, Line, Place, Refusal, Renewal, Standing, Stay, Wake
 from lockstead.errors import StoreError
 from lockstead.runtimes.simulated import Parking, Process, SimulatedRuntime, World
-from lockstead.stores._mailbox import Mailbox
+from lockstead.stores.waiters import Mailbox
 
 T = TypeVar("T")
 

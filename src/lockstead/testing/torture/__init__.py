@@ -17,7 +17,7 @@ from lockstead.testing.torture.arena import (
 )
 from lockstead.testing.torture.checkers import Promises, Violation
 from lockstead.testing.torture.command import main
-from lockstead.testing.torture.driver import ArenaMaker, Report, torture
+from lockstead.testing.torture.runner import ArenaMaker, Report, torture
 
 __all__ = [
     "CLIENT_FAULTS",

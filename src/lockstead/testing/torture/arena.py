@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from lockstead import DistributedLock, LockError
-from lockstead._store import Lingering, Rated, Store
+from lockstead.core.store import Lingering, Rated, Store
 from lockstead.testing.proxy import Direction, FaultProxy
 from lockstead.testing.torture.checkers import Promises
 from lockstead.testing.torture.history import KILL

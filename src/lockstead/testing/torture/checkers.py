@@ -15,7 +15,7 @@ from itertools import pairwise
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 
-from lockstead._lease import margin
+from lockstead.core.lease import margin
 from lockstead.testing.torture.history import (
     KILL,
     Acquire,

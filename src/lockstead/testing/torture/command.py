@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lockstead.testing.torture.driver import ArenaMaker, Report, read, torture
+from lockstead.testing.torture.runner import ArenaMaker, Report, read, torture
 from lockstead.testing.torture.timeline import accused, draw
 
 SLICE = 60.0

@@ -1,6 +1,6 @@
 """What everybody did and when: written down by every process in a file of its own, and read together afterwards.
 
-All times are seconds on one clock of one host (`runtimes/_clock.py`), which no administrator sets and no suspend stops.
+All times are seconds on one clock of one host (`runtimes/clock.py`), which no administrator sets and no suspend stops.
 What the store did is not recorded, since nobody sees it: it lies somewhere between an invocation and its completion. So
 each time is read on the side that claims less: *before* a request is made and before a handle is asked how long it is
 held, and *after* an answer has come.
@@ -22,7 +22,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
-from lockstead.runtimes import _clock
+from lockstead.runtimes import clock as _clock
 
 Kind = Literal["lock", "read", "write", "permit", "leader", "job", "once"]
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from random import Random
 from typing import Protocol
 
-from lockstead.runtimes import _clock
+from lockstead.runtimes import clock
 from lockstead.testing.torture.arena import LONG, PAUSE, Arena, Fault
 from lockstead.testing.torture.history import KILL, Recorder
 
@@ -70,7 +70,7 @@ class Nemesis:
         Raises what kept a fault from being done or healed.
         """
         with ThreadPoolExecutor(thread_name_prefix="fault") as pool:
-            while not self._over.is_set() and _clock.now() < until:
+            while not self._over.is_set() and clock.now() < until:
                 storm = [future for _ in range(self._chance.randint(*STORM)) for future in self._begin(pool, until)]
                 wait(storm)
                 for future in storm:
@@ -133,7 +133,7 @@ class Nemesis:
         return Fault(kind=kind, target=name, harm=told, seconds=(0.0, 0.0))
 
     def _pass(self, seconds: float, until: float) -> None:
-        self._over.wait(max(0.0, min(seconds, until - _clock.now())))
+        self._over.wait(max(0.0, min(seconds, until - clock.now())))
 
 
 class _Deck:

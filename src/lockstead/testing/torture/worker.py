@@ -35,10 +35,10 @@ from lockstead import (
     RetryPolicy,
     StoreError,
 )
-from lockstead._lease import margin
-from lockstead._model import WHOLE, Ask, Refusal, Renewal, Standing
-from lockstead._runtime import drive
-from lockstead.runtimes import _clock
+from lockstead.core.lease import margin
+from lockstead.core.model import WHOLE, Ask, Refusal, Renewal, Standing
+from lockstead.core.runtime import drive
+from lockstead.runtimes import clock
 from lockstead.testing.torture import register
 from lockstead.testing.torture.history import Kind, Recorder
 
@@ -107,7 +107,7 @@ class Witness:
         join, renew = store.join, store.renew
 
         async def witnessed_join(ask: Ask, timeout: float) -> Standing | Refusal:
-            asked = _clock.now()
+            asked = clock.now()
             if number := asking.get().get(ask.name):
                 self._numbers[ask.owner] = number
             answer: Standing | Refusal = await join(ask, timeout)
@@ -116,7 +116,7 @@ class Witness:
             return answer
 
         async def witnessed_renew(renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
-            asked = _clock.now()
+            asked = clock.now()
             standings: list[Standing | None] = await renew(renewals, timeout)
             for renewal, standing in zip(renewals, standings, strict=True):
                 if standing is not None:
@@ -479,13 +479,13 @@ class Hand:
     ) -> None:
         """Work for as long as it is held; mostly for a short while, sometimes for longer than it is renewed."""
         chance = self.chance
-        until = _clock.now() + (
+        until = clock.now() + (
             min(ttl * 1.5, LONGEST_WORK) if chance.random() < LASTING else chance.random() ** 3 * 0.2
         )
         name = chance.choice(list(numbers))
         fenced = fenced and self.can("register")
         while self._check(numbers):
-            if _clock.now() >= until:
+            if clock.now() >= until:
                 return
             luck = chance.random()
             if fenced and luck < 0.4:
@@ -659,7 +659,7 @@ class Errand:
     def __init__(self, hand: Hand, number: int, ttl: float, value: int | None = None, *, fails: bool = False) -> None:
         self._hand = hand
         self._number = number
-        self._until = _clock.now() + ttl - margin(ttl)
+        self._until = clock.now() + ttl - margin(ttl)
         self._seconds = ttl * 1.5 if hand.chance.random() < 0.05 else hand.chance.random() ** 3 * 0.2
         self.value = value
         self._fails = fails
@@ -668,7 +668,7 @@ class Errand:
 
     @property
     def remaining(self) -> float:
-        return max(self._until - _clock.now(), 0.0)
+        return max(self._until - clock.now(), 0.0)
 
     @property
     def is_over(self) -> bool:
@@ -750,8 +750,8 @@ class Candidate:
         recorder.elected(number)
         self._is_elected = True
         recorder.granted(number, leadership, leadership.fence)
-        until = _clock.now() + chance.random() ** 2 * TERM
-        while _clock.now() < until and self._check(number, leadership):
+        until = clock.now() + chance.random() ** 2 * TERM
+        while clock.now() < until and self._check(number, leadership):
             if self._hand.can("register"):
                 await self._hand.write(LEADER, leadership.fence)
             await self._hand.driver.sleep(chance.random() * 0.1)

@@ -1,0 +1,101 @@
+"""Checks of what users pass in, each with an error that says what would be accepted."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from math import inf, isnan
+from typing import Any
+
+from lockstead.core.lease import margin
+from lockstead.errors import InvalidInputError
+
+Seconds = float | timedelta
+
+MAX_NAME = 512
+MAX_METADATA = 4096
+NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+"""As JSON writes it; not what only looks so, after a backslash that was escaped."""
+MAX_TTL = 365 * 24 * 3600.0
+
+
+def check_name(name: str) -> str:
+    """Accept 1 to 512 printable characters."""
+    if isinstance(name, str) and name.isprintable() and 0 < len(name) <= MAX_NAME:
+        return name
+    if not isinstance(name, str):
+        problem = f"must be a string, got {type(name).__name__}"
+    elif not name:
+        problem = "must not be empty"
+    elif len(name) > MAX_NAME:
+        problem = f"may have at most {MAX_NAME} characters, got {len(name)}: hash the long part"
+    else:
+        bad = next(character for character in name if not character.isprintable())
+        problem = f"may hold printable characters only, got {bad!r}"
+    shown = name[:40] if isinstance(name, str) else ""
+    msg = f"a name {problem}"
+    raise InvalidInputError(msg, name=shown)
+
+
+def check_seconds(value: Seconds, what: str) -> float:
+    """Accept a number of seconds, or a timedelta, that is not negative; infinity is."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        msg = f"{what} must be seconds or a timedelta, got {type(value).__name__}"
+        raise InvalidInputError(msg)
+    try:
+        seconds = float(value)
+    except OverflowError:
+        seconds = inf
+    if isnan(seconds) or seconds < 0:
+        msg = f"{what} must not be negative or NaN, got {seconds:g}"
+        raise InvalidInputError(msg)
+    return seconds
+
+
+def check_ttl(value: Seconds, what: str = "ttl") -> float:
+    """Accept from ten times the margin of error to a year."""
+    ttl = check_seconds(value, what)
+    if 10 * margin(ttl) <= ttl <= MAX_TTL:
+        return ttl
+    if ttl > MAX_TTL:
+        problem = "may be a year at the most"
+        if what == "ttl":
+            problem += ": a lease is renewed while it is held, so minutes are enough"
+    else:
+        problem = "must be at least 0.12 s, ten times what clocks and signals may be off"
+    msg = f"{what} {problem}; got {ttl:g} s"
+    raise InvalidInputError(msg)
+
+
+def check_count(value: int, what: str, *, least: int = 1, most: int) -> int:
+    """Accept a whole number within bounds."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        msg = f"{what} must be a whole number, got {value!r}"
+        raise InvalidInputError(msg)
+    if not least <= value <= most:
+        msg = f"{what} must be from {least} to {most}, got {value}"
+        raise InvalidInputError(msg)
+    return value
+
+
+def encode_metadata(metadata: Mapping[str, Any] | None) -> str:
+    """Encode a JSON object of up to 4096 bytes."""
+    if not metadata:
+        return "{}"
+    try:
+        text = json.dumps(dict(metadata), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        size = len(text.encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        msg = f"metadata must be a mapping that JSON can express: {error}"
+        raise InvalidInputError(msg) from error
+    if NUL.search(text):
+        msg = "metadata may not hold the character NUL, which not every store keeps"
+        raise InvalidInputError(msg)
+    if size > MAX_METADATA:
+        msg = f"metadata may take {MAX_METADATA} bytes as JSON, this takes {size}: store a reference instead"
+        raise InvalidInputError(msg)
+    return text

@@ -1,0 +1,484 @@
+"""Acquire, extend, release: the only such loops, written once for every store and every driver.
+
+A lease is registered with the keeper before its first request is sent, so that whatever happens in between (a
+cancellation, an interrupt, a lost reply) somebody knows that there may be a place to give up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from math import inf
+from typing import TypeVar
+
+from lockstead.core import lifecycle
+from lockstead.core.keeper import Keeper, log
+from lockstead.core.lease import HELD, INHERITED, LOST, PATIENCE, WAITING, Claim, Lease
+from lockstead.core.model import LINGERING, WHOLE, Ask, Finding, Line, Refusal, Standing, Wake
+from lockstead.core.retry import RetryPolicy
+from lockstead.core.runtime import NESTED
+from lockstead.core.store import Examinable, Mendable, Store
+from lockstead.errors import (
+    CapacityMismatchError,
+    ClosedError,
+    LockAcquisitionError,
+    LockLostError,
+    NestedCallError,
+    StoreError,
+    UnsupportedError,
+)
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+LEAST_PATIENCE = 0.25
+"""What a request is given even if its caller has less time: knowing is worth more than being punctual."""
+UNSURE = (0.005, 0.02, 0.1)
+"""The pauses before asking again for an extension that the store could not tell about."""
+POLL = RetryPolicy(retry_delay=0.005, max_delay=0.1)
+"""The pauses of a waiter whom no store wakes."""
+
+
+class Engine:
+    """One client's business with one store."""
+
+    def __init__(self, store: Store, identify: Callable[[], str], *, leave_at_exit: bool = False) -> None:
+        self.store = store
+        self.runtime = store.runtime
+        self.keeper = Keeper(store, leave_at_exit=leave_at_exit)
+        self.holder_id = identify()
+        self._identify = identify
+        self._sequence = count(1)
+        self._entered: dict[tuple[Hashable, str], Lease] = {}
+        self.candidates: set[Callable[[], Awaitable[None]]] = set()
+        """How to stop each election that goes on in the background."""
+        self.leaders: dict[str, Callable[[], Awaitable[None]]] = {}
+        """By owner, how to release what must not be given up before its user has stopped."""
+        lifecycle.at_fork(self, in_child="_forked")
+
+    async def acquire(
+        self,
+        ask: Ask,
+        claim: Claim,
+        *,
+        timeout: float = inf,
+        renew_for: float = inf,
+        grace: float = 0.0,
+        retry: RetryPolicy,
+        since: float | None = None,
+    ) -> Lease:
+        """Wait in line until the place holds; where a store has no line, ask again and again.
+
+        Raises LockAcquisitionError after `timeout`, and at once if `ask.queue` is not set and somebody holds; it tells
+        how long was waited, since then if that is given.
+        Whatever it raises, and however it is cancelled, no place stays behind.
+        """
+        self._check_call(ask.name)
+        began = self.runtime.now()
+        deadline = began + (timeout if ask.queue else PATIENCE)
+        started = began if since is None else since
+        ask, asks_again = self.fit(ask)
+        attempts = late = 0
+        while True:
+            attempts += 1
+            lease = self.begin(ask, claim, renew_for, grace)
+            try:
+                refusal = await self._stand_in_line(lease, deadline, retry)
+            except StoreError as error:
+                self.drop(lease, error)
+                self.check_open(ask.name)
+                now = self.runtime.now()
+                if (ask.queue or asks_again) and self.is_late(error, deadline, retry):
+                    raise self.too_busy(ask, attempts, now - started) from error
+                raise
+            except BaseException as interruption:
+                await self.abandon(lease, interruption)
+                raise
+            now = self.runtime.now()
+            if lease.is_held(now):
+                if not self.keeper.closing:
+                    return lease
+                await self.abandon(lease)  # it was granted while `close` released what was held
+                self.check_open(ask.name)
+            late += lease.fence != 0
+            if refusal is not None and not ask.queue and not lease.unanswered:
+                self.keeper.forget(lease)
+            else:
+                await self.abandon(lease)
+            if refusal is not None and asks_again and not refusal.capacity and now < deadline:
+                pause = retry.pause(attempts - 1, self.runtime.random())
+                await self.runtime.sleep(min(pause, refusal.recheck, deadline - now))
+            elif refusal is not None or late > retry.max_retries or now >= deadline:
+                self.check_open(ask.name)  # whoever closes turns away what is still on its way
+                known = refusal or (Refusal(lease.holder) if lease.holder else None)
+                raise self.not_acquired(ask, known, attempts, now - started)
+            claim.leases.remove(lease)
+
+    async def withdraw(self, claim: Claim) -> None:
+        """Have an acquisition that is under way end with LockAcquisitionError, its place given up at once."""
+        claim.withdrawn = True
+        for lease in list(self.keeper.leases.values()):
+            if lease.claim() is claim and lease.state is WAITING:
+                await self.abandon(lease)
+
+    async def reenter(self, ask: Ask, claim: Claim) -> Lease | None:
+        """Count and extend what this thread or task already holds of that name and has entered.
+
+        A reader of its own writing reads; a writer of its own reading would wait for itself, and is refused at once.
+        """
+        with self.keeper.mutex:
+            lease = self._entered.get((self.runtime.context(), ask.name))
+            outer = lease.claim() if lease is not None else None
+            if lease is None or outer is None:
+                return None
+            if lease.ask.capacity != ask.capacity:
+                raise self.not_acquired(ask, Refusal(lease.ask.owner, capacity=lease.ask.capacity), 1, 0.0)
+            if lease.ask.weight < ask.weight:
+                msg = f"{ask.name!r} is held here, but for less than that, and would wait for itself: release it first"
+                raise LockAcquisitionError(msg, name=ask.name, attempts=1, holder=self.holder_id)
+        try:
+            with self.keeper.mutex:
+                lease.depth, claim.outer = lease.depth + 1, outer
+            await self.extend(lease, ask.ttl)
+        except BaseException:
+            if claim.outer is not None:
+                self.give_up([lease], claim)
+            raise
+        return lease
+
+    def enter(self, lease: Lease) -> None:
+        """Let this thread or task acquire the lease again without waiting for itself."""
+        with self.keeper.mutex:
+            lease.entered_as = (self.runtime.context(), lease.ask.name)
+            self._entered[lease.entered_as] = lease
+
+    def _uncount(self, lease: Lease, claim: Claim | None) -> bool:
+        """Take one acquisition off, with the mutex held, and say whether it was the last.
+
+        Safe to repeat for the same claim: whatever was interrupted may have counted it already. Of several names, none
+        was entered twice.
+        """
+        is_counted_once = claim is not None and len(claim.leases) <= 1
+        lease.depth -= 1 if claim is None else claim.counts
+        if claim is not None and is_counted_once:
+            claim.counts = 0
+        if lease.depth <= 0 and lease.entered_as is not None:
+            self._entered.pop(lease.entered_as, None)
+        return lease.depth <= 0
+
+    def give_up(self, leases: Iterable[Lease], claim: Claim) -> None:
+        """Have leases given up in the background: what held or awaited them under this claim was interrupted."""
+        for lease in leases:
+            with self.keeper.mutex:
+                is_last = self._uncount(lease, claim)
+            if is_last and lease.ask.owner in self.keeper.leases:
+                self.keeper.take_over(lease)
+
+    async def extend(self, lease: Lease, seconds: float) -> None:
+        """Let the lease live at least `seconds` from now; it never shortens it."""
+        self._check_call(lease.ask.name, also_open=False)
+        self.check(lease)
+        sent = self.runtime.now()
+        lease.longest = max(lease.longest, sent + seconds)
+        for pause in (*UNSURE, None):
+            (standing,) = await self.store.renew([lease.renewal(seconds)], PATIENCE)
+            self.keeper.note(lease, sent, seconds, standing)
+            self.check(lease)
+            if standing is None or standing.held:
+                return
+            if pause is not None:
+                await self.runtime.sleep(pause)
+        msg = f"nobody confirmed that {lease.ask.name!r} was extended; it is held as before"
+        raise StoreError(msg, name=lease.ask.name, transient=True)
+
+    async def release(self, lease: Lease, claim: Claim | None = None) -> None:
+        """Give the lease up; harmless to repeat, and in a forked child.
+
+        Raises LockLostError if it was lost before. After StoreError the keeper goes on trying; so it does, without an
+        error, if this call has interrupted one of the same thread that has to end first.
+        """
+        self.keeper.check_window(lease)
+        is_ours = False
+        try:
+            is_nested = self.runtime.is_nested(self.keeper.mutex)
+            with self.keeper.mutex:
+                is_last = self._uncount(lease, claim)
+                if lease.state is LOST:
+                    raise lease.error()  # noqa: TRY301 (with the mutex held)
+                if lease.state is not HELD or lease.leaving or not is_last:
+                    return
+                is_ours = True
+                lease.give_up(self.runtime.now(), due=inf)
+            if is_nested:
+                self.keeper.take_over(lease)
+                return
+            was_there = await self.keeper.leave(lease, PATIENCE)
+        except StoreError:
+            self.keeper.take_over(lease)
+            raise
+        except BaseException as interruption:
+            if is_ours:
+                await self.abandon(lease, interruption)
+            raise
+        is_over = self.keeper.closing or self.runtime.now() >= lease.trusted_until  # it ended while being released
+        if not was_there and not is_over:
+            lease.state, lease.reason = LOST, "the store no longer knew it when it was released"
+            self.keeper.signal_loss(lease)
+            raise lease.error()
+
+    async def release_all(self) -> int:
+        """Release everything held and count it; a failure is raised once everything was tried."""
+        held = [lease for lease in list(self.keeper.leases.values()) if lease.is_held(self.runtime.now())]
+        failure: StoreError | None = None
+        for lease in held:
+            with self.keeper.mutex:
+                lease.depth = 1
+            try:
+                await self.leaders.get(lease.ask.owner, partial(self.release, lease))()
+            except StoreError as error:
+                failure = error
+            except LockLostError:
+                log.warning("%r was lost before it could be released", lease.ask.name)
+        if failure is not None:
+            raise failure
+        return len(held)
+
+    async def close(self) -> None:
+        """Release everything and take on nothing new."""
+        self.keeper.closing = True  # from here on, the caller gives up whatever is granted
+        try:
+            for part in (*self.candidates, *self.leaders.values()):
+                with suppress(LockLostError, StoreError):  # the keeper goes on trying
+                    await part()
+            await self.release_all()
+        finally:
+            self.keeper.stop()
+            await self.keeper.leave_all(PATIENCE)
+
+    async def find(self, name: str) -> Line | None:
+        """Look at one line; None if it is empty. Raises DamagedError if it cannot be read."""
+        line = await self._read(name)
+        if line is not None and line.damage is not None and not line.places:
+            raise line.damage
+        return line
+
+    async def inspect(self, prefix: str) -> list[Line]:
+        """Look at every line whose name starts so."""
+        self._check_call()
+        return await self.store.inspect(prefix)
+
+    async def examine(self) -> list[Finding]:
+        """Look for what is wrong with the store, or could take locks away. Raises StoreError if it does not answer."""
+        self.check_open()
+        if isinstance(self.store, Examinable):
+            return await self.store.examine()
+        await self.store.inspect("lockstead:doctor", exact=True)
+        return [Finding("ok", "store", "it answers")]
+
+    async def evict(self, name: str) -> Line | None:
+        """Take the places of the holders away, and say how the line stood before; clear one that cannot be read."""
+        line = await self._read(name)
+        if line is not None:
+            if line.damage is not None:
+                if not isinstance(self.store, Mendable):
+                    raise line.damage
+                await self.store.mend(name, PATIENCE)
+            for place in line.places:
+                if place.acquired_at is not None:
+                    await self.store.leave(name, place.owner, PATIENCE)
+        return line
+
+    async def _read(self, name: str) -> Line | None:
+        self._check_call(name)
+        lines = await self.store.inspect(name, exact=True)
+        return lines[0] if lines else None
+
+    def check(self, lease: Lease) -> None:
+        """Raise unless the lease is held and trusted now."""
+        self.keeper.check_window(lease)
+        if lease.state is not HELD or lease.leaving:
+            raise lease.error()
+
+    def fit(self, ask: Ask) -> tuple[Ask, bool]:
+        """Ask only what the store can do, and say whether to ask again for want of a line to wait in."""
+        can = self.store.capabilities
+        if not can.carry(ask.capacity, ask.weight):
+            kinds = "exclusive locks, and readers and writers," if can.shared else "exclusive locks"
+            msg = f"this store carries {kinds} only, not a capacity of {ask.capacity}"
+            raise UnsupportedError(msg, name=ask.name)
+        if ask.queue and not can.fifo:
+            return ask._replace(queue=False), True
+        return ask, False
+
+    def begin(self, ask: Ask, claim: Claim, renew_for: float, grace: float = 0.0) -> Lease:
+        """Register an acquisition under an owner of its own, before anything is sent."""
+        owner = f"{self.holder_id}/{next(self._sequence)}"
+        lease = Lease(Ask(ask.name, owner, *ask[2:]), claim, renew_for, grace)
+        if claim.is_scoped:
+            self.keeper.watch_claim(lease)
+        claim.leases.append(lease)
+        with self.keeper.mutex:
+            self.check_open(ask.name)
+            self.keeper.register(lease)
+        return lease
+
+    async def _stand_in_line(self, lease: Lease, deadline: float, retry: RetryPolicy) -> Refusal | None:
+        """Join and wait until the lease holds or its place is gone (None), or is refused."""
+        ask = lease.ask
+        outcome, sent = await self.insist(self._join, lease, deadline, retry)
+        if isinstance(outcome, Refusal):
+            return outcome
+        self.keeper.note(lease, sent, ask.ttl, outcome)
+        polls = 0
+        while lease.state is WAITING:
+            self._check_wanted(lease)
+            now = self.runtime.now()
+            if now >= deadline:
+                return Refusal(lease.holder)
+            until = min(deadline, lease.recheck_at, now + ask.heartbeat / 2)
+            if not self.store.capabilities.push:
+                until = min(until, now + POLL.pause(polls, self.runtime.random()))
+                polls += 1
+            wake = await self.store.wait(ask.name, ask.owner, until - now)
+            if wake is Wake.GRANT and self.keeper.take_grant(lease):
+                return None
+            has_reason = wake or polls or self.runtime.now() >= min(deadline, lease.recheck_at)
+            if has_reason and lease.state is WAITING:
+                standing, sent = await self.insist(self._look, lease, deadline, retry)
+                self.keeper.note(lease, sent, ask.ttl, standing)
+        return None
+
+    async def _join(self, lease: Lease, timeout: float) -> Standing | Refusal:
+        self._check_wanted(lease)
+        lease.unanswered += 1
+        answer = await self.store.join(lease.ask, timeout)
+        lease.unanswered -= 1
+        return answer
+
+    async def _look(self, lease: Lease, timeout: float) -> Standing | None:
+        (standing,) = await self.store.renew([lease.renewal(lease.ask.ttl)], timeout)
+        return standing
+
+    async def insist(
+        self, send: Callable[[A, float], Awaitable[T]], what: A, deadline: float, retry: RetryPolicy
+    ) -> tuple[T, float]:
+        """Repeat a request until it is answered, and say when the answered one was sent."""
+        retries = 0
+        while True:
+            sent = self.runtime.now()
+            try:
+                return await send(what, max(min(PATIENCE, deadline - sent), LEAST_PATIENCE)), sent
+            except StoreError as error:
+                pause = retry.pause(retries, self.runtime.random())
+                if not error.transient or retries >= retry.max_retries or self.runtime.now() + pause >= deadline:
+                    raise
+            retries += 1
+            await self.runtime.sleep(pause)
+
+    def drop(self, lease: Lease, error: StoreError) -> None:
+        """Have a place given up that may or may not be there; one that the store refused is not."""
+        if error.transient or lease.unanswered != 1:
+            self.keeper.take_over(lease)
+        else:
+            self.keeper.forget(lease)
+
+    async def abandon(self, lease: Lease, interruption: BaseException | None = None) -> None:
+        """Give the place up before going on, even on the way out of an interruption."""
+        if lease.state is INHERITED:  # gevent's greenlets go on in a forked child, but the place is their parent's
+            return
+        now = self.runtime.now()
+        if isinstance(interruption, GeneratorExit):  # nothing may be awaited any more
+            lease.give_up(now, due=now)
+            return
+        lease.give_up(now, due=inf)
+        try:
+            await self.runtime.shield(self.keeper.leave(lease, PATIENCE))
+        except StoreError:
+            self.keeper.take_over(lease)
+        except BaseException:
+            self.keeper.take_over(lease)
+            raise
+
+    def not_acquired(self, ask: Ask, refusal: Refusal | None, attempts: int, waited: float) -> Exception:
+        """Explain a refusal; None is for a store that was too slow to be any use."""
+        if refusal is not None and refusal.capacity:
+            return CapacityMismatchError(
+                f"{ask.name!r} is in use as {_kind(refusal.capacity)}, not as {_kind(ask.capacity)}: "
+                "all who share a name must agree on it",
+                name=ask.name,
+                stored=refusal.capacity,
+                asked=ask.capacity,
+            )
+        owner = "" if refusal is None else refusal.holder
+        holder = owner.rpartition("/")[0] or owner
+        if refusal is None:
+            why = f"the store takes longer to answer than the ttl of {ask.ttl:g} s lasts; raise the ttl"
+        elif owner.endswith(LINGERING):
+            until = f" for another {refusal.recheck:.3g} s" if refusal.recheck < inf else ""
+            why = f"{holder} is done with it, and left it taken{until}"
+        elif holder == self.holder_id:
+            why = f"this very client holds it ({holder}); release it first (a lock may be taken with reentrant=True)"
+        else:
+            why = f"held by {holder or 'somebody who has just left'}"
+        return LockAcquisitionError(
+            f"{ask.name!r} was not acquired in {waited:.1f} s: {why}",
+            name=ask.name,
+            attempts=attempts,
+            waited=waited,
+            holder=holder,
+        )
+
+    def is_late(self, error: StoreError, deadline: float, retry: RetryPolicy) -> bool:
+        """Tell whether it was the caller's time that was too short: the store answers others, and was given no more."""
+        return error.overloaded and self.runtime.now() + retry.max_delay >= deadline
+
+    def too_busy(self, ask: Ask, attempts: int, waited: float) -> LockAcquisitionError:
+        """Explain that the caller's time is over while the store answers others; the place is given up later."""
+        msg = (
+            f"{ask.name!r} was not acquired in {waited:.1f} s: the store had too many requests to answer before this "
+            "one; raise the timeout, or ask for less at a time"
+        )
+        return LockAcquisitionError(msg, name=ask.name, attempts=attempts, waited=waited)
+
+    def check_open(self, name: str = "") -> None:
+        """Raise ClosedError once the client was closed, and LockError where its runtime cannot be used."""
+        self.runtime.bind()
+        if self.keeper.closing:
+            msg = "this client is closed: make a new one"
+            raise ClosedError(msg, name=name)
+
+    def _check_call(self, name: str = "", *, also_open: bool = True) -> None:
+        """Raise ClosedError once the client was closed, and NestedCallError where a request could wait for itself.
+
+        A thread inside the mutex is in the middle of a change, and must not wait for a store before it is made.
+        """
+        if also_open:
+            self.check_open(name)
+        if self.runtime.is_nested(self.keeper.mutex):
+            raise NestedCallError(NESTED, name=name)
+
+    def _check_wanted(self, lease: Lease) -> None:
+        if self.keeper.closing:
+            self.check_open(lease.ask.name)
+        claim = lease.claim()
+        if claim is not None and claim.withdrawn:
+            msg = f"{lease.ask.name!r} is not wanted any more"
+            raise LockAcquisitionError(msg, name=lease.ask.name)
+
+    def _forked(self) -> None:
+        for lease in self.keeper.leases.values():
+            lease.state = INHERITED
+        self.keeper.start_afresh()
+        self.holder_id = self._identify()
+        self._entered.clear()
+        self.candidates.clear()
+        self.leaders.clear()
+
+
+def _kind(capacity: int) -> str:
+    """Name what a line of that capacity is used as."""
+    if capacity in {1, WHOLE}:
+        return "a lock" if capacity == 1 else "a lock of readers and writers"
+    return f"a semaphore of {capacity} permits"

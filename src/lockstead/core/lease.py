@@ -1,0 +1,244 @@
+"""One place of ours, as the client knows it: from before its first request until it is surely gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from enum import Enum, auto
+from math import inf
+from weakref import ref
+
+from lockstead.core.model import Ask, Renewal, Standing
+from lockstead.core.store import GHOST
+from lockstead.errors import InvalidLockError, LockLostError
+
+PATIENCE = 5.0
+"""How long one request may take before its outcome counts as unknown."""
+
+
+def margin(life: float) -> float:
+    """Bound how far our clock and the store's may drift apart over one life, and how late a signal may come.
+
+    The constant is twice what a busy thread may keep the interpreter to itself (`sys.getswitchinterval`).
+    """
+    return 0.01 * life + 0.01
+
+
+class State(Enum):
+    WAITING = auto()
+    HELD = auto()
+    LOST = auto()
+    LEFT = auto()
+    INHERITED = auto()
+    """A copy, in a forked child, of what its parent holds."""
+
+
+WAITING, HELD, LOST, LEFT, INHERITED = State
+"""By names of their own: Python 3.11 is slow to look up the members of an enum."""
+
+
+class Claim:
+    """What the user's handles keep alive: a lease whose claim was collected is not renewed any more."""
+
+    __slots__ = ("__weakref__", "counts", "is_scoped", "leases", "outer", "withdrawn")
+
+    def __init__(self) -> None:
+        self.withdrawn = False
+        """Whoever is still waiting by it need not any more."""
+        self.is_scoped = False
+        """It is for a block: once it is collected the block has been left, so its leases are given up at once."""
+        self.leases: list[Lease] = []
+        """What was begun under it. An interrupt may lose whatever else refers to a lease, but not this."""
+        self.outer: Claim | None = None
+        """The claim of a re-entered lease."""
+        self.counts = 1
+        """What it adds to the depth of a lease, until that was taken off again."""
+
+
+class ClaimRef(ref[Claim]):
+    """A weak reference that reports, with the owner of its lease, that the claim was collected."""
+
+    __slots__ = ("on_dropped", "owner")
+
+    on_dropped: Callable[[str], None]
+    owner: str
+
+
+def _dropped(claim: ref[Claim]) -> None:
+    assert isinstance(claim, ClaimRef)
+    claim.on_dropped(claim.owner)
+
+
+class Lease:
+    """Mutable state shared by the acquiring thread or task and the keeper; see `Engine` for who changes what."""
+
+    __slots__ = (
+        "_renewal",
+        "alive_until",
+        "ask",
+        "claim",
+        "dead_by",
+        "depth",
+        "doubted_at",
+        "due",
+        "entered_as",
+        "fence",
+        "grace",
+        "granted_at",
+        "holder",
+        "last_words",
+        "leaves",
+        "leaving",
+        "lingers_until",
+        "longest",
+        "reason",
+        "recheck_at",
+        "renew_for",
+        "renew_until",
+        "slack",
+        "state",
+        "ticket",
+        "trusted_until",
+        "unanswered",
+        "watchers",
+    )
+
+    def __init__(self, ask: Ask, claim: Claim, renew_for: float, grace: float = 0.0) -> None:
+        self.ask = ask
+        self._renewal: Renewal | None = None
+        self.claim: ref[Claim] = ref(claim)
+        self.renew_for = renew_for
+        self.grace = grace
+        self.lingers_until = -inf
+        self.last_words: str | None = None
+        self.state = WAITING
+        self.depth = 1
+        self.entered_as: tuple[Hashable, str] | None = None
+        self.longest = -inf
+        self.ticket = 0
+        self.alive_until = -inf
+        self.fence = 0
+        self.granted_at = inf
+        self.holder = ""
+        self.reason = ""
+        self.leaving = False
+        self.doubted_at = -inf
+        self.leaves = 0
+        self.unanswered = 0
+        self.dead_by = inf
+        self.trusted_until = -inf
+        self.renew_until = inf
+        self.recheck_at = inf
+        self.due = inf
+        self.slack = 0.0
+        self.watchers: tuple[Callable[[], None], ...] = ()
+
+    def watch_claim(self, on_dropped: Callable[[str], None]) -> None:
+        """Call `on_dropped` with the owner should the claim be collected."""
+        claim = self.claim()
+        if claim is not None:
+            watched = ClaimRef(claim, _dropped)
+            watched.owner, watched.on_dropped = self.ask.owner, on_dropped
+            self.claim = watched
+
+    def unwatch_claim(self) -> None:
+        """Let the claim be collected in silence. An interrupt that comes in such a call of Python's would be lost."""
+        claim = self.claim()
+        if claim is not None:
+            self.claim = ref(claim)
+
+    def is_held(self, now: float) -> bool:
+        return self.state is HELD and not self.leaving and now < self.trusted_until
+
+    def grant(self, sent: float, fence: int, now: float) -> None:
+        """Begin to hold by the answer to a request sent then, or by a message received now."""
+        self.state = HELD
+        self.fence = fence
+        self.granted_at = now
+        self.renew_until = sent + self.renew_for
+
+    def trust(self, sent: float, life: float, pace: float) -> None:
+        """Move the window by a life that began, at the earliest, when its request was sent.
+
+        `pace`, from 0 to 1, is each client's own, so that clients do not renew in step.
+        """
+        ttl = self.ask.ttl
+        self.trusted_until = max(self.trusted_until, sent + life - margin(life) - self.grace)
+        self.slack = ttl / 12
+        early = ttl * (0.6 + 0.1 * pace) - self.grace
+        self.due = inf if self.is_exhausted() else self.trusted_until - early
+
+    def lengthen(self, ttl: float, sent: float, renew_for: float) -> None:
+        """Live for another ttl from the next renewal on, as if granted then."""
+        self.ask = self.ask._replace(ttl=ttl)
+        self.renew_for = renew_for
+        self.renew_until = sent + renew_for
+
+    def let_end(self) -> None:
+        """Renew no more. Whoever dropped it may still be at work, so the lease runs its course."""
+        self.renew_until = -inf
+        self.due = inf
+
+    def retire(self, now: float) -> None:
+        """Be renewed for one more ttl at the most: whoever is slow to stop must not hold for ever."""
+        self.renew_until = min(self.renew_until, now + self.ask.ttl)
+
+    def is_exhausted(self) -> bool:
+        """Tell whether no renewal could move the window any further."""
+        return self.renew_until - self.trusted_until <= margin(self.ask.ttl) + self.grace
+
+    def wait(self, sent: float, standing: Standing, recheck_at: float, pace: float) -> None:
+        """Stay in line, alive for one more heartbeat."""
+        heartbeat = self.ask.heartbeat
+        self.ticket = standing.ticket
+        self.holder = standing.holder
+        self.recheck_at = recheck_at
+        self.alive_until = max(self.alive_until, sent + heartbeat - margin(heartbeat))
+        self.slack = heartbeat / 12
+        self.due = sent + heartbeat * (0.27 + 0.06 * pace)
+
+    def trust_heartbeat(self, now: float) -> None:
+        """Hold for as long as the place surely lives, and buy its ttl soon: whoever is quick need not."""
+        self.trusted_until = self.alive_until - self.grace
+        self.ask_again(now)
+
+    def ask_again(self, now: float) -> None:
+        """Repeat soon what the store gave no answer to, or none that proves anything; the window stays."""
+        self.due = now + self.ask.heartbeat / 10
+        self.slack = 0.0
+
+    def give_up(self, now: float, due: float) -> None:
+        """Stop holding. The keeper tries to leave when `due`, for as long as the place may still be there."""
+        self.leaving = True
+        self.due = due
+        self.slack = 0.0
+        late = GHOST if self.unanswered else PATIENCE  # a join that was not answered may yet arrive
+        self.dead_by = min(self.dead_by, max(self.trusted_until, self.longest, now + self.ask.ttl) + late)
+
+    def life(self) -> float:
+        """Tell how long its place lives from one renewal."""
+        return self.ask.ttl if self.state is HELD else self.ask.heartbeat
+
+    def wakes_keeper_at(self) -> float:
+        return min(self.due, self.trusted_until) if self.state is HELD and not self.leaving else self.due
+
+    def renewal(self, life: float) -> Renewal:
+        """Ask to live on: mostly for as long as the last time, and then in the same words."""
+        renewal = self._renewal
+        if renewal is None or renewal.ttl != life:
+            self._renewal = renewal = Renewal(self.ask.name, self.ask.owner, life, self.ask.heartbeat)
+        return renewal
+
+    def error(self) -> InvalidLockError:
+        """Say why this lease is not held, to whoever acts as if it were."""
+        name = self.ask.name
+        if self.state is INHERITED:
+            return InvalidLockError(
+                f"{name!r} is held by the parent process, not by this fork of it: acquire it here", name=name
+            )
+        if self.state is LOST:
+            return LockLostError(
+                f"{name!r} (fence {self.fence}) was lost: {self.reason}; what it protected may have another holder",
+                name=name,
+                reason=self.reason,
+            )
+        return InvalidLockError(f"{name!r} (fence {self.fence}) was released already: acquire it again", name=name)

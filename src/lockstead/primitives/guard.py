@@ -1,0 +1,87 @@
+"""What both kinds of guard have in common: what to hold, and who has entered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Generic, TypeVar
+
+from lockstead.core.checks import Seconds
+from lockstead.core.runtime import Runtime
+from lockstead.errors import InvalidInputError, InvalidLockError
+from lockstead.primitives.handle import Handle
+from lockstead.primitives.naming import Naming, name_for_calls, varies
+from lockstead.primitives.plans import Plan
+
+H = TypeVar("H", bound=Handle)
+
+
+class Guard(Generic[H]):
+    """Something to hold: for a block, around every call of a function, or by hand. Many may use it at a time."""
+
+    def __init__(self, plan: Plan, namings: Sequence[Naming], acquire: Callable[[Plan], Any], runtime: Runtime) -> None:
+        self._plan = plan
+        self._block_plan = plan._replace(is_scoped=True)
+        self._namings = namings
+        self._acquire = acquire
+        self._context = runtime.context
+        self._mutex = runtime.mutex()
+        self._names_calls = any(map(callable, namings))
+        self._entered: dict[Hashable, list[H]] = {}
+
+    def _enter(self, handle: H) -> H:
+        with self._mutex:
+            self._entered.setdefault(self._context(), []).append(handle)
+        return handle
+
+    def _leave(self, leaving: list[H]) -> H:
+        """Take what the block that ends was entered with; it is in `leaving` before it is taken.
+
+        A generator's block may end in another thread or task than began it. Then the oldest goes: all that a guard
+        has entered are of one kind, so as many stay held as blocks are left.
+        """
+        with self._mutex:
+            mine = self._context()
+            whose = mine if mine in self._entered else next(iter(self._entered), None)
+            if whose is None:
+                msg = f"{self!r} is left more often than it was entered"
+                raise InvalidLockError(msg)
+            handle = self._entered[whose][-1 if whose == mine else 0]
+            leaving.append(handle)
+            self._remove(handle)
+        return handle
+
+    def _remove(self, handle: H) -> None:
+        with self._mutex:
+            for whose, handles in list(self._entered.items()):
+                if handle in handles:
+                    handles.remove(handle)
+                if not handles:
+                    del self._entered[whose]
+
+    def _abandon(self, handle: H) -> None:
+        """Give up in the background what a block was entered with: an interrupt has come before its end was over."""
+        self._remove(handle)
+        handle._abandon()
+
+    def _plan_within(self, timeout: Seconds | None) -> Plan:
+        self._check_named()
+        return self._plan if timeout is None else self._plan.within(timeout)
+
+    def _plan_block(self) -> Plan:
+        self._check_named()
+        return self._block_plan
+
+    def _check_named(self) -> None:
+        if self._names_calls:
+            msg = f"{self!r} is named by its calls: use it as a decorator only"
+            raise InvalidInputError(msg)
+
+    def _plan_calls(self, function: Callable[..., Any]) -> Callable[..., Plan]:
+        """Make a function that plans a call, whose arguments may name what to hold."""
+        if not any(map(varies, self._namings)):
+            return lambda *_, **__: self._block_plan
+        named = [name_for_calls(naming, function) for naming in self._namings]
+        return lambda *args, **kwargs: self._block_plan.of(name(*args, **kwargs) for name in named)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {', '.join(ask.name for ask in self._plan.asks)}>"

@@ -1,0 +1,230 @@
+"""What all kinds of handle have in common: everything that needs no round trip."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Self
+
+from lockstead.core.engine import Engine
+from lockstead.core.keeper import log
+from lockstead.core.lease import Claim, Lease
+from lockstead.core.several import acquire_all
+from lockstead.core.store import Lingering
+from lockstead.errors import InvalidLockError, LockError, LockLostError, StoreError, UnsupportedError
+from lockstead.primitives.plans import Plan
+
+
+class Handle:
+    """One acquisition. Keep it for as long as you hold: once it is collected, nobody renews the lease."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._released = False
+        self._leases: tuple[Lease, ...] = ()
+        self._claim: Claim | None = Claim()
+        self._watching: tuple[Callable[[], None], ...] = ()
+
+    async def _acquire(self, plan: Plan) -> Self:
+        """Get what was planned. Whatever interrupts it, nothing of it stays behind."""
+        try:
+            await self._get(plan)
+        except BaseException:
+            self._abandon()
+            raise
+        return self
+
+    def _abandon(self) -> None:
+        """Give up in the background whatever is held, or was about to be: an interrupt has come in between."""
+        claim, self._released = self._claim, True
+        if claim is not None:
+            self._engine.give_up(self._leases if claim.outer else claim.leases, claim)
+            self._claim = None
+
+    def _enter_block(self) -> None:
+        """Have it given up however the block is left, even where no release can be called any more."""
+        if self._claim is not None and self._claim.outer is None:  # else the lease is another handle's
+            for lease in self._leases:
+                self._engine.keeper.watch_claim(lease)
+
+    async def _get(self, plan: Plan) -> None:
+        asks, timeout, renew_for, at_least, grace, retry, reentrant, _, is_scoped = plan
+        engine, claim = self._engine, self._claim
+        assert claim is not None
+        claim.is_scoped = is_scoped
+        if at_least and not isinstance(engine.store, Lingering):
+            msg = "this store cannot leave a name taken once its holder has gone: at_least needs one that can"
+            raise UnsupportedError(msg, name=asks[0].name)
+        if reentrant and (entered := await engine.reenter(asks[0], claim)):
+            self._leases = (entered,)
+        elif len(asks) > 1:
+            leases = await acquire_all(engine, asks, claim, timeout=timeout, renew_for=renew_for, retry=retry)
+            self._leases = tuple(leases)
+        else:
+            lease = await engine.acquire(asks[0], claim, timeout=timeout, renew_for=renew_for, grace=grace, retry=retry)
+            self._leases = (lease,)
+            if reentrant:
+                engine.enter(lease)
+        if at_least:
+            until = engine.runtime.now() + at_least
+            for lease in self._leases:
+                lease.lingers_until = max(lease.lingers_until, until)
+        if plan.on_lost is not None:
+            on_lost, me = plan.on_lost, weakref.ref(self)  # the lease must not keep its handle alive
+            spawn = self._engine.runtime.spawn
+            names = ", ".join(repr(ask.name) for ask in plan.asks)
+            self._watch(lambda: spawn(partial(_tell, on_lost, me(), names), "lockstead-on-lost"))
+        engine.check_open(asks[0].name)  # `close` has released what was held by then
+
+    def _watch(self, on_lost: Callable[[], None]) -> Callable[[], None]:
+        """Have `on_lost` called once, by whichever lease is lost first; return what to stop watching by."""
+        watcher = on_lost if len(self._leases) == 1 else _once(on_lost)
+        self._watching += (watcher,)
+        for lease in self._leases:
+            self._engine.keeper.watch(lease, watcher)
+        return watcher
+
+    def _unwatch(self, watcher: Callable[[], None]) -> None:
+        self._watching = tuple(other for other in self._watching if other != watcher)
+        for lease in self._leases:
+            self._engine.keeper.unwatch(lease, watcher)
+
+    async def _release(self) -> None:
+        """Give up once; from then on nothing here keeps the lease alive or is told of its loss."""
+        if self._released:
+            return
+        try:
+            self._released = True
+            await self._let_go()
+        except LockError:
+            raise
+        except BaseException:
+            self._abandon()
+            raise
+
+    async def _let_go(self) -> None:
+        failure: LockLostError | StoreError | None = None
+        claim = self._claim
+        left = list(self._leases)
+        try:
+            while left:
+                try:
+                    await self._engine.release(left.pop(), claim)
+                except LockLostError as error:
+                    failure = error
+                except StoreError as error:
+                    failure = error
+                    break
+        finally:
+            for lease in left:
+                self._engine.keeper.take_over(lease)
+        self._claim = None
+        if failure is not None:
+            raise failure
+        for watcher in self._watching:
+            self._unwatch(watcher)
+
+    async def _extend(self, seconds: float) -> None:
+        self._check_unreleased()
+        for lease in self._leases:
+            await self._engine.extend(lease, seconds)
+
+    def _leave_taken(self, seconds: float, words: str) -> None:
+        """When released, leave the name taken for so long from now, showing these words."""
+        for lease in self._leases:
+            lease.lingers_until = self._engine.runtime.now() + seconds
+            lease.last_words = words
+
+    @property
+    def holder_id(self) -> str:
+        return self._leases[0].ask.owner.rpartition("/")[0]
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is ours for sure, judged by the clock alone: no round trip."""
+        return self.remaining > 0
+
+    @property
+    def remaining(self) -> float:
+        """Seconds for which it is ours for sure even if no renewal succeeds any more."""
+        if self._released:
+            return 0.0
+        now = self._engine.runtime.now()
+        return min(lease.trusted_until - now if lease.is_held(now) else 0.0 for lease in self._leases)
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether nobody else holds: not so with readers and permits, whose fences order nothing."""
+        return all(lease.ask.weight == lease.ask.capacity for lease in self._leases)
+
+    def check(self) -> None:
+        """Raise LockLostError or InvalidLockError unless it is ours for sure. No round trip."""
+        self._check_unreleased()
+        for lease in self._leases:
+            self._engine.check(lease)
+
+    def _check_unreleased(self) -> None:
+        if self._released:
+            msg = f"{self._title} was released already: acquire it again"
+            raise InvalidLockError(msg, name=self._leases[0].ask.name)
+
+    @property
+    def _title(self) -> str:
+        return ", ".join(f"{lease.ask.name!r} (fence {lease.fence})" for lease in self._leases)
+
+    def __repr__(self) -> str:
+        names = ", ".join(f"{lease.ask.name!r} fence={lease.fence}" for lease in self._leases)
+        return f"<{type(self).__name__} {names} {'held' if self.is_held else 'not held'}>"
+
+
+class Single(Handle):
+    """A handle of one name."""
+
+    @property
+    def name(self) -> str:
+        return self._leases[0].ask.name
+
+    @property
+    def fence(self) -> int:
+        """An integer that grows with every holder of the name: let what you protect refuse smaller ones."""
+        return self._leases[0].fence
+
+
+class Multiple(Handle):
+    """A handle of several names."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, sorted, each once."""
+        return tuple(lease.ask.name for lease in self._leases)
+
+    @property
+    def fences(self) -> dict[str, int]:
+        """Of each name, the integer that grows with every holder."""
+        return {lease.ask.name: lease.fence for lease in self._leases}
+
+
+def _once(action: Callable[[], None]) -> Callable[[], None]:
+    actions = [action]
+
+    def act() -> None:
+        try:
+            only = actions.pop()
+        except IndexError:
+            return
+        only()
+
+    return act
+
+
+async def _tell(on_lost: Callable[[Any], Any], handle: Handle | None, names: str) -> None:
+    if handle is None:
+        return
+    try:
+        result = on_lost(handle)
+        if inspect.isawaitable(result):
+            await result
+    except Exception:
+        log.exception("on_lost of %s failed", names)

@@ -1,0 +1,212 @@
+"""Where a server is, and what a URL says of the store: from a URL, or from psycopg's or SQLAlchemy's objects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from lockstead.errors import InvalidInputError
+from lockstead.stores.postgres.table.schema import check_schema
+
+LISTS = ("host", "hostaddr", "port")
+"""Of libpq's settings, those that may have a value for each of several servers."""
+_UNSHOWN = {"password", "sslpassword", "options", "listen"}
+"""Settings whose values are in no message, so that an @ in them need not be escaped."""
+_UNREADABLE = (
+    "this postgresql:// URL cannot be read, or in more than one way: percent-encode what is special in its user, "
+    "password and options (@ is %40, / is %2F, ? is %3F, # is %23, : is %3A, & is %26, % is %25)"
+)
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"0", "false", "no", "off"}
+
+
+@dataclass(frozen=True)
+class Address:
+    """One server, or several of which one is right. Shown without the password, in errors and elsewhere."""
+
+    settings: Mapping[str, Any] = field(repr=False)
+    """libpq's, the hosts among them still in one list."""
+    label: str
+    is_vouched: bool = False
+    """Whether a pooler in between is known to give every connection a session of its own."""
+    if_missing: str = ""
+    """What to do where the server lacks a table or a function."""
+    silent_until: dict[str, float] = field(default_factory=dict, repr=False, compare=False)
+    """Which of its servers gave no answer of late, and until when they are tried after the others."""
+
+    def __str__(self) -> str:
+        return self.label
+
+    @property
+    def conninfo(self) -> str:
+        return make_conninfo("", **self.settings)
+
+
+class Options(NamedTuple):
+    """What a URL says of the store besides where it is."""
+
+    schema: str = "lockstead"
+    push: bool = True
+    """Be told when a place holds; without it, waiters ask again with growing pauses."""
+    listen: str = ""
+    """Where to listen, if a transaction pooler stands before the server."""
+    pooler: str = ""
+    """"session": vouch that the pooler in between gives every connection a session of its own."""
+    advisory: bool = False
+    """Use the server's advisory locks, not the lease table."""
+
+    def for_the_table(self) -> list[str]:
+        """Name what is set that makes no difference to advisory locks."""
+        return [name for name in ("schema", "push", "listen") if getattr(self, name) != self._field_defaults[name]]
+
+    def changed(self, given: Mapping[str, Any]) -> Options:
+        """Put what was given by name before what the URL says, and check it."""
+        if unknown := set(given) - set(self._fields):
+            msg = f"{', '.join(sorted(unknown))}: no such option; there are {', '.join(self._fields)}"
+            raise InvalidInputError(msg)
+        options = self._replace(**given)
+        check_schema(options.schema)
+        if options.pooler not in {"", "session"}:
+            msg = f"pooler may only be 'session', got {options.pooler!r}"
+            raise InvalidInputError(msg)
+        return options
+
+
+def parse_url(url: str) -> tuple[Address, Options]:
+    """Read postgresql://, taking out what is meant for us: the rest is libpq's.
+
+    Nothing of a URL is in a message before it is known that none of it is a part of a password.
+    """
+    scheme, _, rest = url.partition(":")
+    place, _, query = rest.partition("?")
+    given = [pair.partition("=") for pair in query.split("&") if pair]
+    if _may_show_password(place, given):
+        raise InvalidInputError(_UNREADABLE)
+    ours: dict[str, Any] = {key: unquote(value) for key, _, value in given if key in Options._fields}
+    for name in {"push", "advisory"} & set(ours):
+        ours[name] = _flag(name, ours[name])
+    if scheme.lower().endswith("+advisory"):
+        ours["advisory"] = True
+    has_password = any(key in {"password", "listen"} for key, _, _ in given)
+    theirs = [pair for pair in given if pair[0] not in Options._fields]
+    unknown = [key for key, _, _ in theirs if key not in _KEYWORDS | {"ssl"}]
+    if unknown and (has_password or any(not re.fullmatch(r"\w+", key) for key in unknown)):
+        raise InvalidInputError(_UNREADABLE)  # it may be the end of a password
+    if unknown:
+        msg = f"{', '.join(unknown)}: no such option, neither of libpq's nor of ours: {', '.join(Options._fields)}"
+        raise InvalidInputError(msg)
+    return _address(_read(f"postgresql:{place}?{'&'.join(''.join(pair) for pair in theirs)}")), Options().changed(ours)
+
+
+def _may_show_password(place: str, given: Sequence[tuple[str, str, str]]) -> bool:
+    """Tell whether an @ is where none can be, or what is no port where one is: it may be a part of a password."""
+    authority, _, path = place.removeprefix("//").partition("/")
+    hosts = authority.rpartition("@")[2].split(",")
+    return (
+        not place.startswith("//")
+        or authority.count("@") > 1
+        or not all(re.fullmatch(r"([^:\[\]]*|\[[^\[\]]*\])(:[0-9]*)?", host) for host in hosts)
+        or "@" in path
+        or any(
+            "@" in key or ("@" in (value[1:] if key == "host" else value) and key not in _UNSHOWN)
+            for key, _, value in given
+        )
+    )
+
+
+def _read(conninfo: str, **more: Any) -> dict[str, Any]:
+    with suppress(psycopg.Error, ValueError):  # which may quote a password, also as the context of another error
+        return conninfo_to_dict(conninfo, **more)
+    raise InvalidInputError(_UNREADABLE)
+
+
+def from_object(source: Any) -> Address:
+    """Take the settings of a psycopg connection or pool, or of an SQLAlchemy engine; it is not used itself."""
+    engine = getattr(source, "sync_engine", source)
+    url = getattr(engine, "url", None)
+    if url is not None and hasattr(url, "get_backend_name"):
+        return _from_sqlalchemy(engine)
+    if isinstance(source, psycopg.Connection | psycopg.AsyncConnection):
+        return _from_connection(source)
+    conninfo = getattr(source, "conninfo", None)
+    if isinstance(conninfo, str):  # of psycopg_pool
+        extra = {key: value for key, value in (source.kwargs or {}).items() if key in _KEYWORDS}
+        scheme, _, rest = conninfo.partition(":")
+        if scheme in {"postgresql", "postgres"}:
+            place, _, query = rest.partition("?")
+            if _may_show_password(place, [pair.partition("=") for pair in query.split("&")]):
+                raise InvalidInputError(_UNREADABLE)
+        return _address(_read(conninfo, **extra))
+    msg = f"{type(source).__name__}: pass a URL, an SQLAlchemy engine, or a psycopg connection or pool"
+    raise InvalidInputError(msg)
+
+
+_KEYWORDS = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
+
+
+def _from_connection(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> Address:
+    if connection.closed:
+        msg = "this psycopg connection is closed: pass an open one, or a URL"
+        raise InvalidInputError(msg)
+    settings = dict(connection.info.get_parameters())
+    if connection.info.password:
+        settings["password"] = connection.info.password
+    if "host" in settings:
+        settings.pop("hostaddr", None)  # what the name led to then
+    return _address(settings)
+
+
+def _from_sqlalchemy(engine: Any) -> Address:
+    url = engine.url
+    if url.get_backend_name() != "postgresql":
+        msg = f"the engine is for {url.get_backend_name()}: lockstead needs one for postgresql"
+        raise InvalidInputError(msg)
+    rest = [url.database or "", *(str(value) for key, value in url.query.items() if key not in _UNSHOWN)]
+    if any("@" in part for part in rest):  # SQLAlchemy has taken parts of the password for what comes after it
+        raise InvalidInputError(_UNREADABLE)
+    if engine.driver in {"psycopg", "psycopg2", "psycopg_async"}:
+        _, given = engine.dialect.create_connect_args(url)
+        settings = {key: value for key, value in given.items() if key in _KEYWORDS}  # the others are psycopg's own
+    else:
+        fields = {"host": url.host, "port": url.port, "user": url.username, "password": url.password}
+        settings = fields | {"dbname": url.database, **url.query}
+    if unknown := settings.keys() - _KEYWORDS:
+        msg = f"{', '.join(sorted(unknown))} of this engine's URL means nothing to libpq: pass a URL of its own instead"
+        raise InvalidInputError(msg)
+    return _address({key: str(value) for key, value in settings.items() if value is not None})
+
+
+def _address(settings: Mapping[str, Any]) -> Address:
+    counts = {len(str(settings[key]).split(",")) for key in LISTS if settings.get(key)} - {1}
+    if len(counts) > 1:
+        msg = "a URL must have as many ports as hosts, or one for all"
+        raise InvalidInputError(msg)
+    if any(
+        "@" in host[1:] for host in str(settings.get("host") or "").split(",")
+    ):  # it begins that of an abstract socket
+        raise InvalidInputError(_UNREADABLE)
+    for key in ("port", "connect_timeout"):
+        for value in str(settings.get(key) or 0).split(","):
+            if value and not re.fullmatch(r"-?\d+", value):  # it may be a password: user:password, and no host
+                msg = f"{key} must be a number: postgresql://user:password@host:port/database?connect_timeout=seconds"
+                raise InvalidInputError(msg)
+    kept = {"fallback_application_name": "lockstead", **settings, "client_encoding": "UTF8"}
+    host = settings.get("host") or settings.get("hostaddr") or settings.get("service") or "localhost"
+    port = settings.get("port")
+    database = settings.get("dbname")
+    label = f"{host}{f':{port}' if port else ''}{f'/{database}' if database else ''}"
+    return Address(kept, label)
+
+
+def _flag(name: str, text: str) -> bool:
+    if text.lower() not in _TRUE | _FALSE:
+        msg = f"{name} must be yes or no, got {text!r}"
+        raise InvalidInputError(msg)
+    return text.lower() in _TRUE

@@ -1,0 +1,102 @@
+"""Say what went wrong at a server, and whether asking again may help."""
+
+from __future__ import annotations
+
+import re
+
+import psycopg
+from psycopg import pq
+from psycopg.errors import error_from_result
+
+from lockstead.errors import StoreError
+from lockstead.stores.postgres.address import Address
+from lockstead.stores.transport.pipeline import QueuedError
+
+FAILURES = (OSError, psycopg.OperationalError)
+"""What ends a connection."""
+
+_TRANSIENT = re.compile("08|26000|40|53|54000|57|58|55P03|25006|XX000")
+"""Beginnings of SQLSTATEs after which the same request may succeed, here or at another of the servers named."""
+_SHARED = "a pooler gives this session to others in between: it does not pool sessions, so take pooler=session away"
+_ADVICE = {
+    "25006": "this is a standby, or read-only by default: name all servers, and add target_session_attrs=read-write",
+    "42501": "whoever migrates can let this role in: `lockstead migrate --url URL --grant ROLE`",
+    "53300": "raise max_connections, or let fewer processes wait",
+    "54000": "end the session that listens in a transaction that stays open; the server's log names it",
+    "55P03": "somebody called a lock function in a transaction that is still open",
+    "26000": _SHARED,
+    "42P05": _SHARED,
+    "3D000": "create the database, or name another one",
+}
+_UNTRANSLATABLE = "22P05"
+_MISSING = {"3F000", "42883", "42P01", "42703"}
+_PREFIX = re.compile(r"connection to server (at|on) .*? failed: |^FATAL: *", re.MULTILINE)
+_HOPELESS = re.compile(
+    "authentication failed|does not exist|pg_hba|no password|not permitted|permission denied|unrecognized|"
+    "certificate verify|does not support SSL|server certificate|invalid response|but received|invalid value|root.crt"
+)
+_QUOTED = re.compile('"[^"\\n]*"')
+"""libpq has no codes for why a connection did not come about, only words, between the names of this and that."""
+_CAUSES = {
+    re.compile("too many|connection slots"): _ADVICE["53300"],
+    re.compile("database .*does not exist"): _ADVICE["3D000"],
+    re.compile("invalid response|but received"): "is it PostgreSQL that answers there?",
+}
+
+
+def refused(address: Address, result: pq.abc.PGresult) -> StoreError:
+    """Translate an error that the server answered with: nothing was done."""
+    code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+    text = _text(result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY))
+    advice = address.if_missing if code in _MISSING else _ADVICE.get(code, "")
+    if code == _UNTRANSLATABLE:
+        is_of_encoding = "encoding" in text
+        advice = "use a database whose encoding is UTF8" if is_of_encoding else "a NUL character cannot be stored"
+    failure = StoreError(f"{address}: {text}{advice and f' ({advice})'}", transient=_TRANSIENT.match(code) is not None)
+    failure.__cause__ = error_from_result(result)
+    return failure
+
+
+def was_busy(error: StoreError) -> bool:
+    """Tell whether nothing was done because somebody has a name locked."""
+    return getattr(error.__cause__, "sqlstate", None) == "55P03"
+
+
+def was_full(error: StoreError) -> bool:
+    """Tell whether nothing was done because the server's queue of notifications is full."""
+    return getattr(error.__cause__, "sqlstate", None) == "54000"
+
+
+def ends_session(error: StoreError) -> bool:
+    """Tell whether another connection is needed: this server is about to shut down, or a standby by now."""
+    code = getattr(error.__cause__, "sqlstate", None) or ""
+    return code.startswith(("08", "57", "58", "XX", "25006", "26000"))
+
+
+def unanswered(address: Address, error: BaseException) -> StoreError:
+    """Translate a failure of the connection: whether anything was done is unknown."""
+    text = str(error).strip()
+    if isinstance(error, TimeoutError):
+        text = text or "no answer in time"
+    is_busy = isinstance(error, QueuedError)
+    failure = StoreError(f"{address}: {text or type(error).__name__}", transient=True, overloaded=is_busy)
+    failure.__cause__ = error
+    return failure
+
+
+def not_connected(address: Address, message: str) -> StoreError:
+    """Translate why a connection did not come about."""
+    lines = dict.fromkeys(_PREFIX.sub("", _PREFIX.sub("", message)).strip().splitlines())  # each attempt adds its own
+    text = "; ".join(filter(None, map(str.strip, lines)))
+    if "Connection refused" in text or "No such file" in text:
+        text = "connection refused; is the server running there?"
+    words = _QUOTED.sub("", message)
+    advice = next((advice for cause, advice in _CAUSES.items() if cause.search(words)), "")
+    is_hopeless = _HOPELESS.search(words) is not None
+    failure = StoreError(f"{address}: {text}{advice and f' ({advice})'}", transient=not is_hopeless)
+    failure.__cause__ = psycopg.OperationalError(message)
+    return failure
+
+
+def _text(message: bytes | None) -> str:
+    return (message or b"").decode("utf-8", "replace")

@@ -1,0 +1,1 @@
+"""The lease table, its SQL functions and its migrations."""

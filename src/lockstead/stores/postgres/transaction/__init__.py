@@ -1,0 +1,1 @@
+"""Advisory locks in the user's own transaction."""

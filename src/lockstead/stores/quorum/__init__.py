@@ -1,0 +1,1 @@
+"""Redlock: a store made of several independent stores."""

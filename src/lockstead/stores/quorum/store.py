@@ -1,0 +1,455 @@
+"""Redlock: one lock out of a majority of servers that know nothing of each other.
+
+A *round* asks the members side by side, and counts if a majority says yes in it. Two majorities have a member in
+common, and that one does not say yes to two. `docs/decisions/0006-redlock-quorum.md` shows why this stays true, and
+fences keep growing, when members come back empty; and what is not promised.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import TypeVar
+
+from lockstead.core import lifecycle
+from lockstead.core.model import (
+    UNKNOWN,
+    Ask,
+    Capabilities,
+    Finding,
+    Line,
+    Place,
+    Refusal,
+    Renewal,
+    Standing,
+    Stay,
+    Wake,
+)
+from lockstead.core.runtime import Runtime
+from lockstead.core.store import GHOST, Examinable, Member, Mendable
+from lockstead.errors import DamagedError, InvalidInputError, StoreError, UnsupportedError
+from lockstead.stores.memory import microseconds
+from lockstead.stores.quorum.members import LONGEST_ROUND, MemberHealth, Nodes, UnaskedError, Votes, all_answered
+
+__all__ = ["MemberHealth", "Quorum"]
+
+T = TypeVar("T")
+
+FEWEST = 3
+LEAD = 10_000
+"""Microseconds by which the ticket we wish for is ahead of our clock: the members' clocks may be, too."""
+DEBT = 60.0
+"""How long a place of which we know no ttl is tried to be given up."""
+
+
+@dataclass(slots=True)
+class _Trace:
+    """Where one owner may have a place."""
+
+    granted: set[int] = field(default_factory=set)
+    unanswered: list[set[int]] = field(default_factory=list)
+    """The members that each attempt to join has not heard from."""
+    stands: set[int] = field(default_factory=set)
+    """Where the place stays on after its owner, as far as was answered."""
+    until: float = -inf
+    """When the last of the places will have expired."""
+
+    def doubtful(self) -> set[int]:
+        return set().union(*self.unanswered)
+
+    def members(self) -> list[int]:
+        return sorted(self.granted | self.doubtful())
+
+
+class Quorum:
+    """A store made of members, best an odd number of servers that fail apart from each other.
+
+    It is exclusive, and not fair. A minority may be down: that costs one `node_timeout` once, and whoever is down
+    is looked after in the background.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        members: Sequence[Member],
+        names: Sequence[str],
+        *,
+        node_timeout: float = 0.25,
+        clock: Callable[[], int] = microseconds,
+    ) -> None:
+        if len(members) < FEWEST:
+            msg = f"a quorum needs at least {FEWEST} members, got {len(members)}: of two, none may fail"
+            raise InvalidInputError(msg)
+        if not 0 < node_timeout <= LONGEST_ROUND / 2:
+            msg = f"node_timeout must be above 0 and at most {LONGEST_ROUND / 2:g} seconds, got {node_timeout}"
+            raise InvalidInputError(msg)
+        self.runtime = runtime
+        self.capabilities = Capabilities(
+            fifo=False,
+            push=False,
+            semaphore=False,
+            shared=False,
+            processes=all(member.capabilities.processes for member in members),
+        )
+        self._members = members
+        self._nodes = Nodes(runtime, members, names, node_timeout)
+        self._majority = self._nodes.majority
+        self._node_timeout = node_timeout
+        self._clock = clock
+        weakref.finalize(self, self._nodes.stop)
+        self._start_afresh()
+        lifecycle.at_fork(self, in_child="_start_afresh")
+
+    def _start_afresh(self) -> None:
+        self._traces: dict[tuple[str, str], _Trace] = {}
+        self._sweep_above = 64
+
+    async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
+        """Take a place on a majority.
+
+        After a StoreError there may be some places: for the same join to be repeated, or for `leave`.
+        """
+        if ask.queue or ask.capacity > 1:
+            msg = "a quorum carries exclusive locks only, and has no line to wait in"
+            raise UnsupportedError(msg, name=ask.name)
+        await self._nodes.introduce()
+        patience = min(timeout, self._node_timeout)
+        sent = self.runtime.now()
+        trace = self._trace(ask, sent)
+        wish = ask._replace(floor=self._clock() + LEAD)
+        unanswered: set[int] = set()
+        trace.unanswered.append(unanswered)
+
+        def heard(number: int, vote: Standing | Refusal | Exception) -> None:
+            if isinstance(vote, Standing):
+                trace.granted.add(number)
+            elif isinstance(vote, Refusal):
+                if vote.abstains:
+                    self._nodes.heal()
+            elif not isinstance(vote, StoreError) or vote.transient:
+                return
+            unanswered.discard(number)
+
+        votes = await self._nodes.ask(
+            lambda _, member: member.join(wish, patience),
+            self._is_plain,
+            self._is_settled,
+            before=unanswered.update,
+            heard=heard,
+        )
+        tickets = {number: vote.ticket for number, vote in enumerate(votes) if isinstance(vote, Standing)}
+        if len(tickets) < self._majority:
+            return await self._refuse(ask, votes, patience)
+        ticket = max(tickets.values())
+        agree = list(tickets.values()).count(ticket) >= self._majority
+        if not self._is_in_time(sent) or not (agree or await self._raise(ask, ticket, tickets, patience)):
+            msg = f"too few nodes confirmed {ask.name!r} in time"
+            raise StoreError(msg, name=ask.name, transient=True)
+        return Standing(ticket, True, self.runtime.now())
+
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+        """Keep places alive where they are. UNKNOWN says that too few could tell."""
+        if not renewals:
+            return []
+        patience = min(timeout, self._node_timeout)
+        sent = self.runtime.now()
+        for renewal in renewals:
+            if trace := self._traces.get((renewal.name, renewal.owner)):
+                trace.until = max(trace.until, sent + renewal.ttl + self._node_timeout)
+
+        def is_decided(votes: Votes[list[Standing | None]]) -> bool:
+            answers = _answers(votes)
+            silent = len(votes) - len(answers)
+            held = [sum(_holds(answer[entry]) for answer in answers) for entry in range(len(renewals))]
+            return all(number >= self._majority or number + silent < self._majority for number in held)
+
+        votes = await self._nodes.ask(lambda _, member: member.renew(renewals, patience), is_decided, is_decided)
+        answers = _answers(votes)
+        if len(answers) < self._majority:
+            raise self._too_few(votes)
+        in_time = self._is_in_time(sent)
+        outcome: list[Standing | None] = []
+        for entry in range(len(renewals)):
+            tickets = [standing.ticket for answer in answers if (standing := answer[entry]) and standing.held]
+            if len(tickets) + len(votes) - len(answers) < self._majority:
+                outcome.append(None)
+            else:
+                is_held = in_time and len(tickets) >= self._majority
+                outcome.append(Standing(max(tickets), True, self.runtime.now()) if is_held else UNKNOWN)
+        return outcome
+
+    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+        """Give a place up wherever it may be; False if it was not on a majority any more.
+
+        A silent member is asked again in the background, if without it somebody else can hold.
+        """
+        votes = await self._leave(name, owner, min(timeout, self._node_timeout), unsure)
+        if _count(votes, bool) < self._majority:
+            raise self._too_few(votes, name)
+        self._traces.pop((name, owner), None)
+        return len(votes) - votes.count(False) >= self._majority
+
+    async def linger(self, stay: Stay, timeout: float) -> bool:
+        """Let a place stand on wherever it may be; False if it was not on a majority any more.
+
+        A silent member loses the place in the background, but only once enough others have answered: it will be
+        asked again if this has to be repeated.
+        """
+        name, owner = stay.name, stay.owner
+        patience = min(timeout, self._node_timeout)
+        members, until, doubts = self._whereabouts(name, owner, stay.unsure)
+        trace = self._traces.get((name, owner)) or _Trace()
+        stands = trace.stands
+        is_over = False
+
+        def owe(number: int) -> None:
+            self._nodes.owe(number, name, owner, doubts[number], until)
+
+        def heard(number: int, vote: object) -> None:
+            if not isinstance(vote, Exception):
+                trace.granted.discard(number)
+                if vote:
+                    stands.add(number)
+            elif is_over and not isinstance(vote, DamagedError):
+                owe(number)
+
+        def is_decided(votes: Votes[bool]) -> bool:
+            return len(stands) >= self._majority or len(stands.union(_silent(votes, members))) < self._majority
+
+        votes = await self._nodes.ask(
+            lambda number, member: member.linger(stay._replace(unsure=doubts[number]), patience),
+            is_decided,
+            is_decided,
+            among=members,
+            heard=heard,
+        )
+        if not is_decided(votes):
+            raise self._too_few(_with_the_unasked(votes, members), name)
+        is_over = True
+        for number in _silent(votes, members):
+            if isinstance(votes[number], Exception) and not isinstance(votes[number], DamagedError):
+                owe(number)
+        self._traces.pop((name, owner), None)
+        return len(stands) >= self._majority
+
+    async def wait(self, name: str, owner: str, timeout: float) -> Wake:
+        """Sleep: nobody stands in line."""
+        await self.runtime.sleep(timeout)
+        return Wake.SILENCE
+
+    async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
+        """Report who holds on a majority, taking it that silent members would confirm it."""
+        votes = await self._nodes.ask(
+            lambda _, member: member.inspect(prefix, exact=exact), all_answered, self._is_answered
+        )
+        answers = _answers(votes)
+        if len(answers) < self._majority:
+            raise self._too_few(votes)
+        found: dict[str, dict[str, list[tuple[Place, float]]]] = {}
+        damage: dict[str, list[DamagedError]] = {}
+        for line in (line for answer in answers for line in answer):
+            if line.damage is not None:
+                damage.setdefault(line.name, []).append(line.damage)
+            for place in line.places:
+                if place.acquired_at is not None:
+                    found.setdefault(line.name, {}).setdefault(place.owner, []).append((place, line.now))
+        silent = len(votes) - len(answers)
+        lines = []
+        for name in sorted({*found, *damage}):
+            harm = damage.get(name, [])
+            # a member that cannot read its record may have the place as well as one that is silent
+            unknown = silent + len(harm)
+            places = max(found[name].values(), key=len) if name in found else []
+            if places and len(places) + unknown >= self._majority:
+                lines.append(self._line(name, places, unknown)._replace(damage=harm[0] if harm else None))
+            elif harm:
+                lines.append(Line(name, 0.0, (), harm[0]))
+        return lines
+
+    async def mend(self, name: str, timeout: float) -> None:
+        """Remove what is damaged on every member that answers."""
+
+        async def mend(member: Member) -> bool:
+            if isinstance(member, Mendable):
+                await member.mend(name, timeout)
+            return True
+
+        votes = await self._nodes.ask(lambda _, member: mend(member), all_answered, all_answered)
+        if not self._is_answered(votes):
+            raise self._too_few(votes, name)
+
+    async def health(self) -> list[MemberHealth]:
+        """Say of every member whether it answers, and when it votes."""
+        return await self._nodes.health()
+
+    async def examine(self) -> list[Finding]:
+        """Say of every member whether it answers and votes, and what else there is to say."""
+        await self._nodes.introduce()
+        found: list[Finding] = []
+        for member, health in zip(self._members, await self.health(), strict=True):
+            if not health.reachable:
+                found.append(Finding("error", health.name, health.error.removeprefix(f"{health.name}: ")))
+                continue
+            if health.votes_in > 0:
+                when = "once enough others answer" if health.votes_in == inf else f"in {health.votes_in:.0f} s"
+                found.append(Finding("warning", health.name, f"it came back empty, and votes {when}"))
+            if isinstance(member, Examinable):
+                found += await member.examine()
+        return found
+
+    async def close(self) -> None:
+        """Let the connections to all members go."""
+        await self._nodes.close()
+
+    async def _raise(self, ask: Ask, ticket: int, held: Iterable[int], patience: float) -> bool:
+        """Raise the tickets of the places we have to the highest of them, and the counters they were drawn from.
+
+        Else the members that the next holder's majority has in common with ours might never hear of our fence. Only
+        where our place still holds: a counter raised after somebody else drew from it would not have bound him.
+        """
+        renewals = [Renewal(ask.name, ask.owner, ask.ttl, ask.heartbeat, floor=ticket)]
+
+        def is_raised(votes: Votes[list[Standing | None]]) -> bool:
+            standings = [standing for (standing,) in _answers(votes)]
+            return sum(_holds(each) and each.ticket >= ticket for each in standings if each) >= self._majority
+
+        sent = self.runtime.now()
+        votes = await self._nodes.ask(
+            lambda _, member: member.renew(renewals, patience), is_raised, is_raised, among=held
+        )
+        return is_raised(votes) and self._is_in_time(sent)
+
+    async def _refuse(self, ask: Ask, votes: Votes[Standing | Refusal], patience: float) -> Refusal:
+        """Give up what was given, and say who is in the way; raise if nobody is known to be."""
+        busy = [vote for vote in votes if isinstance(vote, Refusal) and not vote.abstains]
+        if not busy or not self._is_answered(votes):
+            error = self._too_few(votes, ask.name)
+            if not error.transient:
+                self._traces.pop((ask.name, ask.owner), None)
+            raise error
+        held = _count(votes, Standing)
+        await self._leave(ask.name, ask.owner, patience)
+        self._traces.pop((ask.name, ask.owner), None)
+        for refusal in busy:
+            if refusal.capacity:
+                return refusal
+        ((holder, _),) = Counter(vote.holder for vote in busy).most_common(1)
+        rechecks = sorted(vote.recheck for vote in busy)
+        return Refusal(holder, rechecks[min(self._majority - held, len(busy)) - 1])
+
+    async def _leave(
+        self, name: str, owner: str, patience: float, unsure: float = 0.0
+    ) -> list[bool | Exception | None]:
+        """Leave every member that may have a place; whichever does not hear of it now, will."""
+        trace = self._traces.get((name, owner))
+        members, until, doubts = self._whereabouts(name, owner, unsure)
+
+        def heard(number: int, vote: object) -> None:
+            if isinstance(vote, Exception):
+                if not isinstance(vote, DamagedError):  # of which nothing can be given up
+                    self._nodes.owe(number, name, owner, doubts[number], until)
+            elif trace is not None:
+                trace.granted.discard(number)
+
+        def are_free(votes: Votes[bool]) -> bool:
+            silent = len(members) - _count(votes, bool)
+            return len(votes) - silent >= self._majority
+
+        votes = await self._nodes.ask(
+            lambda number, member: member.leave(name, owner, patience, doubts[number]),
+            are_free,
+            are_free,
+            among=members,
+            heard=heard,
+        )
+        for number, vote in enumerate(votes):
+            if isinstance(vote, UnaskedError):
+                self._nodes.owe(number, name, owner, doubts[number], until)
+        return _with_the_unasked(votes, members)
+
+    def _whereabouts(self, name: str, owner: str, unsure: float) -> tuple[Sequence[int], float, dict[int, float]]:
+        """Tell which members may have an owner's place, until when, and for how long each is to refuse the owner."""
+        trace = self._traces.get((name, owner))
+        if trace is None:
+            everybody = range(len(self._nodes))
+            return everybody, self.runtime.now() + max(DEBT, unsure), dict.fromkeys(everybody, unsure)
+        members, until = trace.members(), trace.until
+        ghost = max(until - self.runtime.now(), GHOST)
+        return members, until, dict.fromkeys(members, 0.0) | dict.fromkeys(trace.doubtful(), ghost)
+
+    def _trace(self, ask: Ask, now: float) -> _Trace:
+        if len(self._traces) > self._sweep_above:
+            for key, trace in list(self._traces.items()):
+                if trace.until + GHOST < now:
+                    self._traces.pop(key, None)
+            self._sweep_above = 2 * len(self._traces) + 64
+        trace = self._traces.setdefault((ask.name, ask.owner), _Trace())
+        trace.until = max(trace.until, now + ask.ttl + self._node_timeout)
+        return trace
+
+    def _is_in_time(self, sent: float) -> bool:
+        return self.runtime.now() - sent <= LONGEST_ROUND
+
+    def _is_answered(self, votes: Votes[T]) -> bool:
+        return len(_answers(votes)) >= self._majority
+
+    def _is_plain(self, votes: Votes[Standing | Refusal]) -> bool:
+        """Tell whether no further vote can change the outcome of a join."""
+        return _count(votes, Standing) >= self._majority or _count(votes, Refusal) > len(votes) - self._majority
+
+    def _is_settled(self, votes: Votes[Standing | Refusal]) -> bool:
+        """Tell whether a join may do without asking suspected members."""
+        held = _count(votes, Standing)
+        is_busy = any(isinstance(vote, Refusal) and not vote.abstains for vote in votes)
+        return held >= self._majority or (is_busy and self._is_answered(votes))
+
+    def _line(self, name: str, places: Sequence[tuple[Place, float]], silent: int) -> Line:
+        """Make one line of what members say: it lasts for as long as a majority does.
+
+        A majority has the holder's fence, though not all of it may have answered. Whoever was late to give its vote
+        has a ticket that does not count.
+        """
+        place, now = places[0]
+        lives = sorted(place.expires_at - now for place, now in places)
+        life = lives[min(len(lives) + silent - self._majority, len(lives) - 1)]
+        tickets = Counter(place.ticket for place, _ in places)
+        ticket = max(tickets, key=lambda each: (tickets[each], each))
+        return Line(name, now, (replace(place, ticket=ticket, expires_at=now + life),))
+
+    def _too_few(self, votes: Votes[T], name: str = "") -> StoreError:
+        """Say who is silent and who does not vote. Only if all refused to listen is there nothing to be undone."""
+        reasons = []
+        for number, vote in enumerate(votes):
+            if vote is None or isinstance(vote, Exception):
+                reasons.append(self._nodes.describe(number, vote or "no answer yet"))
+            elif isinstance(vote, Refusal) and vote.abstains:
+                when = f"votes in {vote.recheck:.0f} s" if vote.recheck < inf else "waits for the others to be asked"
+                reasons.append(self._nodes.describe(number, f"came back empty, and {when}"))
+        answered = len(_answers(votes))
+        lead = "too few nodes vote" if answered >= self._majority else f"only {answered} of {len(votes)} nodes answered"
+        is_final = all(isinstance(vote, StoreError) and not vote.transient for vote in votes)
+        return StoreError(f"{lead}: {'; '.join(reasons)}", name=name, transient=not is_final)
+
+
+def _silent(votes: Votes[bool], members: Sequence[int]) -> list[int]:
+    return [number for number in members if not isinstance(votes[number], bool)]
+
+
+def _with_the_unasked(votes: Votes[bool], members: Sequence[int]) -> list[bool | Exception | None]:
+    """Answer for those who have no place, and so were not asked about it."""
+    return [vote if number in members else False for number, vote in enumerate(votes)]
+
+
+def _answers(votes: Votes[T]) -> list[T]:
+    return [vote for vote in votes if vote is not None and not isinstance(vote, Exception)]
+
+
+def _count(votes: Votes[T], kind: type) -> int:
+    return list(map(type, votes)).count(kind)
+
+
+def _holds(standing: Standing | None) -> bool:
+    return standing is not None and standing.held

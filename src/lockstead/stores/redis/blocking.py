@@ -1,0 +1,184 @@
+"""Redis for threads: a connection for each that is asking, and one that hears for all."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+from contextlib import suppress
+from typing import Any
+
+import hiredis
+
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores.redis.address import Address
+from lockstead.stores.redis.errors import FAILURES, check_all, unanswered
+from lockstead.stores.redis.resp import PING, pack, published
+from lockstead.stores.transport.pool import Pool
+from lockstead.stores.transport.subscriber import SILENCE
+
+CHUNK = 4096
+_TIMEVAL = struct.Struct("@ll")
+
+
+class Connection:
+    """A socket that speaks RESP. Not for two threads at once, and not to be used again after an exception."""
+
+    def __init__(self, runtime: ThreadRuntime, opened: socket.socket) -> None:
+        self._socket = opened  # first of all: an interrupt may come before the rest
+        self.idle_since = 0.0
+        self._timeout = -1.0
+        self._is_gathering = runtime.is_gathering
+        self._readable = runtime.readable
+        self._now = runtime.now
+        reader = hiredis.Reader()
+        self._feed, self._gets = reader.feed, reader.gets
+        self._send, self._recv = opened.sendall, opened.recv
+        is_plain = type(opened).__module__ == "socket"  # neither TLS, nor gevent's, which the kernel never lets wait
+        self._is_timed_by_kernel = os.name == "posix" and is_plain
+        if self._is_timed_by_kernel:
+            opened.settimeout(None)
+
+    async def exchange(self, payload: bytes, count: int, timeout: float) -> list[Any]:
+        deadline = self._now() + timeout
+        if timeout != self._timeout:
+            self._limit(timeout)
+        try:
+            self._send(payload)
+        except BlockingIOError:  # so the kernel says that time is up
+            raise TimeoutError from None
+        replies: list[Any] = []
+        while True:
+            if self._is_gathering():
+                await self._readable(self._socket, deadline)
+            self._take_in()
+            while (reply := self._gets()) is not False:
+                replies.append(reply)
+                if len(replies) == count:
+                    return replies
+            timeout = deadline - self._now()
+            if timeout <= 0:
+                raise TimeoutError
+            self._limit(timeout)
+
+    def _take_in(self) -> None:
+        """Wait for at least a part of a reply. Raises TimeoutError."""
+        try:
+            data = self._recv(CHUNK)
+        except BlockingIOError:
+            raise TimeoutError from None
+        if not data:
+            msg = "the server closed the connection"
+            raise ConnectionResetError(msg)
+        self._feed(data)
+
+    def hear(self, timeout: float) -> list[bytes]:
+        if timeout != self._timeout:
+            self._limit(timeout)
+        self._take_in()
+        messages = []
+        while (reply := self._gets()) is not False:
+            if (message := published(reply)) is not None:
+                messages.append(message)
+        return messages
+
+    def probe(self) -> None:
+        self._limit(SILENCE)
+        self._send(PING)
+
+    def _limit(self, timeout: float) -> None:
+        """Let nothing take longer. The kernel keeps the time, where it can: Python would poll before every step."""
+        self._timeout = timeout
+        seconds = max(timeout, 0.001)
+        if self._is_timed_by_kernel:
+            limit = _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        else:
+            self._socket.settimeout(seconds)
+
+    def is_broken(self) -> bool:
+        """Tell whether the server has closed an idle connection: it has no other reason to send anything."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def shut_down(self) -> None:
+        """End it for whoever is just reading from it."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    abandon = close
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _open_socket(address: Address, timeout: float) -> socket.socket:
+    if address.path:
+        plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            plain.settimeout(timeout)
+            plain.connect(address.path)
+        except BaseException:
+            plain.close()
+            raise
+        return plain
+    plain = socket.create_connection((address.host, address.port), timeout)
+    try:
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if address.tls is not None:
+            return address.tls.wrap_socket(plain, server_hostname=address.host)
+    except BaseException:
+        plain.close()
+        raise
+    return plain
+
+
+async def connect(runtime: ThreadRuntime, address: Address, timeout: float, *commands: bytes) -> Connection:
+    """Open a connection, log in, and send the first commands. Raises StoreError if the server will not have us."""
+    connection = Connection(runtime, _open_socket(address, timeout))
+    try:
+        if first := [*address.greeting(), *commands]:
+            check_all(address, await connection.exchange(b"".join(first), len(first), timeout))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+async def subscribe(runtime: ThreadRuntime, address: Address, channel: str, timeout: float) -> Connection:
+    """Open a connection on which one hears who is woken."""
+    return await connect(runtime, address, timeout, pack(("SUBSCRIBE", channel)))
+
+
+class BlockingNode:
+    """The connections to one server, one for each thread that is asking."""
+
+    def __init__(self, runtime: ThreadRuntime, address: Address) -> None:
+        self.address = address
+        self.is_checked = False
+        self._runtime = runtime
+        self._pool: Pool[Connection] = Pool(runtime)
+        self.refresh = self._pool.drop
+        self.close = self._pool.close
+
+    async def ask(self, payload: bytes, count: int, timeout: float) -> list[Any]:
+        connection = None
+        try:
+            connection = self._pool.take() or await connect(self._runtime, self.address, timeout)
+            replies = await connection.exchange(payload, count, timeout)
+        except BaseException as error:
+            if connection is not None:
+                connection.close()
+            if isinstance(error, FAILURES):
+                if not isinstance(error, TimeoutError):
+                    self._pool.drop()  # what befell this connection has mostly befallen them all
+                raise unanswered(self.address, error) from error
+            raise
+        self._pool.give_back(connection)
+        return replies

@@ -1,0 +1,176 @@
+"""Redis for asyncio: one connection on which everybody's requests follow each other, and one that hears."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import hiredis
+
+from lockstead.runtimes.aio import AsyncRuntime
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores.redis.address import Address
+from lockstead.stores.redis.blocking import BlockingNode
+from lockstead.stores.redis.errors import FAILURES, check_all, unanswered
+from lockstead.stores.redis.resp import PING, pack, published
+from lockstead.stores.transport.pipeline import Pipeline, Shared
+from lockstead.stores.transport.subscriber import OnLost, OnMessage
+
+CROWD = 64
+"""So many requests go out before the turn of the loop is over: the server need not wait for the rest."""
+
+OnReply = Callable[[Any], None]
+"""Called with every reply that no request waits for."""
+
+
+class Connection(Pipeline, asyncio.Protocol):
+    """A connection on which requests do not wait for each other's replies.
+
+    What is asked for in one turn of the loop goes out in one write.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_reply: OnReply, on_lost: Callable[[], None]) -> None:
+        super().__init__(loop)
+        self._is_lost = False
+        self._reason = "the server closed the connection"
+        self._on_reply = on_reply
+        self._on_lost = on_lost
+        reader = hiredis.Reader()
+        self._feed, self._gets = reader.feed, reader.gets
+        self._outbox: list[bytes] = []
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def exchange(self, payload: bytes, count: int, timeout: float) -> asyncio.Future[list[Any]]:
+        if self._is_lost:
+            raise ConnectionResetError(self._reason)
+        answer = self._enqueue(count, timeout)
+        if len(self._requests) == 1:
+            self._transport.write(payload)
+        else:
+            if not self._outbox:
+                self._loop.call_soon(self._flush)
+            self._outbox.append(payload)
+            if len(self._outbox) >= CROWD:
+                self._flush()
+        return answer
+
+    def _flush(self) -> None:
+        if self._outbox:
+            payload = b"".join(self._outbox)
+            self._outbox.clear()
+            self._transport.write(payload)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._take_in(data)
+        except hiredis.ProtocolError as error:
+            self.close(error)
+        if self._is_retired and not self._requests:
+            self.close()
+
+    def _take_in(self, data: bytes) -> None:
+        self._feed(data)
+        self.is_good = True
+        while (reply := self._gets()) is not False:
+            if self._requests:
+                self._take_reply(reply)
+            elif isinstance(reply, Exception):  # said before it hangs up
+                self._reason = str(reply)
+            else:
+                self._on_reply(reply)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_good = False
+        self._is_lost = True
+        self._fail_all(error or ConnectionResetError(self._reason))
+        self._on_lost()
+
+    def probe(self) -> None:
+        self._transport.write(PING)
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+
+async def _connect(
+    runtime: AsyncRuntime,
+    address: Address,
+    timeout: float,
+    on_reply: OnReply = lambda _: None,
+    on_lost: Callable[[], None] = lambda: None,
+    *commands: bytes,
+) -> Connection:
+    """Open a connection, log in, and send the first commands."""
+    loop = runtime.bind()
+    pipeline = Connection(loop, on_reply, on_lost)
+    async with asyncio.timeout(timeout):
+        if address.path:
+            await loop.create_unix_connection(lambda: pipeline, address.path)
+        else:
+            await loop.create_connection(lambda: pipeline, address.host, address.port, ssl=address.tls)
+        try:
+            if first := [*address.greeting(), *commands]:
+                check_all(address, await pipeline.exchange(b"".join(first), len(first), timeout))
+        except BaseException:
+            pipeline.close()
+            raise
+    return pipeline
+
+
+async def subscribe(
+    runtime: AsyncRuntime,
+    address: Address,
+    channel: str,
+    timeout: float,
+    *,
+    on_message: OnMessage,
+    on_lost: OnLost,
+) -> Connection:
+    """Open a connection on which one hears who is woken."""
+    command = pack(("SUBSCRIBE", channel))
+    return await _connect(runtime, address, timeout, lambda reply: on_message(published(reply)), on_lost, command)
+
+
+class PipelinedNode:
+    """One server as the tasks of one loop see it."""
+
+    def __init__(self, runtime: AsyncRuntime, address: Address) -> None:
+        self.address = address
+        self.is_checked = False
+        self._is_closed = False
+        self._runtime = runtime
+        self._shared = Shared(runtime, lambda timeout: _connect(runtime, address, timeout))
+
+    async def ask(self, payload: bytes, count: int, timeout: float) -> list[Any]:
+        try:
+            self._runtime.bind()
+        except RuntimeError:  # no loop runs: the interpreter exits
+            return await BlockingNode(ThreadRuntime(), self.address).ask(payload, count, timeout)
+        pipeline = self._shared.connection
+        try:
+            if self._is_closed:
+                return await self._ask_alone(payload, count, timeout)
+            if pipeline is None or not pipeline.is_good:
+                pipeline = await self._shared.open(timeout)
+            return await pipeline.exchange(payload, count, timeout)
+        except FAILURES as error:
+            raise unanswered(self.address, error) from error
+
+    def refresh(self) -> None:
+        self._shared.refresh()
+
+    async def _ask_alone(self, payload: bytes, count: int, timeout: float) -> list[Any]:
+        """Ask on a connection that is closed again: for whoever has yet to leave when everything is closed."""
+        pipeline = await self._runtime.bind().create_task(_connect(self._runtime, self.address, timeout))
+        try:
+            return await pipeline.exchange(payload, count, timeout)
+        finally:
+            pipeline.close()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._shared.close()

@@ -1,0 +1,221 @@
+"""Which server to ask about a key: the one there is, the primary that Sentinels name, or a slot's in a cluster."""
+
+from __future__ import annotations
+
+from binascii import crc_hqx
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from lockstead.errors import StoreError
+from lockstead.stores.redis.address import Address, Deployment
+from lockstead.stores.redis.errors import refused
+from lockstead.stores.redis.node import Node
+from lockstead.stores.redis.resp import pack
+
+SLOTS = 16384
+SENTINEL_TIMEOUT = 0.5
+LEAST_TIME = 0.2
+"""What each node is given to answer in, even if there are many to be asked."""
+_MASTER = "GET-MASTER-ADDR-BY-NAME"
+
+MakeNode = Callable[[Address], Node]
+
+
+class Route(Protocol):
+    may_change: bool
+    """Whether another server may take over."""
+
+    def known(self, key: bytes) -> Node | None:
+        """Name the server that has this key, as far as is known."""
+        ...
+
+    async def find(self, key: bytes, timeout: float) -> Node:
+        """Find out which server has this key."""
+        ...
+
+    def doubt(self, node: Node) -> None:
+        """Look again the next time: this server did not answer, or said it is the wrong one."""
+        ...
+
+    def follow(self, key: bytes, target: str, node: Node, *, for_good: bool) -> Node:
+        """Find the server a redirection names."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def route(deployment: Deployment, make: MakeNode) -> Route:
+    if deployment.is_cluster:
+        return _Cluster(deployment, make)
+    if deployment.sentinels:
+        return _Sentinel(deployment, make)
+    return _Single(deployment, make)
+
+
+class _Single:
+    may_change = False
+
+    def __init__(self, deployment: Deployment, make: MakeNode) -> None:
+        (address,) = deployment.addresses
+        self._node = make(address)
+
+    def known(self, key: bytes) -> Node:
+        return self._node
+
+    async def find(self, key: bytes, timeout: float) -> Node:
+        return self._node
+
+    def doubt(self, node: Node) -> None:
+        """There is no other."""
+
+    def follow(self, key: bytes, target: str, node: Node, *, for_good: bool) -> Node:
+        raise _not_alone(node)
+
+    def close(self) -> None:
+        self._node.close()
+
+
+class _Sentinel:
+    may_change = True
+
+    def __init__(self, deployment: Deployment, make: MakeNode) -> None:
+        (self._template,) = deployment.addresses
+        self._service = deployment.service
+        self._sentinels = [make(address) for address in deployment.sentinels]
+        self._make = make
+        self._primary: Node | None = None
+
+    def known(self, key: bytes) -> Node | None:
+        return self._primary
+
+    async def find(self, key: bytes, timeout: float) -> Node:
+        failures = []
+        for sentinel in self._sentinels:
+            try:
+                (reply,) = await sentinel.ask(
+                    pack(("SENTINEL", _MASTER, self._service)), 1, min(timeout, SENTINEL_TIMEOUT)
+                )
+                if isinstance(reply, Exception):
+                    raise refused(sentinel.address, reply)
+            except StoreError as error:
+                failures.append(str(error))
+                continue
+            if reply is None:
+                failures.append(f"{sentinel.address}: knows no service {self._service!r}")
+                continue
+            host, port = reply
+            return self._primary_at(self._template.at(host.decode(), int(port)))
+        msg = f"no Sentinel names the primary of {self._service!r}: {'; '.join(failures)}"
+        raise StoreError(msg, transient=True)
+
+    def _primary_at(self, address: Address) -> Node:
+        """Make a node, unless somebody who asked at the same time has."""
+        if self._primary is not None and self._primary.address != address:
+            self.doubt(self._primary)
+        if self._primary is None:
+            self._primary = self._make(address)
+        return self._primary
+
+    def doubt(self, node: Node) -> None:
+        """Have it found anew, by another Sentinel first: the one that named it may be behind."""
+        if node is self._primary:
+            self._primary = None
+            node.refresh()
+            self._sentinels.append(self._sentinels.pop(0))
+
+    def follow(self, key: bytes, target: str, node: Node, *, for_good: bool) -> Node:
+        raise _not_alone(node)
+
+    def close(self) -> None:
+        for node in (*self._sentinels, *([self._primary] if self._primary else ())):
+            node.close()
+
+
+class _Cluster:
+    may_change = True
+
+    def __init__(self, deployment: Deployment, make: MakeNode) -> None:
+        self._seeds = list(deployment.addresses)
+        self._make = make
+        self._nodes: dict[tuple[str, int], Node] = {}
+        self._ranges: list[tuple[int, int, Node]] = []
+        self._exceptions: dict[int, Node] = {}
+        self._doubted = ""
+
+    def known(self, key: bytes) -> Node | None:
+        slot = slot_of(key)
+        if slot in self._exceptions:
+            return self._exceptions[slot]
+        return next((node for first, last, node in self._ranges if first <= slot <= last), None)
+
+    async def find(self, key: bytes, timeout: float) -> Node:
+        """Ask one node after another which slots are whose, until one knows who has this key's."""
+        failures = []
+        known = [node.address for node in list(self._nodes.values())]
+        addresses = sorted(dict.fromkeys([*known, *self._seeds]), key=lambda address: str(address) == self._doubted)
+        for address in addresses:
+            node = self._node_at(address.host, address.port)
+            try:
+                (reply,) = await node.ask(pack(("CLUSTER", "SLOTS")), 1, max(timeout / len(addresses), LEAST_TIME))
+                if isinstance(reply, Exception):
+                    raise refused(address, reply)
+            except StoreError as error:
+                failures.append(error)
+                continue
+            self._ranges = [self._range(address, *entry) for entry in reply]
+            self._exceptions = {}
+            if found := self.known(key):
+                self._forget_strangers()
+                return found
+            failures.append(StoreError(f"{address}: knows no server for slot {slot_of(key)}", transient=True))
+        reasons = "; ".join(map(str, failures))
+        msg = f"no node of the cluster tells who has the lock's slot: {reasons}"
+        raise StoreError(msg, transient=any(failure.transient for failure in failures))
+
+    def _forget_strangers(self) -> None:
+        """Let go of nodes that are no longer part of the cluster, as far as those who are can tell."""
+        members = {id(node) for _, _, node in self._ranges}
+        for place, node in list(self._nodes.items()):
+            if id(node) not in members:
+                self._nodes.pop(place, None)
+                node.refresh()
+
+    def _range(self, source: Address, first: int, last: int, primary: list[Any], *_: Any) -> tuple[int, int, Node]:
+        host = primary[0].decode() if primary[0] not in (None, b"", b"?") else source.host  # which it does not know
+        return first, last, self._node_at(host, primary[1])
+
+    def _node_at(self, host: str, port: int) -> Node:
+        node = self._nodes.get((host, port))
+        if node is None:
+            node = self._nodes[host, port] = self._make(self._seeds[0].at(host, port))
+        return node
+
+    def doubt(self, node: Node) -> None:
+        self._doubted = str(node.address)
+        self._ranges = []
+        self._exceptions = {}
+
+    def follow(self, key: bytes, target: str, node: Node, *, for_good: bool) -> Node:
+        host, _, port = target.rpartition(":")
+        found = self._node_at(host if host not in ("", "?") else node.address.host, int(port))
+        if for_good:
+            self._exceptions[slot_of(key)] = found
+        return found
+
+    def close(self) -> None:
+        for node in list(self._nodes.values()):
+            node.close()
+
+
+def _not_alone(node: Node) -> StoreError:
+    return StoreError(f"{node.address}: this is a node of a cluster; use redis+cluster://")
+
+
+def slot_of(key: bytes) -> int:
+    """Compute the slot of a key, of which only the part in braces counts, if there is one."""
+    start = key.find(b"{")
+    if start >= 0:
+        end = key.find(b"}", start + 1)
+        if end > start + 1:
+            key = key[start + 1 : end]
+    return crc_hqx(key, 0) % SLOTS

@@ -1,0 +1,521 @@
+"""`redis://host:port/db` and its relatives: lines on a Redis or Valkey server, 6.2 or newer.
+
+Every step is one script on one key, so it is atomic, and one round trip. Whoever waits is told on a channel of
+its client's own when its place holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from functools import partial
+from math import inf
+from typing import Any, cast
+from zlib import crc32
+
+from lockstead.core import rule
+from lockstead.core.model import (
+    UNKNOWN,
+    Ask,
+    Balance,
+    Capabilities,
+    Charge,
+    Finding,
+    Line,
+    Membership,
+    Refusal,
+    Renewal,
+    Standing,
+    Stay,
+    Wake,
+)
+from lockstead.core.runtime import Runtime
+from lockstead.core.store import Store
+from lockstead.errors import DamagedError, InvalidInputError, StoreError
+from lockstead.runtimes.aio import AsyncRuntime
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores.quorum.store import Quorum
+from lockstead.stores.redis import blocking, pipelined
+from lockstead.stores.redis.address import Address, Deployment, Options, from_client, parse_url
+from lockstead.stores.redis.blocking import BlockingNode
+from lockstead.stores.redis.commands import (
+    HSCAN,
+    JOIN,
+    JOIN_ALL,
+    LEAVE,
+    LINGER,
+    LOOK,
+    MEMBER,
+    MEND,
+    NO_WAKE_UP,
+    RENEW,
+    SPEND,
+    Command,
+    linger_args,
+    microseconds,
+    pack_charge,
+    pack_join,
+    pack_join_once,
+    pack_renewal,
+    parse_balance,
+    parse_place,
+    sized,
+)
+from lockstead.stores.redis.errors import OWN_FIELD, code_of, damaged, refused, unreadable
+from lockstead.stores.redis.health import ANSWERS, QUESTIONS, findings, skew
+from lockstead.stores.redis.node import Node
+from lockstead.stores.redis.pipelined import PipelinedNode
+from lockstead.stores.redis.resp import Arg, pack
+from lockstead.stores.redis.routing import Route, route
+from lockstead.stores.transport.subscriber import BlockingEar, Ear, LoopEar, OnLost, OnMessage
+
+log = logging.getLogger("lockstead")
+
+MAX_PREFIX = 100
+BUCKETS = 16
+"""Of a cluster, so that its servers share the work. On one server all names are in one hash."""
+REDIRECTIONS = 5
+OUSTED = {"READONLY", "NOREPLICAS", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "MISCONF"}
+"""What a server says that may be the primary no more."""
+INSPECTION_TIMEOUT = 5.0
+NAMES_PER_LOOK = 200
+FIELDS_PER_MEND = 1000
+ASKING = pack(("ASKING",))
+SECRET_SIZE = 16
+"""Bytes beyond guessing."""
+
+
+class RedisStore:
+    """One client's view of a server, a primary that Sentinels look after, or a cluster.
+
+    Not promised: that a fail-over keeps what the old primary had not yet sent to its replica. Fences grow all
+    the same, by the servers' clocks.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        deployment: Deployment,
+        *,
+        key_prefix: str = "lockstead",
+        min_replicas: int = 0,
+        confirm_grants: bool = False,
+        strict: bool = False,
+        is_member: bool = False,
+    ) -> None:
+        size = len(key_prefix.encode()) if isinstance(key_prefix, str) and key_prefix.isprintable() else 0
+        if not 0 < size <= MAX_PREFIX:
+            msg = f"key_prefix must be printable, and 1 to {MAX_PREFIX} bytes long, got {key_prefix!r}"
+            raise InvalidInputError(msg)
+        if not isinstance(min_replicas, int) or min_replicas < 0:
+            msg = f"min_replicas must be a number, and not negative, got {min_replicas!r}"
+            raise InvalidInputError(msg)
+        self.runtime = runtime
+        self.capabilities = Capabilities()
+        self._min_replicas = min_replicas
+        self._strict = strict
+        self._is_member = is_member
+        self._rate_prefix = f"{key_prefix}:rate:"
+        kind = "member" if is_member else "bucket"
+        self._keys = [f"{key_prefix}:{kind}:{n}".encode() for n in range(BUCKETS if deployment.is_cluster else 1)]
+        self._route = route(deployment, partial(_make_node, runtime))  # not self: cycles outlive what is dropped
+        channel = f"{key_prefix}:{secrets.token_hex(8)}"
+        self._channel = sized(channel.encode())
+        # Replicas have to confirm a grant before it counts.
+        self._ear = self._make_ear(channel, Wake.HINT if confirm_grants or min_replicas else Wake.GRANT)
+
+    async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
+        wake_up = self._channel + sized(self._ear.expect(ask.owner)) if ask.queue else NO_WAKE_UP
+        packed = pack_join_once if self._is_member else pack_join
+        args = ask.name, packed(ask, wake_up, is_member=self._is_member)
+        try:
+            reply = await self._call(JOIN, self._key(ask.name), args, timeout, confirmed=self._min_replicas > 0)
+        except _UnconfirmedError as shortfall:
+            raise await self._given_up([ask], shortfall, timeout) from None
+        except StoreError as error:
+            if not error.transient:
+                self._ear.forget(ask.owner)
+            raise
+        if reply[1] == 0:
+            return _refusal(*reply[2:])
+        return _standing(reply[1], reply[0] / 1e6)
+
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+        groups = self._by_key(renewals)
+        calls = []
+        for key, indices in groups.items():
+            args: list[Arg] = [b"%d" % self._is_member]
+            for index in indices:
+                renewal = renewals[index]
+                args += (renewal.name, pack_renewal(renewal))
+            calls.append((key, tuple(args)))
+        standings: list[Standing | None] = [UNKNOWN] * len(renewals)
+        for (key, indices), reply in zip(groups.items(), await self._call_all(RENEW, calls, timeout), strict=True):
+            if not isinstance(reply, Exception):
+                now = reply[0] / 1e6
+                for index, answer in zip(indices, reply[1:], strict=True):
+                    if isinstance(answer, bytes):
+                        log.warning("%r was not renewed: %s", renewals[index].name, await self._damaged(answer, key))
+                        standings[index] = None
+                    else:
+                        standings[index] = _standing(answer, now) if answer else None
+        return standings
+
+    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+        args = (name, owner, b"%d" % microseconds(unsure)) if unsure else (name, owner)
+        was_there = await self._call(LEAVE, self._key(name), args, timeout)
+        self._ear.forget(owner)
+        return bool(was_there)
+
+    async def linger(self, stay: Stay, timeout: float) -> bool:
+        args = linger_args(stay)
+        was_there = await self._call(LINGER, self._key(stay.name), args, timeout)
+        self._ear.forget(stay.owner)
+        return bool(was_there)
+
+    async def join_all(self, asks: Sequence[Ask], timeout: float) -> list[Standing] | Refusal | None:
+        keys = {self._key(ask.name) for ask in asks}
+        if len(keys) != 1:
+            return None
+        args: list[Arg] = []
+        for ask in asks:
+            args += ask.name, pack_join(ask, NO_WAKE_UP, is_member=False)
+        try:
+            reply = await self._call(JOIN_ALL, keys.pop(), tuple(args), timeout, confirmed=self._min_replicas > 0)
+        except _UnconfirmedError as shortfall:
+            raise await self._given_up(asks, shortfall, timeout) from None
+        if reply[1] == 0:
+            *refusal, number = reply[2:]
+            return _refusal(*refusal)._replace(name=asks[number - 1].name)
+        now, *answers = reply
+        return [_standing(answer, now / 1e6) for answer in answers]
+
+    async def spend(self, charge: Charge, timeout: float) -> Balance:
+        key = f"{self._rate_prefix}{charge.name}".encode()
+        try:
+            return parse_balance(await self._call(SPEND, key, (pack_charge(charge),), timeout))
+        except DamagedError as error:
+            error.name = charge.name
+            raise
+
+    async def wait(self, name: str, owner: str, timeout: float) -> Wake:
+        return await self._ear.wait(owner, timeout)
+
+    async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
+        if exact:
+            lines, damage = await self._look(self._key(prefix), [prefix])
+            if damage is None:
+                return lines
+            (line,) = lines or [Line(prefix, 0.0, ())]
+            return [line._replace(damage=line.damage or damage)]
+        lines = []
+        for key in self._keys:
+            names, unreadable_names = await self._names(key, prefix)
+            lines += unreadable_names
+            harm: DamagedError | None = None
+            for start in range(0, max(len(names), 1), NAMES_PER_LOOK):
+                found, harm = await self._look(key, names[start : start + NAMES_PER_LOOK])
+                lines += found
+            if harm is not None:
+                lines.append(Line("", 0.0, (), harm))
+        return sorted(lines, key=lambda line: line.name)
+
+    async def mend(self, name: str, timeout: float) -> None:
+        key, encoded = self._key(name), name.encode()
+        lines, _ = await self._look(key, [name])
+        is_damaged = any(line.damage is not None for line in lines)  # the script does not know of text that is no UTF-8
+        fields = await self._fields(key, f"{name}\0")
+        fields.append(encoded)  # last: while it is there the line is damaged, and no client joins it
+        for start in range(0, len(fields), FIELDS_PER_MEND):
+            some = fields[start : start + FIELDS_PER_MEND]
+            await self._call(MEND, key, (b"%d" % self._is_member, b"%d" % is_damaged, name, *some), timeout)
+
+    async def knock(self, timeout: float) -> Membership:
+        return await self._membership((secrets.token_hex(8),), timeout)
+
+    async def admit(self, token: str, ticket: int, longest: float, timeout: float) -> Membership:
+        return await self._membership((token, b"%d" % ticket, b"%d" % microseconds(longest)), timeout)
+
+    async def examine(self) -> list[Finding]:
+        """Look at every server for what would take locks away."""
+        found: list[Finding] = []
+        for node in {id(node): node for node in [await self._node_of(key) for key in self._keys]}.values():
+            replies = await self._interview(node, INSPECTION_TIMEOUT)
+            found += [*findings(node.address, replies, is_member=self._is_member), *skew(node.address, replies)]
+        for key in self._keys:
+            subject = str((await self._node_of(key)).address)
+            try:
+                _, damage = await self._look(key, [])
+            except DamagedError as error:
+                damage = error
+            if damage is not None:
+                found.append(Finding("error", subject, str(damage).removeprefix(f"{subject}: ")))
+        return found
+
+    async def close(self) -> None:
+        self._ear.close()
+        self._route.close()
+
+    async def _given_up(self, asks: Sequence[Ask], shortfall: StoreError, timeout: float) -> StoreError:
+        """Give places up that too few replicas know of, and make the error that says so."""
+        try:
+            for ask in asks:
+                await self.leave(ask.name, ask.owner, timeout)
+        except StoreError as error:
+            error.transient = True  # the places may be there
+            raise
+        names = ", ".join(repr(ask.name) for ask in asks)
+        return StoreError(f"{shortfall}; given up again: {names}", name=asks[0].name)
+
+    async def _membership(self, args: tuple[Arg, ...], timeout: float) -> Membership:
+        token, ticket, longest, votes_in = await self._call(MEMBER, self._keys[0], args, timeout)
+        return Membership(token.decode("ascii"), ticket, longest / 1e6, inf if votes_in < 0 else votes_in / 1e6)
+
+    async def _fields(self, key: bytes, prefix: str) -> list[bytes]:
+        pattern = "".join(f"\\{letter}" if letter in "*?[]^\\" else letter for letter in prefix)
+        fields: set[bytes] = set()
+        cursor: Arg = b""
+        while cursor != b"0":
+            args = cursor or b"0", "MATCH", f"{pattern}*", "COUNT", b"1000"
+            cursor, found = await self._call(HSCAN, key, args, INSPECTION_TIMEOUT)
+            fields.update(found[::2])
+        return sorted(fields)
+
+    async def _names(self, key: bytes, prefix: str) -> tuple[list[str], list[Line]]:
+        """List the names that start so, and as damaged lines those that are no text."""
+        names: list[str] = []
+        others: list[Line] = []
+        for field in await self._fields(key, prefix):
+            if b"\0" not in field:
+                try:
+                    names.append(field.decode())
+                except UnicodeDecodeError:
+                    shown = field.decode(errors="backslashreplace")
+                    error = unreadable((await self._node_of(key)).address, key, field, shown, "it is no UTF-8")
+                    others.append(Line(shown, 0.0, (), error))
+        return names, others
+
+    async def _look(self, key: bytes, names: Sequence[str]) -> tuple[list[Line], DamagedError | None]:
+        """Read lines, and tell if what they share is damaged: then leases seem to end by the server's clock."""
+        harm: DamagedError | None = None
+        try:
+            now, *found = await self._call(LOOK, key, (b"0", *names), INSPECTION_TIMEOUT)
+        except DamagedError as error:
+            if error.field != OWN_FIELD:
+                raise
+            harm = error
+            now, *found = await self._call(LOOK, key, (b"1", *names), INSPECTION_TIMEOUT)
+        lines = [await self._line(key, name, records, now / 1e6) for name, records in zip(names, found, strict=True)]
+        return [line for line in lines if line.places or line.damage], harm
+
+    async def _line(self, key: bytes, name: str, records: Any, now: float) -> Line:
+        if isinstance(records, bytes):
+            return Line(name, now, (), await self._damaged(records, key))
+        try:
+            return Line(name, now, rule.live(map(parse_place, records), now))
+        except ValueError as error:
+            where = (await self._node_of(key)).address
+            return Line(name, now, (), unreadable(where, key, name.encode(), name, str(error)))
+
+    async def _damaged(self, said: bytes, key: bytes) -> DamagedError:
+        return damaged((await self._node_of(key)).address, key, said.decode())
+
+    def _key(self, name: str) -> bytes:
+        return self._keys[0] if len(self._keys) == 1 else self._keys[crc32(name.encode()) % len(self._keys)]
+
+    def _by_key(self, renewals: Sequence[Renewal]) -> Mapping[bytes, Sequence[int]]:
+        """Tell by numbers which of them belong together."""
+        if len(self._keys) == 1:
+            return {self._keys[0]: range(len(renewals))}
+        groups: dict[bytes, list[int]] = {}
+        for index, renewal in enumerate(renewals):
+            groups.setdefault(self._key(renewal.name), []).append(index)
+        return groups
+
+    def _make_ear(self, channel: str, wake: Wake) -> Ear:
+        """Listen for the secrets of our places. Nothing else counts: other roles may publish there too."""
+        runtime = self.runtime
+        locate = partial(_locate, self._route, self._keys[0])
+        if isinstance(runtime, AsyncRuntime):
+
+            async def subscribe(timeout: float, on_message: OnMessage, on_lost: OnLost) -> pipelined.Connection:
+                return await pipelined.subscribe(
+                    runtime, await locate(), channel, timeout, on_message=on_message, on_lost=on_lost
+                )
+
+            return LoopEar(runtime, subscribe, _secret, wake)
+        threads = cast("ThreadRuntime", runtime)
+
+        async def listen(timeout: float) -> blocking.Connection:
+            return await blocking.subscribe(threads, await locate(), channel, timeout)
+
+        return BlockingEar(threads, listen, _secret, wake)
+
+    async def _node_of(self, key: bytes) -> Node:
+        return await _node_at(self._route, key)
+
+    async def _call(
+        self, command: Command, key: bytes, args: tuple[Arg, ...], timeout: float, *, confirmed: bool = False
+    ) -> Any:
+        """Ask whoever has the key, following redirections: whoever gives one has done nothing."""
+        node = self._route.known(key) or await self._route.find(key, timeout)
+        payload, count = (command.pack_once if self._is_member else command.pack)(key, args), 1
+        wait = pack(("WAIT", b"%d" % self._min_replicas, b"%d" % max(int(timeout * 500), 1))) if confirmed else b""
+        for _ in range(REDIRECTIONS):
+            try:
+                if not node.is_checked:
+                    await self._check(node, timeout)
+                replies = await node.ask(payload + wait, count + confirmed, timeout)
+            except StoreError as error:
+                if error.transient:
+                    self._route.doubt(node)
+                raise
+            reply = replies[count - 1]
+            if not isinstance(reply, Exception):
+                if confirmed and not (command in (JOIN, JOIN_ALL) and reply[1] == 0):
+                    self._check_copies(node, replies[count])
+                return reply
+            code = code_of(reply)
+            if code == "NOSCRIPT":
+                payload, count = command.pack_in_full(key, args), 1
+            elif code == "MOVED":
+                node = self._route.follow(key, str(reply).split()[2], node, for_good=True)
+                payload, count = command.pack(key, args), 1
+            elif code == "ASK":
+                node = self._route.follow(key, str(reply).split()[2], node, for_good=False)
+                payload, count = ASKING + command.pack_in_full(key, args), 2
+            else:
+                raise self._refused(node, reply, command, key)
+        msg = f"{node.address}: redirected {REDIRECTIONS} times"
+        raise StoreError(msg, transient=True)
+
+    async def _call_all(
+        self, command: Command, calls: Sequence[tuple[bytes, tuple[Arg, ...]]], timeout: float
+    ) -> list[Any]:
+        """Call a script on several keys at once. One that fails is an exception in the list, unless all do."""
+        confirmed = self._min_replicas > 0
+
+        async def call(key: bytes, args: tuple[Arg, ...]) -> Any:
+            try:
+                return await self._call(command, key, args, timeout, confirmed=confirmed)
+            except Exception as error:
+                return error
+
+        if len(calls) == 1:
+            replies = [await call(*calls[0])]
+        else:
+            works = [call(key, args) for key, args in calls]
+            replies = await self.runtime.gather(works, lambda _: False, 0.0)
+        failures = [reply for reply in replies if isinstance(reply, Exception)]
+        if failures and len(failures) == len(replies):
+            raise failures[0]
+        return replies
+
+    def _check_copies(self, node: Node, copies: Any) -> None:
+        if isinstance(copies, Exception) or copies < self._min_replicas:
+            found = copies if isinstance(copies, Exception) else f"{copies} of {self._min_replicas}"
+            msg = f"{node.address}: not enough replicas confirmed it in time ({found})"
+            raise _UnconfirmedError(msg, transient=True)
+
+    def _refused(self, node: Node, reply: Exception, command: Command, key: bytes) -> StoreError:
+        if code_of(reply) in ("DAMAGED", "WRONGTYPE"):
+            return damaged(node.address, key, str(reply))
+        error = refused(node.address, reply, command.called_in(str(reply)))
+        if code_of(reply) in OUSTED:
+            node.refresh()
+            if self._route.may_change:
+                self._route.doubt(node)
+                error.transient = True
+        return error
+
+    async def _check(self, node: Node, timeout: float) -> None:
+        """Look for what would take locks away: warn of it, or refuse to use the server if we are to be strict."""
+        replies = await self._interview(node, timeout)
+        for finding in findings(node.address, replies, is_member=self._is_member):
+            message = f"{finding.subject}: {finding.message}"
+            if finding.level == "error" or (finding.level == "warning" and self._strict):
+                raise StoreError(message)
+            if finding.level == "warning":
+                log.warning("%s", message)
+        node.is_checked = True
+
+    async def _interview(self, node: Node, timeout: float) -> list[Any]:
+        replies = await node.ask(QUESTIONS, ANSWERS, timeout)
+        if isinstance(replies[0], Exception) and code_of(replies[0]) == "NOAUTH":
+            raise refused(node.address, replies[0])
+        return replies
+
+
+class _UnconfirmedError(StoreError):
+    """Done, but not copied to as many replicas as were asked for."""
+
+
+def _secret(_: str) -> bytes:
+    """Make what only the server can tell a waiter: owners are no secret, and the next one can be guessed."""
+    return secrets.token_bytes(SECRET_SIZE)
+
+
+def _standing(answer: Any, now: float) -> Standing:
+    if isinstance(answer, int):
+        return Standing(answer, True, now)
+    ticket, holder, recheck = answer
+    return Standing(ticket, False, now, _text(holder), _seconds(recheck))
+
+
+def _make_node(runtime: Runtime, address: Address) -> Node:
+    if isinstance(runtime, AsyncRuntime):
+        return PipelinedNode(runtime, address)
+    return BlockingNode(cast("ThreadRuntime", runtime), address)
+
+
+async def _node_at(route: Route, key: bytes) -> Node:
+    return route.known(key) or await route.find(key, INSPECTION_TIMEOUT)
+
+
+async def _locate(route: Route, key: bytes) -> Address:
+    """Tell where to listen: any server of a cluster hears everything that is published."""
+    return (await _node_at(route, key)).address
+
+
+def _refusal(holder: bytes, recheck: int, capacity: int, abstains: int = 0) -> Refusal:
+    return Refusal(_text(holder), _seconds(recheck), capacity, bool(abstains))
+
+
+def _text(owner: bytes) -> str:
+    """Decode an owner to be shown, whatever has written it."""
+    return owner.decode(errors="backslashreplace")
+
+
+def _seconds(duration: int) -> float:
+    return inf if duration < 0 else duration / 1e6
+
+
+def open_redis(source: object, runtime: Runtime, options: Mapping[str, Any]) -> Store:
+    """Open the store of a URL or of a client object; of several client objects, or redlock://, a quorum of them."""
+    if isinstance(source, str):
+        deployments, settings = parse_url(source)
+        is_quorum = source.lower().startswith("redlock")
+    else:
+        is_quorum = isinstance(source, Sequence)
+        deployments = (
+            [from_client(client) for client in source] if isinstance(source, Sequence) else [from_client(source)]
+        )
+        settings = Options()
+    settings = settings.changed(options)
+    stores = [
+        RedisStore(
+            runtime,
+            deployment,
+            key_prefix=settings.key_prefix,
+            min_replicas=settings.min_replicas,
+            confirm_grants=settings.confirm_grants,
+            strict=settings.strict,
+            is_member=is_quorum,
+        )
+        for deployment in deployments
+    ]
+    if not is_quorum:
+        return stores[0]
+    names = [str(deployment.addresses[0]) for deployment in deployments]
+    return Quorum(runtime, stores, names, node_timeout=settings.node_timeout)

@@ -1,0 +1,127 @@
+"""Where lines are kept, and which URL or client object means which store."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from lockstead.core.runtime import Runtime
+from lockstead.core.store import Store
+from lockstead.errors import InvalidInputError
+from lockstead.stores.memory import MemoryStore, shared_server
+from lockstead.stores.sqlite.store import SqliteStore
+
+REDIS_SCHEMES = (
+    *("redis", "rediss", "valkey", "valkeys", "unix"),
+    *("redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"),
+    *("redlock", "redlocks"),
+)
+POSTGRES_SCHEMES = ("postgresql", "postgres", "postgresql+advisory", "postgres+advisory")
+SCHEMES = ("memory", "sqlite", *REDIS_SCHEMES, *POSTGRES_SCHEMES)
+
+Opener = Callable[..., Store]
+"""Opens a store of somebody else's: `opener(url, runtime, **options)`."""
+_registered: dict[str, Opener] = {}
+
+
+def register(scheme: str, opener: Opener) -> None:
+    """Let URLs with this scheme be opened so, by clients and commands of this process.
+
+    An installed package does it for all processes with an entry point of the group `lockstead.stores` that has the
+    scheme's name.
+    """
+    scheme = scheme.lower()
+    if scheme in SCHEMES:
+        msg = f"{scheme}:// is a store of lockstead itself"
+        raise InvalidInputError(msg)
+    _registered[scheme] = opener
+
+
+def open_store(source: object, runtime: Runtime, **options: Any) -> Store:
+    """Open the store a URL names, or a client object (of redis-py, say) leads to, or several of them for Redlock.
+
+    A store is given back as it is. Without any, LOCKSTEAD_URL's is opened, else the user's own SQLite file. Nothing is
+    connected yet: a server that is down shows at the first request.
+    """
+    if isinstance(source, Store):
+        if options:
+            msg = f"{', '.join(options)}: give this to the store itself, which is open already"
+            raise InvalidInputError(msg)
+        return source
+    if source is None or source == "":
+        source = os.environ.get("LOCKSTEAD_URL") or "sqlite://"
+    scheme = source.partition(":")[0].lower() if isinstance(source, str) else ""
+    if scheme in POSTGRES_SCHEMES or _origin(source) in {"psycopg", "psycopg_pool", "sqlalchemy"}:
+        return _open_postgres(source, runtime, options)
+    if scheme in REDIS_SCHEMES or not isinstance(source, str):
+        return _open_redis(source, runtime, options)
+    if scheme not in SCHEMES:
+        return _opener_of(source, scheme)(source, runtime, **options)
+    if options:
+        msg = f"{', '.join(options)}: {scheme}:// takes no such option"
+        raise InvalidInputError(msg)
+    return _open_embedded(source, scheme, runtime)
+
+
+def _open_embedded(source: str, scheme: str, runtime: Runtime) -> Store:
+    parts = None
+    with suppress(ValueError):  # which may quote a password, also as the context of another error
+        parts = urlsplit(source)
+    if parts is None:
+        msg = f"{scheme}://…: this is no URL"
+        raise InvalidInputError(msg)
+    if parts.query or parts.fragment:
+        msg = f"{scheme}://…: this URL takes no options after '?' or '#'"
+        raise InvalidInputError(msg)
+    if scheme == "memory":
+        return MemoryStore(runtime, shared_server(parts.netloc + parts.path))
+    if parts.netloc:
+        msg = f"{scheme}://…: a path needs three slashes (sqlite:///relative.db) or four (sqlite:////absolute.db)"
+        raise InvalidInputError(msg)
+    return SqliteStore(runtime, unquote(parts.path[1:]) or None)
+
+
+def _opener_of(source: str, scheme: str) -> Opener:
+    from importlib.metadata import entry_points  # noqa: PLC0415 - it takes longer than all of lockstead
+
+    if scheme in _registered:
+        return _registered[scheme]
+    installed = entry_points(group="lockstead.stores")
+    for entry in installed.select(name=scheme):
+        opener: Opener = entry.load()
+        return opener
+    schemes = (f"{scheme}://" for scheme in (*SCHEMES, *_registered, *sorted(installed.names)))
+    msg = f"{shown(source)}: no store has this scheme; there are {', '.join(schemes)}"
+    raise InvalidInputError(msg)
+
+
+def shown(url: str) -> str:
+    """Show of a URL what surely is no part of a password: its scheme, if it has one."""
+    scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*(?=://)", url)
+    return f"{scheme[0]}://…" if scheme else "this text, which is no URL"
+
+
+def _origin(source: object) -> str:
+    return type(source).__module__.partition(".")[0]
+
+
+def _open_postgres(source: object, runtime: Runtime, options: dict[str, Any]) -> Store:
+    try:
+        from lockstead.stores.postgres.opening import open_postgres  # noqa: PLC0415
+    except ImportError as error:  # of psycopg, or of libpq
+        msg = f"this store needs psycopg: pip install 'lockstead[postgres]' ({error})"
+        raise InvalidInputError(msg) from error
+    return open_postgres(source, runtime, options)
+
+
+def _open_redis(source: object, runtime: Runtime, options: dict[str, Any]) -> Store:
+    try:
+        from lockstead.stores.redis.store import open_redis  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        msg = f"this store needs {error.name}: pip install 'lockstead[redis]'"
+        raise InvalidInputError(msg) from error
+    return open_redis(source, runtime, options)

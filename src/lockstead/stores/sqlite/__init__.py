@@ -1,0 +1,1 @@
+"""SQLite: lines in a file, shared by the processes of one machine."""

@@ -1,0 +1,1 @@
+"""Connections to a server, for the stores that have one: pools, pipelines and subscribers."""

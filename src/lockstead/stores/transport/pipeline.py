@@ -1,0 +1,203 @@
+"""For asyncio: a connection on which everybody's requests follow each other, opened once for all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from math import inf
+from typing import Any, Generic, Protocol, TypeVar
+
+from lockstead.core import lifecycle
+from lockstead.runtimes.aio import AsyncRuntime
+
+ALIVE = 0.25
+"""How long ago, at most, a server has answered something that is busy, and not silent."""
+
+
+CONNECTING = 1.0
+"""What a connection is given to come about even if the first caller has less time: it is for all."""
+
+
+class QueuedError(TimeoutError):
+    """The time of a request is over, and the server is still answering those before it."""
+
+    def __init__(self) -> None:
+        super().__init__("no answer in time: the server is busy with the requests before this one")
+
+
+class Request:
+    """A request on its way. It stays in the queue, whatever becomes of its caller, to take its replies."""
+
+    __slots__ = ("answer", "deadline", "missing", "replies", "sent")
+
+    def __init__(self, answer: asyncio.Future[list[Any]], count: int, sent: float, deadline: float) -> None:
+        self.answer = answer
+        self.sent = sent
+        self.deadline = deadline
+        self.missing = count
+        self.replies: list[Any] = []
+
+
+class Pipeline:
+    """The requests that wait for their replies, and the one alarm that tells them when their time is over."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.is_good = True
+        self._is_retired = False
+        self._loop = loop
+        self._requests: deque[Request] = deque()
+        self._answered_at = loop.time()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = inf
+
+    def abort(self) -> None:
+        """Cut the connection."""
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """Let go of it in a forked child, without a word to the server or to the loop, which are the parent's."""
+
+    def _enqueue(self, count: int, timeout: float) -> asyncio.Future[list[Any]]:
+        """Expect `count` replies to what is being sent."""
+        sent = self._loop.time()
+        deadline = sent + timeout
+        request = Request(self._loop.create_future(), count, sent, deadline)
+        self._requests.append(request)
+        if deadline < self._alarm_at:
+            self._set_alarm(deadline)
+        return request.answer
+
+    def _take_reply(self, reply: object) -> None:
+        """Give a reply to the oldest request."""
+        self._answered_at = self._loop.time()
+        request = self._requests[0]
+        request.replies.append(reply)
+        request.missing -= 1
+        if not request.missing:
+            self._requests.popleft()
+            if not request.answer.done():
+                request.answer.set_result(request.replies)
+
+    def is_answering(self, within: float = ALIVE) -> bool:
+        """Tell whether the server has just answered something."""
+        return self._loop.time() < self._answered_at + within
+
+    def _set_alarm(self, moment: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_at = moment
+        self._alarm = self._loop.call_at(moment, self._ring)
+
+    def _ring(self) -> None:
+        """Tell those whose time is over, and set the alarm for the next.
+
+        A connection on which answers arrive stays in use: another one would only give the server more to do.
+        """
+        now = self._loop.time()
+        is_answering = self.is_answering()
+        self._alarm, self._alarm_at = None, inf
+        waiting = [request for request in self._requests if not request.answer.done()]
+        for request in waiting:
+            if request.deadline <= now:
+                is_busy = is_answering and request.sent < self._answered_at
+                self.is_good = self.is_good and is_busy
+                request.answer.set_exception(QueuedError() if is_busy else TimeoutError())
+        left = [request.deadline for request in waiting if request.deadline > now]
+        if left:
+            self._set_alarm(min(left))
+        elif not self.is_good:
+            self.close()
+
+    def retire(self) -> None:
+        """Close once nobody waits for an answer any more."""
+        self._is_retired = True
+        if all(request.answer.done() for request in self._requests):
+            self.close()
+
+    def close(self, error: Exception | None = None) -> None:
+        self.is_good = False
+        self.abort()
+        self._fail_all(error or ConnectionAbortedError("the connection was closed"))
+
+    def _fail_all(self, error: Exception) -> None:
+        while self._requests:
+            request = self._requests.popleft()
+            if not request.answer.done():
+                request.answer.set_exception(error)
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm, self._alarm_at = None, inf
+
+
+class Closable(Protocol):
+    def retire(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
+C = TypeVar("C", bound=Closable)
+
+
+class Shared(Generic[C]):
+    """A connection that is opened when somebody wants it, once for all who do.
+
+    Whoever of them is cancelled meanwhile leaves the others the connection.
+    """
+
+    def __init__(self, runtime: AsyncRuntime, connect: Callable[[float], Coroutine[Any, Any, C]]) -> None:
+        self.connection: C | None = None
+        self._runtime = runtime
+        self._connect = connect
+        self._connecting: asyncio.Task[C] | None = None
+        lifecycle.at_fork(self, in_child="_forked")
+
+    async def open(self, timeout: float) -> C:
+        connecting = self._connecting
+        if connecting is None:
+            connecting = self._runtime.bind().create_task(
+                self._connect(max(timeout, CONNECTING)), name="lockstead-connect"
+            )
+            connecting.add_done_callback(self._connected)
+            self._connecting = connecting
+        await asyncio.wait([connecting], timeout=timeout)
+        if not connecting.done():
+            raise TimeoutError
+        if connecting.cancelled():
+            msg = "the connection was closed"
+            raise ConnectionAbortedError(msg)
+        return connecting.result()
+
+    def _connected(self, task: asyncio.Task[C]) -> None:
+        self._connecting = None
+        if not task.cancelled() and task.exception() is None:
+            if self.connection is not None:
+                self.connection.retire()
+            self.connection = task.result()
+
+    def refresh(self) -> None:
+        """Use a new connection from now on; who waits for an answer on the old one may still get it."""
+        if self.connection is not None:
+            self.connection.retire()
+            self.connection = None
+
+    def _forked(self) -> None:
+        connection, self.connection, self._connecting = self.connection, None, None
+        if connection is not None:
+            connection.abandon()
+
+    def __del__(self) -> None:
+        """Close what was dropped: the loop keeps a connection that it reads from."""
+        if self.connection is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                self._runtime.at_home(self.connection.close)
+
+    def close(self) -> None:
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
