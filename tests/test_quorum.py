@@ -18,8 +18,8 @@ from lockstead.core.model import LINGERING, Ask, Membership, Standing, Stay
 from lockstead.core.runtime import Runtime, drive
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
-from lockstead.stores.memory import MemberServer, MemberStore
 from lockstead.stores.quorum.store import Quorum
+from lockstead.testing.members import MemberServer, MemberStore
 
 
 class Dead(MemberStore):

@@ -47,7 +47,7 @@ from lockstead.primitives.election import ElectionOptions, Leader
 from lockstead.primitives.info import Holder, LockInfo
 from lockstead.primitives.naming import lock_name
 from lockstead.primitives.once import Outcome
-from lockstead.primitives.plans import LockOptions, TryOptions
+from lockstead.primitives.options import LockOptions, TryOptions
 from lockstead.primitives.rate_limit import Spending
 
 __version__ = "0.1.0"

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from lockstead.stores import open_store
-from lockstead.stores.memory import MemberServer, MemberStore, MemoryServer, MemoryStore
+from lockstead.stores.memory import MemoryServer, MemoryStore
 from lockstead.stores.quorum.store import Quorum
 from lockstead.stores.sqlite.store import SqliteStore
 from lockstead.testing.contract.rigs import Opener
+from lockstead.testing.members import MemberServer, MemberStore
 from tests.processes.helpers import eventually
 from tests.servers.binaries import POSTGRES18, VALKEY9, Flavour, PostgresFlavour, postgres_flavours, redis_flavours
 

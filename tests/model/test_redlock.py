@@ -9,7 +9,8 @@ from math import inf
 import pytest
 
 from lockstead.core.model import Ask, Place, Renewal
-from lockstead.stores.memory import MemberServer, _Marker, _MemoryLine
+from lockstead.stores.memory import _MemoryLine
+from lockstead.testing.members import MemberServer, _Marker
 from tests.model.checker import CounterexampleError, Report, explore
 from tests.model.redlock import ADMITTED, EMPTY, FREE, JOINING, RAISING, VOTES, Client, Member, RedlockModel, Scope
 from tests.model.redlock_mutants import MUTANTS

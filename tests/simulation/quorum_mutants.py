@@ -8,11 +8,11 @@ from math import inf
 import pytest
 
 from lockstead.errors import StoreError
-from lockstead.stores.memory import MemberServer
 from lockstead.stores.quorum import store as quorum
 from lockstead.stores.quorum.members import Nodes
 from lockstead.stores.quorum.store import Quorum
 from lockstead.testing import SimulatedMember, SimulatedMemberStore
+from lockstead.testing.members import MemberServer
 
 Patch = pytest.MonkeyPatch
 MUTANTS: dict[str, Callable[[Patch], None]] = {}

@@ -24,7 +24,8 @@ from lockstead.primitives.election import ElectionOptions
 from lockstead.primitives.identity import new_holder_id
 from lockstead.primitives.info import LockInfo
 from lockstead.primitives.naming import Naming, listed, literal
-from lockstead.primitives.plans import Defaults, LockOptions, Plan, TryOptions
+from lockstead.primitives.options import LockOptions, TryOptions
+from lockstead.primitives.plans import Defaults, Plan
 from lockstead.primitives.rate_limit import rate
 from lockstead.runtimes.aio import AsyncRuntime, running_loop
 from lockstead.stores import open_store

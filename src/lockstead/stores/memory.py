@@ -8,10 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from copy import copy
-from dataclasses import dataclass
 from math import inf
 from typing import Any
-from uuid import uuid4
 from weakref import WeakSet
 
 from lockstead.core import gcra, lifecycle, rule
@@ -21,7 +19,6 @@ from lockstead.core.model import (
     Capabilities,
     Charge,
     Line,
-    Membership,
     Place,
     Refusal,
     Renewal,
@@ -250,91 +247,6 @@ class _MemoryLine:
         return not self._places and not self._refused
 
 
-class MemberServer(MemoryServer):
-    """A server that can tell it has come back empty, and may so be one of a quorum's."""
-
-    def __init__(self, clock: Callable[[], float] = _clock.now, floor: Callable[[], int] = microseconds) -> None:
-        super().__init__(clock, floor)
-        self._mutex = threading.RLock()
-        self._marker: _Marker | None = None
-
-    def join(self, ask: Ask) -> tuple[Standing | Refusal, list[str]]:
-        with self._mutex:
-            votes_in = inf if self._marker is None else self._marker.votes_in(self._clock())
-            if self._marker is None or votes_in > 0:
-                return Refusal(recheck=votes_in, abstains=True), []
-            outcome, woken = super().join(ask)
-            if isinstance(outcome, Standing):
-                self._marker.longest = max(self._marker.longest, ask.ttl)
-            return outcome, woken
-
-    def renew(self, renewals: Sequence[Renewal]) -> tuple[list[Standing | None], list[str]]:
-        with self._mutex:
-            standings, woken = super().renew(renewals)
-            for number, (renewal, standing) in enumerate(zip(renewals, standings, strict=True)):
-                if standing is not None and standing.held and self._marker is not None:
-                    self._marker.longest = max(self._marker.longest, renewal.ttl)
-                    standings[number] = standing._replace(ticket=self._lift(renewal))
-            return standings, woken
-
-    def knock(self) -> Membership:
-        with self._mutex:
-            now = self._clock()
-            if self._marker is None:
-                self._marker = _Marker(token=uuid4().hex, knocked_at=now)
-            marker = self._marker
-            return Membership(marker.token, self._ticket, marker.longest, marker.votes_in(now))
-
-    def admit(self, token: str, ticket: int, longest: float) -> Membership:
-        with self._mutex:
-            marker, membership = self._marker, self.knock()
-            if marker is None or marker.token != token or membership.votes_in == 0:
-                return membership
-            marker.longest = max(marker.longest, longest)
-            marker.votes_at = marker.knocked_at + marker.longest
-            self._ticket = max(self._ticket, ticket)
-            return self.knock()
-
-    def forget(self) -> None:
-        """Come back empty, as a server without persistence does."""
-        with self._mutex:
-            self._lines.clear()
-            self._ticket = 0
-            self._marker = None
-
-    def _lift(self, renewal: Renewal) -> int:
-        """Raise a place that holds, and with it the counter, to the ticket its quorum agreed on."""
-        place = self._lines[renewal.name].find(renewal.owner)
-        assert place is not None
-        place.ticket = max(place.ticket, renewal.floor)
-        self._ticket = max(self._ticket, place.ticket)
-        return place.ticket
-
-    def _forked(self) -> None:
-        super()._forked()
-        self._mutex = threading.RLock()
-
-
-@dataclass(slots=True)
-class _Marker:
-    """What is gone when everything is: as long as it is there, so are the votes that were given."""
-
-    token: str
-    knocked_at: float
-    longest: float = 0.0
-    votes_at: float = inf
-
-    time: float = -inf
-
-    def votes_in(self, now: float) -> float:
-        """Tell when it votes, taking backward steps of the clock off what it waits for, as lines do."""
-        if back := max(self.time - now, 0.0):
-            self.knocked_at -= back
-            self.votes_at -= back
-        self.time = now
-        return max(self.votes_at - now, 0.0)
-
-
 def _owners(places: Iterable[Place]) -> list[str]:
     return [place.owner for place in places]
 
@@ -406,19 +318,3 @@ class MemoryStore:
     async def close(self) -> None:
         with suppress(NestedCallError), step():  # else the server forgets the mailbox when it is collected
             self._server.disconnect(self._mailbox)
-
-
-class MemberStore(MemoryStore):
-    """One client's view of a `MemberServer`."""
-
-    def __init__(self, runtime: Runtime, server: MemberServer) -> None:
-        super().__init__(runtime, server)
-        self._member = server
-
-    async def knock(self, timeout: float) -> Membership:
-        with step():
-            return self._member.knock()
-
-    async def admit(self, token: str, ticket: int, longest: float, timeout: float) -> Membership:
-        with step():
-            return self._member.admit(token, ticket, longest)

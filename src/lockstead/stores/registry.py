@@ -120,7 +120,7 @@ def _open_postgres(source: object, runtime: Runtime, options: dict[str, Any]) ->
 
 def _open_redis(source: object, runtime: Runtime, options: dict[str, Any]) -> Store:
     try:
-        from lockstead.stores.redis.store import open_redis  # noqa: PLC0415
+        from lockstead.stores.redis.opening import open_redis  # noqa: PLC0415
     except ModuleNotFoundError as error:
         msg = f"this store needs {error.name}: pip install 'lockstead[redis]'"
         raise InvalidInputError(msg) from error

@@ -31,13 +31,11 @@ from lockstead.core.model import (
     Wake,
 )
 from lockstead.core.runtime import Runtime
-from lockstead.core.store import Store
 from lockstead.errors import DamagedError, InvalidInputError, StoreError
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
-from lockstead.stores.quorum.store import Quorum
 from lockstead.stores.redis import blocking, pipelined
-from lockstead.stores.redis.address import Address, Deployment, Options, from_client, parse_url
+from lockstead.stores.redis.address import Address, Deployment
 from lockstead.stores.redis.blocking import BlockingNode
 from lockstead.stores.redis.commands import (
     HSCAN,
@@ -489,33 +487,3 @@ def _text(owner: bytes) -> str:
 
 def _seconds(duration: int) -> float:
     return inf if duration < 0 else duration / 1e6
-
-
-def open_redis(source: object, runtime: Runtime, options: Mapping[str, Any]) -> Store:
-    """Open the store of a URL or of a client object; of several client objects, or redlock://, a quorum of them."""
-    if isinstance(source, str):
-        deployments, settings = parse_url(source)
-        is_quorum = source.lower().startswith("redlock")
-    else:
-        is_quorum = isinstance(source, Sequence)
-        deployments = (
-            [from_client(client) for client in source] if isinstance(source, Sequence) else [from_client(source)]
-        )
-        settings = Options()
-    settings = settings.changed(options)
-    stores = [
-        RedisStore(
-            runtime,
-            deployment,
-            key_prefix=settings.key_prefix,
-            min_replicas=settings.min_replicas,
-            confirm_grants=settings.confirm_grants,
-            strict=settings.strict,
-            is_member=is_quorum,
-        )
-        for deployment in deployments
-    ]
-    if not is_quorum:
-        return stores[0]
-    names = [str(deployment.addresses[0]) for deployment in deployments]
-    return Quorum(runtime, stores, names, node_timeout=settings.node_timeout)

@@ -14,7 +14,8 @@ from lockstead.core.store import Store
 from lockstead.errors import CapacityMismatchError, LockError, LockLostError
 from lockstead.primitives import plans
 from lockstead.primitives.handle import Handle
-from lockstead.primitives.plans import Defaults, LockOptions, Plan
+from lockstead.primitives.options import LockOptions
+from lockstead.primitives.plans import Defaults, Plan
 from lockstead.runtimes.simulated import Cancelled, Process, Task, World
 from lockstead.testing.simulation.memory import SimulatedServer
 from lockstead.testing.simulation.monitor import Monitor, ViolationError

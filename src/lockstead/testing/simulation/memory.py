@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from lockstead.core.model import Membership, Place
 from lockstead.runtimes.simulated import Process, World
-from lockstead.stores.memory import MemberServer, MemoryServer
+from lockstead.stores.memory import MemoryServer
+from lockstead.testing.members import MemberServer
 from lockstead.testing.simulation.network import Faults, Server, SimulatedStore
 
 
