@@ -18,8 +18,7 @@ import pytest
 from lockstead import ClosedError, LockAcquisitionError
 from lockstead.core.model import Ask
 from lockstead.core.runtime import drive
-from lockstead.testing.contract.primitives import block, line
-from lockstead.testing.contract.rigs import Rig, ask
+from lockstead.testing.contract.rigs import Rig, ask, block, line
 from tests.contract.rigs import STORES
 
 Work = Callable[[], Coroutine[Any, Any, None]]

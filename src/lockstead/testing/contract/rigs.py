@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Coroutine
-from functools import cached_property
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import cached_property, wraps
 from typing import Any
 
 import pytest
 
-from lockstead import AsyncDistributedLock, DistributedLock
+from lockstead import AsyncDistributedLock, DistributedLock, UnsupportedError
 from lockstead.core.model import Capabilities
 from lockstead.core.runtime import Runtime, drive
-from lockstead.core.store import Store
+from lockstead.core.store import Lingering, Store
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
 
@@ -95,6 +96,61 @@ class Rig:
 
 async def ask(answer: Any) -> Any:
     return await answer if inspect.isawaitable(answer) else answer
+
+
+async def cannot(guard: Any, client: Any) -> bool:
+    """Tell whether the store does not carry what a guard would hold. If so, it must say so."""
+    (wish, *_) = guard._plan.asks
+    if client._engine.store.capabilities.carry(wish.capacity, wish.weight):
+        return False
+    for attempt in (guard.acquire, guard.try_acquire):
+        with pytest.raises(UnsupportedError):
+            await ask(attempt())
+    assert await ask(client.inspect()) == []
+    return True
+
+
+@asynccontextmanager
+async def block(guard: Any) -> AsyncIterator[Any]:
+    """Hold something for a block of either driver."""
+    if hasattr(guard, "__aenter__"):
+        async with guard as handle:
+            yield handle
+    else:
+        with guard as handle:
+            yield handle
+
+
+async def line(client: Any, name: str = "x") -> tuple[int, int]:
+    """Count who holds a name, and who waits for it."""
+    found = await client._engine.find(name)
+    places = found.places if found else ()
+    held = sum(place.acquired_at is not None for place in places)
+    return held, len(places) - held
+
+
+async def stands(client: Any, held: int, waiting: int, name: str = "x") -> bool:
+    return await line(client, name) == (held, waiting)
+
+
+async def names(client: Any) -> list[str]:
+    return [info.name for info in await ask(client.inspect())]
+
+
+def cannot_linger(client: Any) -> bool:
+    return not isinstance(client._engine.store, Lingering)
+
+
+def as_function(rig: Rig, body: Any) -> Any:
+    """Make what the driver's decorators take of a plain function."""
+    if rig.driver == "threads":
+        return body
+
+    @wraps(body)
+    async def function(*args: Any, **kwargs: Any) -> Any:
+        return body(*args, **kwargs)
+
+    return function
 
 
 @pytest.fixture(params=DRIVERS)

@@ -6,7 +6,10 @@ from importlib import import_module
 
 import pytest
 
-SUBJECTS = ("store", "abilities", "client", "primitives", "rates", "recipes", "elections")
+SUBJECTS = (
+    *("store", "abilities", "lock", "read_write", "semaphore", "multi_lock", "reservation"),
+    *("singleton", "once", "rate_limit", "election"),
+)
 pytest.register_assert_rewrite(*(f"{__package__}.{module}" for module in ("rigs", *SUBJECTS)))
 
 from lockstead.testing.contract.rigs import driver, rig  # noqa: E402 - not before that

@@ -1,11 +1,11 @@
-"""Jobs that one of many runs, and things that are done once, on every store that can leave a name taken."""
+"""Things that are done once, on every store that can leave a name taken; and the periods that are refused."""
 
 from __future__ import annotations
 
 import pytest
 
 from lockstead import InvalidInputError
-from lockstead.testing.contract.recipes import *  # noqa: F403
+from lockstead.testing.contract.once import *  # noqa: F403
 from lockstead.testing.contract.rigs import Rig, ask
 
 pytestmark = pytest.mark.one_version

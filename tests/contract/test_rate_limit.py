@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from lockstead.testing.contract.rates import *  # noqa: F403
+from lockstead.testing.contract.rate_limit import *  # noqa: F403
 
 pytestmark = pytest.mark.one_version

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockstead import DistributedLock, InvalidInputError
-from lockstead.testing.contract.elections import *  # noqa: F403
+from lockstead.testing.contract.election import *  # noqa: F403
 
 pytestmark = pytest.mark.one_version
 

@@ -1,93 +1,13 @@
-"""Jobs that one of many runs, and things that are done once, on every store that can leave a name taken."""
+"""Things that are done once, on every store that can leave a name taken."""
 
 from __future__ import annotations
 
-from functools import wraps
 from typing import Any
 
 import pytest
 
-from lockstead import InvalidInputError, LockAcquisitionError, LockLostError, UnsupportedError
-from lockstead.core.store import Lingering
-from lockstead.testing.contract.rigs import Rig, ask
-
-
-def cannot_linger(client: Any) -> bool:
-    return not isinstance(client._engine.store, Lingering)
-
-
-def as_function(rig: Rig, body: Any) -> Any:
-    """Make what the driver's decorators take of a plain function."""
-    if rig.driver == "threads":
-        return body
-
-    @wraps(body)
-    async def function(*args: Any, **kwargs: Any) -> Any:
-        return body(*args, **kwargs)
-
-    return function
-
-
-def test_of_many_who_fire_a_tick_one_runs_it(rig: Rig) -> None:
-    async def test() -> None:
-        clients = [rig.client() for _ in range(3)]
-        if cannot_linger(clients[0]):
-            job = clients[0].singleton("cron:daily", at_most=60, at_least=60)(as_function(rig, lambda: "ran"))
-            with pytest.raises(UnsupportedError):
-                await ask(job())
-            plain = clients[0].singleton("cron:daily", at_most=60)(as_function(rig, lambda: "ran"))
-            assert await ask(plain()) == "ran"
-            return
-        jobs = [
-            client.singleton("cron:daily", at_most=60, at_least=60)(as_function(rig, lambda: "ran"))
-            for client in clients
-        ]
-        assert [await ask(job()) for job in jobs] == ["ran", None, None]
-        info = await ask(clients[0].info("cron:daily"))
-        assert info.holders[0].lingers
-        assert 50 < (info.expires_at - info.acquired_at).total_seconds() <= 61
-
-    rig.run(test())
-
-
-def test_a_job_that_died_is_free_after_at_most(rig: Rig) -> None:
-    async def test() -> None:
-        alice, bob = rig.client(), rig.client()
-        if not alice._engine.store.capabilities.expiry:
-            return
-        assert await ask(alice.singleton("cron:weekly", at_most=60).try_acquire())
-        assert await ask(bob.singleton("cron:weekly", at_most=60).try_acquire()) is None
-        tick = {"at_most": 0.3, "at_least": 0.0 if cannot_linger(alice) else 0.3}
-        dead = await ask(alice.singleton("cron:daily", **tick).try_acquire())
-
-        async def can_run() -> Any:
-            return await ask(bob.singleton("cron:daily", **tick).try_acquire())
-
-        await rig.until(can_run)
-        assert not dead.is_held
-        with pytest.raises(LockLostError):
-            await ask(dead.release())
-
-    rig.run(test())
-
-
-def test_a_name_left_taken_keeps_waiters_out_until_it_is_over(rig: Rig) -> None:
-    async def test() -> None:
-        alice, bob = rig.client(), rig.client()
-        if cannot_linger(alice):
-            with pytest.raises(UnsupportedError):
-                await ask(alice.acquire("x", at_least=0.2))
-            assert await ask(alice.info("x")) is None
-            return
-        await ask((await ask(alice.acquire("y", at_least=60))).release())
-        with pytest.raises(LockAcquisitionError, match="left it taken"):
-            await ask(bob.acquire("y", timeout=0))
-        started = bob._engine.runtime.now()
-        await ask((await ask(alice.acquire("x", at_least=0.3))).release())
-        await ask((await ask(bob.acquire("x", timeout=10))).release())
-        assert bob._engine.runtime.now() - started >= 0.3
-
-    rig.run(test())
+from lockstead import InvalidInputError, LockAcquisitionError, UnsupportedError
+from lockstead.testing.contract.rigs import Rig, as_function, ask, cannot_linger
 
 
 def test_what_is_done_once_is_remembered(rig: Rig) -> None:

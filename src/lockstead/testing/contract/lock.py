@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -16,7 +17,7 @@ from lockstead import (
     LockLostError,
 )
 from lockstead.runtimes.clock import now as clock
-from lockstead.testing.contract.rigs import Rig, ask
+from lockstead.testing.contract.rigs import Rig, ask, block, cannot, line, names
 
 
 def test_one_holds_and_the_other_does_not(rig: Rig) -> None:
@@ -409,5 +410,52 @@ def test_a_lock_is_released_from_whichever_thread_has_the_handle(rig: Rig) -> No
         thread.start()
         thread.join()
         assert not client.is_locked("x")
+
+    rig.run(test())
+
+
+def test_a_time_out_around_a_wait_or_inside_a_block_leaves_nothing(rig: Rig) -> None:
+    """Tasks only: nobody can be interrupted in the midst of a thread's wait."""
+    if rig.driver == "threads":
+        return
+
+    async def test() -> None:
+        alice, bob = rig.client(), rig.client()
+        kinds = [
+            (alice.lock("x"), bob.multi_lock(["w", "x", "y"])),
+            (alice.write_lock("x"), bob.read_lock("x")),
+            (alice.semaphore("x", 3, 2), bob.semaphore("x", 3, 2)),
+        ]
+        for holder, waiter in kinds:
+            if await cannot(holder, alice):
+                continue
+            async with holder:
+                with pytest.raises(TimeoutError) as outcome:
+                    async with asyncio.timeout(0.03), waiter:
+                        pytest.fail("it is taken")
+                assert not isinstance(outcome.value, LockAcquisitionError)
+                assert await names(bob) == ["x"]
+                assert await line(bob) == (1, 0)
+            async with asyncio.timeout(5):
+                async with waiter as handle:
+                    with pytest.raises(TimeoutError):
+                        async with asyncio.timeout(0.01):
+                            await asyncio.sleep(10)
+                    assert handle.is_held
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.03), waiter:
+                    await asyncio.sleep(10)
+            assert await names(bob) == []
+
+    rig.run(test())
+
+
+def test_releasing_inside_the_block_is_fine(rig: Rig) -> None:
+    async def test() -> None:
+        client = rig.client()
+        for guard in (client.lock("x"), client.multi_lock(["x", "y"])):
+            async with block(guard) as handle:
+                await ask(handle.release())
+                assert await names(client) == []
 
     rig.run(test())

@@ -9,8 +9,8 @@ import pytest
 
 import lockstead
 from lockstead import InvalidInputError, LockError
-from lockstead.testing.contract import client
-from lockstead.testing.contract.client import *  # noqa: F403
+from lockstead.testing.contract import lock as client
+from lockstead.testing.contract.lock import *  # noqa: F403
 from lockstead.testing.contract.rigs import Rig, ask
 
 pytestmark = pytest.mark.one_version
