@@ -1,3 +1,3 @@
 from __future__ import annotations
 
-pytest_plugins = ["tests.servers.fixtures"]
+pytest_plugins = ["tests.harness.contract", "tests.harness.fixtures", "tests.servers.fixtures"]

@@ -11,8 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from lockstead import DistributedLock
+from tests.harness.conditions import eventually
+from tests.harness.processes import Worker
 from tests.processes import journal
-from tests.processes.helpers import Worker, eventually
 
 PROCESSES = 20
 TIMES = 200
@@ -47,7 +48,9 @@ class Crew:
         left = TIMES - sum(entry.kind == journal.END for entry in self.entries(slot))
         dies_in = self._chance.randrange(left) if self._suicides.pop(slot, False) else NEVER
         dies_at = self._chance.randrange(4)
-        return self._start("increment.py", self.path, self.counter, self.log_of(slot), TTL, left, dies_in, dies_at)
+        return self._start(
+            "processes/programs/increment.py", self.path, self.counter, self.log_of(slot), TTL, left, dies_in, dies_at
+        )
 
     def replace_the_killed(self) -> bool:
         """Look after everybody; False once all have done their share."""

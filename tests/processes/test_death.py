@@ -9,7 +9,9 @@ from pathlib import Path
 from lockstead import DistributedLock
 from lockstead.core.lease import margin
 from lockstead.primitives.plans import HEARTBEAT
-from tests.processes.helpers import Worker, boottime, eventually, rows, stop_outside_a_transaction
+from tests.harness.conditions import eventually
+from tests.harness.processes import Worker, boottime
+from tests.harness.sqlite import rows, stop_outside_a_transaction
 
 Peer = Callable[..., Worker]
 

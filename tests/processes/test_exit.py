@@ -1,4 +1,4 @@
-"""A process that ends in an ordinary way leaves nothing behind. The ways to end are in workers/ending.py."""
+"""A process that ends in an ordinary way leaves nothing behind. The ways to end are in programs/ending.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from lockstead import DistributedLock, StoreError
-from tests.processes.helpers import Worker, eventually, rows, run, url_of
+from tests.harness.conditions import eventually
+from tests.harness.processes import Worker, run
+from tests.harness.sqlite import rows, url_of
 
 
 @pytest.mark.parametrize(
@@ -33,7 +35,7 @@ from tests.processes.helpers import Worker, eventually, rows, run, url_of
     ],
 )
 def test_a_process_that_ends_without_a_release_leaves_no_place(scenario: str, status: int, path: Path) -> None:
-    worker = run("ending.py", scenario, path)
+    worker = run("processes/programs/ending.py", scenario, path)
     assert worker.process.returncode == status
     assert "could not release" not in worker.errors
     assert ("the program's own" in worker.errors) == (status == 1)
@@ -45,7 +47,7 @@ def test_an_interrupt_in_acquire_ends_the_process_and_leaves_no_place(
     scenario: str, start: Callable[..., Worker], locks: DistributedLock, path: Path
 ) -> None:
     mine = locks.acquire("job")
-    worker = start("ending.py", scenario, path)
+    worker = start("processes/programs/ending.py", scenario, path)
     assert worker.answer()["waiting"]
     eventually(lambda: [info.waiting for info in locks.inspect()] == [1], "it waits in line")
     worker.signal(signal.SIGINT)
@@ -60,7 +62,7 @@ def test_an_interrupt_anywhere_ends_the_process_and_leaves_no_place(
 ) -> None:
     chance = random.Random(seed)
     for _ in range(12):
-        worker = start("ending.py", "busy", path)
+        worker = start("processes/programs/ending.py", "busy", path)
         assert worker.answer()["busy"]
         delay = chance.uniform(0.0, 0.05)
         time.sleep(delay)  # not for luck: the moment of the interrupt is what chance chooses
@@ -75,7 +77,7 @@ def test_an_interrupt_anywhere_ends_the_process_and_leaves_no_place(
 
 
 def test_interrupts_anywhere_do_not_make_the_client_unusable(path: Path, seed: int) -> None:
-    worker = run("ending.py", "interrupted_again_and_again", path, env={"LOCKSTEAD_SEED": str(seed)})
+    worker = run("processes/programs/ending.py", "interrupted_again_and_again", path, env={"LOCKSTEAD_SEED": str(seed)})
     assert worker.process.returncode == 0, worker.errors
     assert rows(path) == []
 

@@ -1,4 +1,4 @@
-"""What a fork does to the client and the locks of the process that forks. Scenarios: workers/forking.py."""
+"""What a fork does to the client and the locks of the process that forks. Scenarios: programs/forking.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 
 from lockstead import DistributedLock
 from lockstead.core import lifecycle
-from tests.processes.helpers import rows, run
+from tests.harness.processes import run
+from tests.harness.sqlite import rows
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ from tests.processes.helpers import rows, run
     ],
 )
 def test_forking(scenario: str, path: Path, locks: DistributedLock) -> None:
-    worker = run("forking.py", scenario, path, within=18)
+    worker = run("processes/programs/forking.py", scenario, path, within=18)
     assert worker.errors == ""
     assert worker.process.returncode == 0
     assert rows(path, "PRAGMA integrity_check") == [("ok",)]

@@ -9,7 +9,8 @@ import pytest
 
 from lockstead import DistributedLock
 from lockstead.core.engine import POLL
-from tests.processes.helpers import Worker, boottime, eventually
+from tests.harness.conditions import eventually
+from tests.harness.processes import Worker, boottime
 
 Peer = Callable[..., Worker]
 

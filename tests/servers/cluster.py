@@ -10,7 +10,7 @@ import redis
 from redis.cluster import ClusterNode, RedisCluster
 from redis.crc import key_slot
 
-from tests.processes.helpers import eventually
+from tests.harness.conditions import eventually
 from tests.servers.binaries import VALKEY9, Flavour
 from tests.servers.ports import HOST
 from tests.servers.redis import RedisServer

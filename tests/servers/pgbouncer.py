@@ -9,7 +9,7 @@ from typing import Self
 
 import psycopg
 
-from tests.processes.helpers import eventually
+from tests.harness.conditions import eventually
 from tests.servers.dialects import Postgres
 from tests.servers.pooler import PoolMode
 from tests.servers.ports import HOST, Port

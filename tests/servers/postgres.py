@@ -17,15 +17,15 @@ from urllib.parse import urlsplit
 
 import psycopg
 
-from tests.processes.helpers import eventually
+from tests.harness.conditions import eventually
 from tests.servers.binaries import POSTGRES18, PostgresFlavour
 from tests.servers.clock import SteppedClock
 from tests.servers.dialects import Postgres
 from tests.servers.disk import SlowDisk
-from tests.servers.guard import guard, remove_segment
 from tests.servers.ports import HOST, Port
 from tests.servers.preload import environment_of
 from tests.servers.process import Directory, ServerError, ServerProcess, identity
+from tests.servers.reaper import guard, remove_segment
 
 if TYPE_CHECKING:  # a benchmark does without what makes certificates
     from tests.servers.tls import Authority

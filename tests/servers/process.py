@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.processes.helpers import PATIENCE, eventually
-from tests.servers.guard import children, guard, kill_all
+from tests.harness.conditions import PATIENCE, eventually
+from tests.servers.reaper import children, guard, kill_all
 
 
 class ServerError(RuntimeError):

@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError as Unreachable
 from redis.exceptions import TimeoutError as Unresponsive
 from redis.retry import Retry
 
-from tests.processes.helpers import PATIENCE, eventually
+from tests.harness.conditions import PATIENCE, eventually
 from tests.servers.binaries import VALKEY9, Flavour
 from tests.servers.clock import SteppedClock
 from tests.servers.dialects import Resp

@@ -9,7 +9,7 @@ import redis
 from redis.exceptions import RedisError
 from redis.sentinel import Sentinel
 
-from tests.processes.helpers import eventually
+from tests.harness.conditions import eventually
 from tests.servers.binaries import VALKEY9, Flavour
 from tests.servers.ports import HOST
 from tests.servers.redis import RedisServer

@@ -21,14 +21,14 @@ import psycopg
 import pytest
 
 from lockstead.testing.proxy import Command
-from tests.cli.conftest import is_alive
-from tests.processes.helpers import eventually
+from tests.harness.command import is_alive
+from tests.harness.conditions import eventually
 from tests.servers.binaries import POSTGRES16, POSTGRES18, PostgresFlavour, postgres_flavours
-from tests.servers.guard import children
 from tests.servers.pooler import OwnPooler, Pooler
 from tests.servers.postgres import PostgresServer, query, through
 from tests.servers.process import ServerError
 from tests.servers.proxy import FaultProxy
+from tests.servers.reaper import children
 
 Start = Callable[..., PostgresServer]
 StartPooler = Callable[..., Pooler]

@@ -21,8 +21,8 @@ from redis.exceptions import AskError, AuthenticationError, MovedError, OutOfMem
 from redis.exceptions import ConnectionError as Unreachable
 from redis.exceptions import TimeoutError as Unresponsive
 
-from tests.cli.conftest import is_alive
-from tests.processes.helpers import eventually
+from tests.harness.command import is_alive
+from tests.harness.conditions import eventually
 from tests.servers.binaries import VALKEY9, Flavour, redis_flavours
 from tests.servers.cluster import ClusterDeployment
 from tests.servers.ports import BUS, Port

@@ -41,7 +41,8 @@ from lockstead.testing.torture.arena import (
 from lockstead.testing.torture.arena import CLIENT_FAULTS as PLAIN_CLIENT_FAULTS
 from lockstead.testing.torture.history import KILL
 from lockstead.testing.torture.worker import NAMES
-from tests.processes.helpers import eventually, transaction_of_a_stranger, url_of
+from tests.harness.conditions import eventually
+from tests.harness.sqlite import transaction_of_a_stranger, url_of
 from tests.servers.binaries import POSTGRES18
 from tests.servers.clock import SteppedClock
 from tests.servers.cluster import ClusterDeployment

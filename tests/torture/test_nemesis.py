@@ -29,7 +29,9 @@ from lockstead.testing.torture.arena import PROMISES, WORKLOADS, Arena, Fault, n
 from lockstead.testing.torture.history import KILL, History, Recorder
 from lockstead.testing.torture.nemesis import Nemesis
 from lockstead.testing.torture.worker import NAMES
-from tests.processes.helpers import Worker, eventually, is_free
+from tests.harness.conditions import eventually
+from tests.harness.processes import Worker
+from tests.harness.sqlite import is_free
 from tests.servers.binaries import POSTGRES18
 from tests.servers.clock import SteppedClock
 from tests.servers.disk import SlowDisk
@@ -530,7 +532,7 @@ def test_harm_on_sqlite(tmp_path: Path) -> None:
         with arena.faults["lock file"].harm(Random(SEED)):
             assert not is_free(path)
         assert is_free(path)
-        worker = Worker("peer.py", path, env=dict(arena.surround(tmp_path).environment))
+        worker = Worker("harness/programs/peer.py", path, env=dict(arena.surround(tmp_path).environment))
         try:
             assert worker.answer()["ready"]
             with arena.faults["full disk"].harm(Random(SEED)):

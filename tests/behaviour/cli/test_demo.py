@@ -1,0 +1,29 @@
+"""`lockstead demo` proves what it tells."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from tests.harness.command import Lockstead
+
+
+def test_the_demo_succeeds_and_tells_what_happened(lockstead: Lockstead) -> None:
+    del lockstead.environment["LOCKSTEAD_URL"]
+    finished = lockstead("demo")
+    assert (finished.returncode, finished.stderr) == (0, "")
+    story, _, summary = finished.stdout.partition("What was checked")
+    moments = [story.index(word) for word in ("KILLED", "after the kill", "PAUSED", "after the pause", "REFUSED")]
+    assert moments == sorted(moments)
+    assert len(re.findall(r"(?m)^  ok ", summary)) == 5
+    assert "FAILED" not in summary
+    assert "\033" not in finished.stdout
+
+
+def test_the_demo_on_a_given_store_as_json(lockstead: Lockstead) -> None:
+    finished = lockstead("demo", "--workers", "5", "--url", lockstead.url, "--json")
+    told = json.loads(finished.stdout)
+    assert (finished.returncode, told["ok"]) == (0, True)
+    assert all(check["passed"] for check in told["checks"])
+    assert {event["who"] for event in told["events"]} >= {"worker 1", "worker 3", "worker 5"}
+    assert lockstead.json("ls") == []

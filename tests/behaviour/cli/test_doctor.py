@@ -1,0 +1,60 @@
+"""`lockstead doctor` on sound and unsound servers."""
+
+from __future__ import annotations
+
+import json
+
+from tests.harness.command import Lockstead
+from tests.servers.redis import RedisServer
+
+
+def test_a_sound_store(lockstead: Lockstead) -> None:
+    with RedisServer() as server:
+        done = lockstead("doctor", "--url", server.url)
+    assert done.returncode == 0
+    assert "ok" in done.stdout
+    assert "Valkey 9" in done.stdout
+    assert lockstead("doctor").returncode == 0
+
+
+def test_a_server_that_may_evict_locks(lockstead: Lockstead) -> None:
+    with RedisServer(maxmemory="20mb", maxmemory_policy="allkeys-lru") as server:
+        done = lockstead("doctor", "--url", server.url, "--json")
+        (fine, finding) = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert fine["level"] == "ok"
+    assert finding["level"] == "warning"
+    assert finding["subject"] == f"127.0.0.1:{server.port}"
+    assert "noeviction" in finding["message"]
+
+
+def test_a_redlock_node_that_is_down_and_one_that_came_back_empty(lockstead: Lockstead) -> None:
+    with RedisServer(append_only=True) as one, RedisServer(append_only=True) as two, RedisServer() as three:
+        url = "redlock://" + ",".join(f"127.0.0.1:{server.port}" for server in (one, two, three))
+        assert lockstead("run", "job", "--url", url, "--ttl", "300", "--", "true").returncode == 0
+        three.restart(empty=True)
+        two.kill()
+        done = lockstead("doctor", "--url", url)
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines if f":{one.port} " in line] == ["ok"]
+    assert any("connection refused" in line for line in lines if line.startswith("ERROR") and f":{two.port} " in line)
+    assert any("came back empty" in line for line in lines if f":{three.port} " in line)
+    assert any("persists nothing" in line for line in lines if f":{three.port} " in line)
+
+
+def test_a_server_that_is_down(lockstead: Lockstead) -> None:
+    with RedisServer() as server:
+        server.stop()
+        done = lockstead("doctor", "--url", server.url)
+    assert done.returncode == 69
+    assert f"127.0.0.1:{server.port}: connection refused" in done.stderr
+
+
+def test_a_clock_that_is_off_is_told_but_no_reason_to_refuse_a_server(lockstead: Lockstead) -> None:
+    with RedisServer(clock=True) as server:
+        server.step_clock(30)
+        done = lockstead("doctor", "--url", server.url)
+        assert lockstead("run", "job", "--url", f"{server.url}?strict=true", "--", "true").returncode == 0
+    assert done.returncode == 1
+    assert "its clock is +30" in done.stdout or "its clock is +29" in done.stdout

@@ -1,0 +1,3 @@
+from __future__ import annotations
+
+from tests.harness.sqlite import locks, path  # noqa: F401

@@ -1,9 +1,0 @@
-"""Readers and writers, on every store that carries them."""
-
-from __future__ import annotations
-
-import pytest
-
-from lockstead.testing.contract.read_write import *  # noqa: F403
-
-pytestmark = pytest.mark.one_version

@@ -1,9 +1,0 @@
-"""Names that stay taken, on every store that can leave a name taken."""
-
-from __future__ import annotations
-
-import pytest
-
-from lockstead.testing.contract.reservation import *  # noqa: F403
-
-pytestmark = pytest.mark.one_version

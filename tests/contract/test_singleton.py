@@ -1,9 +1,0 @@
-"""Jobs that one of many runs, on every store."""
-
-from __future__ import annotations
-
-import pytest
-
-from lockstead.testing.contract.singleton import *  # noqa: F403
-
-pytestmark = pytest.mark.one_version

@@ -1,0 +1,97 @@
+"""Real `lockstead` processes on a real SQLite file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lockstead import DistributedLock, LockInfo
+
+PATIENCE = 15.0
+
+
+def eventually(condition: Callable[[], Any], what: str, within: float = PATIENCE) -> Any:
+    """Wait until a condition holds, and return what it returned; fail if it does not in time."""
+    deadline = time.monotonic() + within
+    while not (outcome := condition()):
+        assert time.monotonic() < deadline, f"not within {within:g} s: {what}"
+        time.sleep(0.01)
+    return outcome
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether a process can still do something: a zombie cannot."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+class Lockstead:
+    """The command, on one test's own store."""
+
+    def __init__(self, directory: Path) -> None:
+        self.database = directory / "locks.db"
+        self.url = f"sqlite:///{self.database}"
+        self.environment = os.environ | {"LOCKSTEAD_URL": self.url, "PYTHONWARNINGS": "error"}
+        self.environment.pop("PYTHONUNBUFFERED", None)
+        self._started: list[subprocess.Popen[str]] = []
+
+    def __call__(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run the command to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "lockstead", *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+            **({"stdin": subprocess.DEVNULL} | options),
+        )
+
+    def json(self, *arguments: str) -> Any:
+        """Run the command and read what it prints."""
+        finished = self(*arguments, "--json")
+        assert finished.returncode == 0, finished.stderr
+        return json.loads(finished.stdout)
+
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        """Start the command; whatever is left of it ends with the test."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lockstead", *arguments],
+            env=self.environment,
+            text=True,
+            **({"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options),
+        )
+        self._started.append(process)
+        return process
+
+    def hold(self, name: str, *options: str) -> subprocess.Popen[str]:
+        """Start a `lockstead run` that holds a name, and wait until it does."""
+        process = self.start("run", name, *options, "--", "sleep", "60")
+        eventually(lambda: self.info(name), f"{name} is held")
+        return process
+
+    def info(self, name: str) -> LockInfo | None:
+        with DistributedLock(self.url) as locks:
+            return locks.info(name)
+
+    def stop(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(5)
+            process.kill()
+            process.wait()
+            for stream in (process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()

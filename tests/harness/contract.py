@@ -1,0 +1,41 @@
+"""Run tests that are marked `every_store`, or `each_family`, on our stores."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from lockstead.testing.contract.rigs import DRIVERS, Rig
+from tests.harness.stores import EACH_CLOCK, FAMILIES, ONE_VERSION, STORES, VARIANTS
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test on every store, unless it is marked for less; on variants of another from threads only."""
+    marked = metafunc.definition.get_closest_marker
+    if "rig" not in metafunc.fixturenames:
+        return
+    if marked("each_family"):
+        metafunc.parametrize(("rig", "driver"), FAMILIES.items(), ids=FAMILIES, indirect=True)
+    if not marked("every_store"):
+        return
+    stores = list(STORES)
+    from_threads: set[str] = set()
+    if not os.environ.get("LOCKSTEAD_VERSIONS"):
+        from_threads = VARIANTS
+        stores = ONE_VERSION if marked("one_version") else stores
+        stores = EACH_CLOCK if marked("each_clock") else stores
+    if marked("no_store"):
+        stores = ["memory"]
+    cases = [(store, driver) for store in stores for driver in (["threads"] if store in from_threads else DRIVERS)]
+    metafunc.parametrize(("rig", "driver"), cases, indirect=True)
+
+
+@pytest.fixture
+def driver(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def rig(request: pytest.FixtureRequest, driver: str) -> Rig:
+    return Rig(driver, STORES[request.param](request.getfixturevalue))

@@ -1,0 +1,142 @@
+"""Clients of either driver on a server that is about to fail, and conditions waited for with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable, Coroutine
+from math import inf
+from typing import Any, TypeVar
+
+import pytest
+
+from lockstead import AsyncDistributedLock, DistributedLock
+from lockstead.core.runtime import Runtime, drive
+from lockstead.core.store import Store
+from lockstead.runtimes.aio import AsyncRuntime
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores import open_store
+from lockstead.testing.contract.rigs import ask
+from tests.harness.conditions import PATIENCE
+
+__all__ = ["DRIVERS", "Party", "Work", "ask"]
+
+T = TypeVar("T")
+DRIVERS = ("threads", "asyncio", "uvloop")
+
+
+class Work:
+    """Something done on the side, in a thread or task of its own, and what came of it."""
+
+    def __init__(self, party: Party, work: Coroutine[Any, Any, Any]) -> None:
+        self._party = party
+        self.is_done = False
+        self.ended_at = inf
+        self._value: Any = None
+        self._error: BaseException | None = None
+        party.runtime.spawn(lambda: self._do(work), "test-work")
+
+    async def _do(self, work: Coroutine[Any, Any, Any]) -> None:
+        try:
+            self._value = await work
+        except BaseException as error:
+            self._error = error
+        self.ended_at = time.monotonic()
+        self.is_done = True
+
+    async def result(self, within: float = PATIENCE) -> Any:
+        """Wait for the end, and return or raise what it did."""
+        await self._party.until(lambda: self.is_done, "the work on the side ends", within)
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+class Party:
+    """Clients of one driver. A test is a coroutine over `ask`, which serves both façades.
+
+    `options` are those of every client's store: where it keeps what is this test's own.
+    """
+
+    def __init__(self, driver: str, **options: str) -> None:
+        self.driver = driver
+        self.options = options
+        self.runtime: Runtime = ThreadRuntime()
+        self._opened: list[Any] = []
+
+    def run(self, test: Coroutine[Any, Any, None]) -> None:
+        if self.driver == "threads":
+            drive(self._tidily(test))
+            return
+        self.runtime = AsyncRuntime()
+        if self.driver == "uvloop":
+            import uvloop  # noqa: PLC0415
+
+            uvloop.run(self._tidily(test))
+        else:
+            asyncio.run(self._tidily(test))
+
+    def client(self, source: object, *, ttl: float = 2.0, **options: Any) -> Any:
+        """Make one more client, as another process would be, with a store and connections of its own."""
+        kind = DistributedLock if self.driver == "threads" else AsyncDistributedLock
+        client = kind(source, ttl=ttl, **(self.options | options))
+        self._opened.append(client)
+        return client
+
+    def store(self, source: object, **options: Any) -> Store:
+        store = open_store(source, self.runtime, **(self.options | options))
+        self._opened.append(store)
+        return store
+
+    def start(self, work: Any) -> Work:
+        """Do something on the side: `work` is a coroutine, or a call to be made there."""
+        return Work(self, work if asyncio.iscoroutine(work) else _call(work))
+
+    async def aside(self, function: Callable[[], T]) -> T:
+        """Call what blocks for long where it holds no event loop up."""
+        return function() if self.driver == "threads" else await asyncio.to_thread(function)
+
+    async def until(self, condition: Callable[[], Any], what: str, within: float = PATIENCE) -> Any:
+        """Return the condition's first true value, looking again until the deadline."""
+        deadline = time.monotonic() + within
+        while True:
+            if value := await ask(condition()):
+                return value
+            assert time.monotonic() < deadline, f"not within {within:g} s: {what}"
+            await self.runtime.sleep(0.003)
+
+    async def waits(self, client: Any, name: str, number: int = 1) -> None:
+        """Wait until so many stand in line behind whoever holds."""
+
+        async def is_so() -> bool:
+            info = await ask(client.info(name))
+            return info is not None and info.waiting == number
+
+        await self.until(is_so, f"{number} wait for {name!r}")
+
+    async def passes(self, seconds: float) -> None:
+        """Let time pass that the test is about: lives, pauses."""
+        await self.runtime.sleep(seconds)
+
+    async def _tidily(self, test: Coroutine[Any, Any, None]) -> None:
+        try:
+            await test
+        finally:
+            for opened in reversed(self._opened):
+                await ask(opened.close())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine under its party's driver: for the conftest of who has a party."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = inspect.signature(pyfuncitem.obj).parameters
+    party: Any = pyfuncitem.funcargs["party"]
+    party.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
+    return True
+
+
+async def _call(work: Callable[[], Any]) -> Any:
+    return await ask(work())

@@ -1,0 +1,8 @@
+"""Where this repository lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TESTS = ROOT / "tests"

@@ -1,0 +1,30 @@
+"""What a server knows of a client's sessions and of the lease table, told apart by the URL's application_name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.harness.party import Party
+from tests.servers.postgres import PostgresServer
+
+
+def named(url: str, application: str) -> str:
+    """Have all sessions of whoever uses the URL say who they are."""
+    return f"{url}?application_name={application}"
+
+
+def listening(server: PostgresServer, application: str) -> list[int]:
+    """List the sessions that hear; they do once the server has answered."""
+    query = "SELECT pid FROM pg_stat_activity WHERE application_name = %s AND query LIKE 'LISTEN %%' AND state = 'idle'"
+    return [pid for (pid,) in server.sql(query, [application])]
+
+
+def asking(server: PostgresServer, application: str) -> list[int]:
+    """List the sessions on which requests are sent."""
+    query = "SELECT pid FROM pg_stat_activity WHERE application_name = %s AND query NOT LIKE 'LISTEN %%'"
+    return [pid for (pid,) in server.sql(query, [application])]
+
+
+def places(party: Party, server: PostgresServer) -> list[tuple[Any, ...]]:
+    """List who has a place, by name and in the order of fences, dead ones too."""
+    return server.sql(f"SELECT name, holder FROM {party.options['schema']}.distributed_locks ORDER BY name, fence")

@@ -1,0 +1,350 @@
+"""How many connections and statements it takes, and that none is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import time
+
+import psycopg
+import pytest
+
+from lockstead import AsyncDistributedLock, ClosedError, LockError, StoreError
+from lockstead.core.model import UNKNOWN, Ask, Renewal
+from tests.harness.conditions import eventually
+from tests.harness.party import Party, ask
+from tests.servers.postgres import PostgresServer
+from tests.servers.proxy import FaultProxy
+from tests.stores.postgres.sessions import asking, listening, named, places
+
+only_asyncio = pytest.mark.parametrize("driver", ["asyncio", "uvloop"])
+only_threads = pytest.mark.parametrize("driver", ["threads"])
+A_HANDFUL = 10
+
+
+def statements(party: Party, server: PostgresServer) -> dict[str, int]:
+    """Count the calls of the store's functions so far."""
+    server.sql("SELECT pg_stat_force_next_flush()")
+    query = "SELECT funcname, calls FROM pg_stat_user_functions WHERE schemaname = %s"
+    return dict(server.sql(query, [party.options["schema"]]))
+
+
+async def test_a_hundred_waiters_of_one_process_are_served_in_order_by_a_handful_of_connections(
+    party: Party, server: PostgresServer
+) -> None:
+    me = party.options["schema"]
+    locks, other = party.client(named(server.url, me), ttl=30), party.client(server.url, ttl=30)
+    first = await ask(other.acquire("x"))
+    served: list[int] = []
+    most = 0
+
+    async def use() -> None:
+        handle = await ask(locks.acquire("x", timeout=60))
+        served.append(handle.fence)
+        await ask(handle.release())
+
+    works = [party.start(use()) for _ in range(100)]
+    await party.waits(other, "x", 100)
+    in_line = server.sql(f"SELECT fence FROM {me}.distributed_locks ORDER BY fence")
+    await party.until(lambda: listening(server, me), "somebody listens")
+    before = len(asking(server, me)), len(listening(server, me))
+    await ask(first.release())
+    while not all(work.is_done for work in works):
+        most = max(most, len(asking(server, me)) + len(listening(server, me)))
+        await party.passes(0.01)
+    for work in works:
+        await work.result()
+    print(f"{before} connections of those who wait, at most {most} of those who are served")
+    assert [(fence,) for fence in served] == in_line[1:]
+    assert not places(party, server)
+    assert sum(before) <= A_HANDFUL
+    assert most <= A_HANDFUL
+    if party.driver != "threads":
+        assert most <= 4, "one for requests, one for heartbeats, one that listens, one for those who are many at a name"
+
+
+@pytest.mark.parametrize("waiters", [2, 20])
+async def test_a_contended_acquisition_takes_few_statements(party: Party, server: PostgresServer, waiters: int) -> None:
+    """Each joins, is woken, and leaves; heartbeats come on top while the line is long."""
+    me = party.options["schema"]
+    counting = f"{named(server.url, me)}&options=-ctrack_functions%3Dpl"
+    locks = party.client(counting, ttl=30)
+    rounds = 100 // waiters
+
+    async def take_turns(rounds: int = rounds) -> None:
+        for _ in range(rounds):
+            handle = await ask(locks.acquire("x", timeout=60))
+            await ask(handle.release())
+
+    for work in [party.start(take_turns()) for _ in range(waiters)]:
+        await work.result(within=60)
+    await ask(locks.close())
+    await party.until(lambda: not asking(server, me), "its sessions are gone, and have told what they did")
+    calls = statements(party, server)
+    print(calls)
+    assert calls["line_join"] == calls["line_leave"] == waiters * rounds
+    assert calls.get("line_renew", 0) <= 1.5 * waiters * rounds
+
+
+async def test_a_client_that_is_closed_leaves_no_connection(party: Party, server: PostgresServer) -> None:
+    me = party.options["schema"]
+    locks, other = party.client(named(server.url, me)), party.client(server.url)
+    await ask(other.acquire("x"))
+    await ask(locks.acquire("y"))
+    waiting = [party.start(lambda: locks.acquire("x", timeout=20)) for _ in range(3)]
+    await party.waits(other, "x", 3)
+    await party.until(lambda: listening(server, me), "it listens")
+    await ask(locks.close())
+    for work in waiting:
+        with pytest.raises(ClosedError):
+            await work.result()
+    await party.waits(other, "x", 0)
+    await party.until(lambda: not server.connections(me), "nothing is connected")
+    assert [name for name, _ in places(party, server)] == ["x"]
+
+
+@only_asyncio
+async def test_a_client_closed_while_it_connects_does_not_cancel_anybody(party: Party, proxy: FaultProxy) -> None:
+    proxy.hold()
+    locks = party.client(proxy.url, ttl=1)
+    acquiring = party.start(lambda: locks.acquire("x"))
+    await party.until(lambda: proxy.open, "it connects")
+    closing = party.start(locks._engine.store.close)
+    await closing.result()
+    proxy.heal()
+    assert (await acquiring.result()).is_held
+
+
+async def test_a_burst_of_threads_does_not_keep_its_connections(party: Party, server: PostgresServer) -> None:
+    me = party.options["schema"]
+    locks = party.client(named(server.url, me), ttl=30)
+    works = [party.start(lambda n=n: locks.acquire(f"x-{n}", timeout=20)) for n in range(60)]
+    handles = [await work.result() for work in works]
+    assert server.connections(me) <= A_HANDFUL
+    for work in [party.start(handle.release) for handle in handles]:
+        await work.result()
+    assert server.connections(me) <= A_HANDFUL
+    assert not places(party, server)
+
+
+@pytest.mark.parametrize("driver", ["asyncio"])
+def test_a_loop_that_ends_without_a_close_leaves_no_connection(party: Party, server: PostgresServer) -> None:
+    me = party.options["schema"]
+
+    async def main() -> None:
+        locks = AsyncDistributedLock(named(server.url, me), schema=me)
+        await (await locks.acquire("x")).release()
+        assert server.connections(me) == 1
+
+    asyncio.run(main())  # which imports what it needs, once
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    asyncio.run(main())
+    gc.collect()
+    eventually(lambda: server.connections(me) == 0, "nothing is connected")
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@only_threads
+async def test_requests_that_are_stuck_do_not_hold_up_others_for_long(party: Party, server: PostgresServer) -> None:
+    me = party.options["schema"]
+    locks = party.client(named(server.url, me), ttl=30)
+    with psycopg.connect(server.url) as stranger:
+        stranger.execute(f"SELECT {me}.acquire_lock('x', 'stranger', 0.1)".encode())
+        stuck = [party.start(lambda: locks.acquire("x", timeout=20)) for _ in range(12)]
+        await party.until(lambda: len(asking(server, me)) >= 12, "all are stuck, one more after another")
+        began = time.monotonic()
+        for number in range(5):
+            await ask(locks.acquire(f"y-{number}"))
+        assert time.monotonic() - began < 1.5, "each waited"
+        stranger.rollback()
+    for _ in stuck:
+        (done,) = await party.until(lambda: [work for work in stuck if work.is_done][:1], "the next is served")
+        stuck.remove(done)
+        await ask((await done.result()).release())
+    assert server.connections(me) <= A_HANDFUL
+
+
+@only_asyncio
+async def test_answers_that_come_late_do_not_leave_a_second_connection(party: Party, proxy: FaultProxy) -> None:
+    store = party.store(proxy.url)
+    wish = Ask("x", "me/1", ttl=30.0, heartbeat=3.0)
+    await store.join(wish, 5.0)
+    proxy.hold("replies")
+    patient = party.start(lambda: store.join(wish, 10.0))
+    with pytest.raises(LockError):
+        await store.join(wish, 0.2)
+    second = party.start(lambda: store.join(wish, 10.0))  # on a new connection, for that one is silent
+    await party.until(lambda: proxy.open == 2, "it connects anew")
+    proxy.heal()
+    await patient.result()
+    await second.result()
+    await party.until(lambda: proxy.open == 1, "the first connection is closed")
+
+
+async def test_an_error_in_one_statement_spoils_no_other(party: Party, server: PostgresServer) -> None:
+    store = party.store(server.url)
+    await store.join(Ask("x", "me/1", ttl=30.0, heartbeat=3.0), 5.0)
+    for number in range(3):
+        with pytest.raises(StoreError):
+            await store.join(Ask("y", f"bad/{number}", ttl=30.0, heartbeat=3.0, metadata='{"a":"\\u0000"}'), 5.0)
+        assert await store.join(Ask("x", "me/1", ttl=30.0, heartbeat=3.0), 5.0)
+        assert await store.renew([Renewal("x", "me/1", 30.0, 3.0, True)], 5.0) != [None]
+    assert await store.leave("x", "me/1", 5.0)
+    assert not places(party, server)
+
+
+async def test_a_client_that_waits_in_vain_keeps_nothing_of_it(party: Party, server: PostgresServer) -> None:
+    locks, other = party.client(server.url), party.client(server.url)
+    await ask(other.acquire("x"))
+    for _ in range(20):
+        with pytest.raises(LockError):
+            await ask(locks.acquire("x", timeout=0.02))
+    ear = locks._engine.store._ear
+    heard_for = ear._waiters if party.driver == "threads" else ear._mailbox._bells
+    assert not heard_for
+    assert not locks._engine.keeper.leases
+    assert len(places(party, server)) == 1
+
+
+@only_asyncio
+async def test_tasks_cancelled_anywhere_leave_nothing_in_any_line(
+    party: Party, server: PostgresServer, seed: int
+) -> None:
+    chance = random.Random(seed)
+    locks = party.client(server.url, ttl=30)
+
+    async def use(number: int) -> None:
+        async with locks.lock(f"x-{number % 5}", timeout=30):
+            await asyncio.sleep(chance.uniform(0, 0.01))
+
+    async with asyncio.timeout(60):
+        tasks = []
+        for number in range(200):
+            tasks.append(asyncio.create_task(use(number)))
+            if chance.random() < 0.3:
+                await asyncio.sleep(chance.uniform(0, 0.005))
+            if chance.random() < 0.7:
+                chance.choice(tasks).cancel()
+        await asyncio.sleep(chance.uniform(0, 0.05))
+        for task in tasks:
+            if chance.random() < 0.8:
+                task.cancel()
+                if chance.random() < 0.1:
+                    await asyncio.sleep(0)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(result is None or isinstance(result, asyncio.CancelledError) for result in results), results
+        await party.until(lambda: not places(party, server), "nothing is left in any line", within=5)
+        async with locks.lock("x-0", timeout=5):
+            pass
+
+
+async def test_a_thousand_held_locks_are_kept_by_a_few_connections(party: Party, server: PostgresServer) -> None:
+    me = party.options["schema"]
+    locks = party.client(named(server.url, me), ttl=2.4)
+    began = time.monotonic()
+    if party.driver == "threads":
+        handles = [locks.acquire(f"x-{number}") for number in range(1000)]
+    else:
+        handles = list(await asyncio.gather(*(locks.acquire(f"x-{number}") for number in range(1000))))
+    print(f"acquired in {time.monotonic() - began:.2f} s")
+    await party.passes(2.5)
+    assert all(handle.is_held for handle in handles)
+    assert server.connections(me) <= 3, "one to ask, one to renew, and one to sweep now and then"
+    ((kept,),) = server.sql(f"SELECT count(*) FROM {me}.distributed_locks WHERE expires_at > clock_timestamp()")
+    assert kept == 1000
+    await ask(locks.release_all())
+    assert not places(party, server)
+
+
+async def test_a_name_stuck_in_a_transaction_does_not_hold_up_the_others(party: Party, server: PostgresServer) -> None:
+    schema = party.options["schema"]
+    locks = party.client(server.url, ttl=1.0)
+    handles = {name: await ask(locks.acquire(name)) for name in ("x", "y", "z")}
+    owner = server.sql(f"SELECT holder FROM {schema}.distributed_locks WHERE name = 'x'")[0][0]
+    with psycopg.connect(server.url) as stranger:
+        stranger.execute(f"SELECT {schema}.acquire_lock('x', 'stranger', 30, queue => true)".encode())
+        stranger.execute(f"SELECT {schema}.acquire_lock('w', 'stranger', 30)".encode())
+        waiting = party.start(lambda: locks.acquire("w", timeout=10))
+        await party.passes(1.1)
+        assert not waiting.is_done
+        assert all(handle.is_held for handle in handles.values()), "who is only waited for is not stuck"
+        stranger.execute(f"SELECT {schema}.extend_lock('x', %s, 1)".encode(), [owner])
+        await party.until(handles["x"].lost.is_set, "the stuck one is lost", within=3)
+        assert handles["y"].is_held
+        assert handles["z"].is_held
+        stranger.rollback()
+    assert (await waiting.result()).is_held
+    assert handles["y"].is_held
+    assert handles["z"].is_held
+
+
+async def test_a_renewal_of_a_stuck_place_is_unknown_and_of_others_known(party: Party, server: PostgresServer) -> None:
+    schema = party.options["schema"]
+    store = party.store(server.url)
+    for name in ("x", "y"):
+        await store.join(Ask(name, f"me/{name}", ttl=30.0, heartbeat=3.0), 5.0)
+    renewals = [Renewal(name, f"me/{name}", 30.0, 3.0, True) for name in ("x", "y", "gone")]
+    with psycopg.connect(server.url) as stranger:
+        stranger.execute(f"SELECT {schema}.extend_lock('x', 'me/x', 1)".encode())
+        began = time.monotonic()
+        stuck, fine, gone = await store.renew(renewals, 5.0)
+        assert time.monotonic() - began < 1.0
+    assert stuck is UNKNOWN
+    assert fine is not None
+    assert fine.held
+    assert gone is None
+
+
+LARGE = [Renewal(f"{number:0>512}", "me/1", 30.0, 3.0, True) for number in range(20000)]
+"""More than a network takes at once from somebody whom nobody reads."""
+
+
+async def test_a_request_too_large_for_a_stalled_connection_ends_in_time(party: Party, proxy: FaultProxy) -> None:
+    store = party.store(proxy.url)
+    assert await store.renew(LARGE[:1], 5.0) == [None]
+    proxy.hold("requests")
+    sending = party.start(lambda: store.renew(LARGE, 0.5))
+    try:
+        with pytest.raises(StoreError, match="in time"):
+            await sending.result(within=3)
+    finally:
+        proxy.heal()
+
+
+async def test_a_connection_that_ends_in_the_middle_of_a_large_request_ends_it(
+    party: Party, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = party.store(proxy.url)
+    assert await store.renew(LARGE[:1], 5.0) == [None]
+    proxy.hold("requests")
+    sending = party.start(lambda: store.renew(LARGE, 10.0))
+    await party.passes(0.2)
+    assert not sending.is_done
+    proxy.reset_all()
+    with pytest.raises(StoreError) as raised:
+        await sending.result(within=3)
+    assert raised.value.transient
+    proxy.heal()
+    assert await store.renew(LARGE[:1], 5.0) == [None]
+    assert not caplog.text
+
+
+async def test_everybody_gone_leaves_the_table_empty_and_the_sweep_the_names(
+    party: Party, server: PostgresServer
+) -> None:
+    schema = party.options["schema"]
+    locks = party.client(server.url)
+
+    async def use(number: int) -> None:
+        for turn in range(10):
+            await ask((await ask(locks.acquire(f"x-{(turn + number) % 3}", timeout=20))).release())
+
+    for work in [party.start(use(number)) for number in range(8)]:
+        await work.result()
+    assert not places(party, server)
+    server.sql(f"SELECT {schema}.sweep_locks()")
+    assert server.sql(f"SELECT name FROM {schema}.lock_names") == []
+    assert server.sql(f"SELECT holder FROM {schema}.lock_refusals") == []

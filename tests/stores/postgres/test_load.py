@@ -1,0 +1,125 @@
+"""Many tasks at once, and a NOTIFY queue that another session has filled."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from math import inf
+from typing import Any
+
+import psycopg
+import pytest
+
+from lockstead import AsyncDistributedLock, LockAcquisitionError, StoreError
+from lockstead.core.model import Ask, Renewal, Standing
+from tests.harness.party import Party, ask
+from tests.servers.postgres import PostgresServer
+
+TASKS = 1500
+
+
+def test_a_storm_of_impatient_tasks_is_told_that_the_time_is_up_not_that_the_server_is_silent(
+    server: PostgresServer, schema: str
+) -> None:
+    outcomes: Counter[str] = Counter()
+    chance = random.Random(1)
+
+    async def impatient(locks: AsyncDistributedLock, number: int) -> None:
+        try:
+            handle = await locks.acquire(f"name {number % 5}", timeout=chance.uniform(0.01, 0.3))
+            await handle.release()
+        except (LockAcquisitionError, StoreError) as error:
+            outcomes[f"{type(error).__name__}: {error.__cause__!r}"] += 1
+
+    async def storm() -> None:
+        async with AsyncDistributedLock(server.url, schema=schema) as locks:
+            await (await locks.acquire("warm")).release()
+            tasks = [asyncio.create_task(impatient(locks, number)) for number in range(TASKS)]
+            for task in chance.sample(tasks, TASKS // 4):
+                await asyncio.sleep(0)
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for number in range(5):  # and nothing is left behind
+                await (await locks.acquire(f"name {number}", timeout=10)).release()
+
+    asyncio.run(storm())
+    assert [outcome for outcome in outcomes if outcome.startswith("StoreError")] == []
+    assert outcomes.total() > TASKS / 4, "it was no storm"
+
+
+@pytest.fixture
+def congested(start: Callable[..., PostgresServer]) -> Iterator[tuple[PostgresServer, psycopg.Connection]]:
+    """Give a server whose NOTIFY queue is full, and the session that keeps it so: it listens in an open transaction."""
+    server = start(max_notify_queue_pages="64", fsync="off")
+    with psycopg.connect(server.url) as culprit, psycopg.connect(server.url, autocommit=True) as flooding:
+        culprit.execute("LISTEN anything")
+        culprit.commit()
+        culprit.execute("SELECT 1")
+        with pytest.raises(psycopg.errors.ProgramLimitExceeded):
+            for _ in range(1000):
+                flooding.execute("SELECT pg_notify('anything', repeat('x', 7000))")
+        flooding.close()
+        yield server, culprit
+
+
+async def test_a_full_notify_queue_fails_no_release_and_waiters_poll(
+    congested: tuple[PostgresServer, psycopg.Connection], party: Party, schema: str
+) -> None:
+    server, culprit = congested
+    locks, other = party.client(server.url, ttl=30.0), party.client(server.url, ttl=30.0)
+    for _ in range(3):
+        await hand_over(party, locks, other)
+    with psycopg.connect(server.url, autocommit=True) as user:
+        user.execute(f"SELECT {schema}.acquire_lock('x', 'sql', 30)".encode())
+        waiting = party.start(lambda: other.acquire("x", timeout=20))
+        await party.waits(locks, "x")
+        user.execute(f"SELECT {schema}.release_lock('x', 'sql')".encode())
+        await ask((await waiting.result()).release())
+
+    store = party.store(server.url)
+    held = await ask(locks.acquire("x"))
+    for owner in ("first", "second"):
+        standing = await store.join(Ask("x", owner, 30.0, 3.0), 5.0)
+        assert isinstance(standing, Standing)
+        assert standing.recheck <= 0.1, "no notification would come"
+        (renewed,) = await store.renew([Renewal("x", owner, 30.0, 3.0, claim=True)], 5.0)
+        assert renewed is not None
+        assert renewed.recheck <= 0.1
+        await store.leave("x", owner, 5.0)
+    await ask(held.release())
+    assert [finding.level for finding in await ask(locks.examine()) if "NOTIFY queue" in finding.message] == ["warning"]
+
+    server.terminate(culprit.info.backend_pid)
+    culprit.close()
+    await hand_over(party, locks, other)
+    standing = await store.join(Ask("y", "first", 30.0, 3.0), 5.0)
+    assert standing.recheck == inf, "it is told again"
+    assert not [finding for finding in await ask(locks.examine()) if "NOTIFY queue" in finding.message]
+
+
+async def hand_over(party: Party, locks: Any, other: Any) -> None:
+    held = await ask(locks.acquire("x"))
+    waiting = party.start(lambda: other.acquire("x", timeout=20))
+    await party.waits(locks, "x")
+    await ask(held.release())
+    await ask((await waiting.result()).release())
+
+
+async def test_a_notify_queue_that_fills_up_in_the_very_moment_is_asked_again(
+    party: Party, server: PostgresServer, schema: str
+) -> None:
+    """The server refuses the whole transaction, at its end: nothing was done."""
+    server.sql(
+        f"CREATE SEQUENCE {schema}.refused;"
+        f"CREATE FUNCTION {schema}.refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN"
+        f" IF nextval('{schema}.refused') % 2 = 1 THEN RAISE program_limit_exceeded; END IF; RETURN NULL; END$$;"
+        f"CREATE CONSTRAINT TRIGGER refuse AFTER INSERT OR UPDATE OR DELETE ON {schema}.distributed_locks"
+        f" DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION {schema}.refuse()"
+    )
+    locks = party.client(server.url, ttl=30.0)
+    held = await ask(locks.acquire("x"))
+    await ask(held.extend(60))
+    await ask(held.release())
+    assert not await ask(locks.is_locked("x"))

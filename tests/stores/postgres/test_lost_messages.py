@@ -1,0 +1,269 @@
+"""A network that loses requests, replies and connections: what is known afterwards, and what happens next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from lockstead import LockAcquisitionError, StoreError
+from lockstead.core.model import Ask, Refusal, Standing
+from lockstead.core.retry import RetryPolicy
+from lockstead.primitives.plans import HEARTBEAT
+from tests.harness.party import Party, ask
+from tests.servers.postgres import PostgresServer
+from tests.servers.proxy import FaultProxy
+from tests.stores.postgres.sessions import listening, named, places
+
+ONCE = RetryPolicy(max_retries=0)
+SLACK = 1.0
+"""What a loaded machine may add to a delay."""
+
+
+def calls(function: str) -> Callable[[list[bytes]], bool]:
+    """Recognise a call of one of the store's functions."""
+    return lambda command: any(function.encode() in statement for statement in command)
+
+
+async def know_statements(locks: Any) -> None:
+    """Have a session know every statement, so that what is lost later is not its preparation."""
+    handle = await ask(locks.acquire("known"))
+    await ask(handle.extend(2))
+    await ask(handle.release())
+
+
+async def test_an_acquire_whose_reply_is_lost_holds_its_own_place(party: Party, proxy: FaultProxy) -> None:
+    locks = party.client(proxy.url)
+    await know_statements(locks)
+    proxy.lose_reply(when=calls("line_join"))
+    handle = await ask(locks.acquire("x", timeout=5))
+    assert proxy.lost == 1
+    assert handle.is_held
+    (line,) = await party.store(proxy.server.url).inspect("x", exact=True)
+    assert [(place.ticket, place.owner.rpartition("/")[0]) for place in line.places] == [
+        (handle.fence, locks.holder_id)
+    ]
+    await ask(handle.release())
+    assert not places(party, proxy.server)
+
+
+async def test_a_try_whose_reply_is_lost_does_not_find_itself_in_its_way(party: Party, proxy: FaultProxy) -> None:
+    locks = party.client(proxy.url)
+    await know_statements(locks)
+    proxy.lose_reply(when=calls("line_join"))
+    handle = await ask(locks.try_acquire("x"))
+    assert proxy.lost == 1
+    assert handle is not None
+    assert handle.is_held
+
+
+async def test_an_acquire_that_gives_up_after_a_lost_reply_leaves_no_place(party: Party, proxy: FaultProxy) -> None:
+    locks, other = party.client(proxy.url), party.client(proxy.server.url)
+    await know_statements(locks)
+    proxy.lose_reply(when=calls("line_join"))
+    with pytest.raises(StoreError) as raised:
+        await ask(locks.acquire("x", retry=ONCE, ttl=30))
+    assert raised.value.transient
+    assert str(proxy.port) in str(raised.value)
+    handle = await ask(other.acquire("x", timeout=5))
+    assert [holder.rpartition("/")[0] for _, holder in places(party, proxy.server)] == [other.holder_id]
+    await ask(handle.release())
+
+
+async def test_a_join_that_waits_and_whose_reply_is_lost_has_one_place_in_line(party: Party, proxy: FaultProxy) -> None:
+    locks, other = party.client(proxy.url), party.client(proxy.server.url)
+    first = await ask(other.acquire("x"))
+    await know_statements(locks)
+    proxy.lose_reply(when=calls("line_join"))
+    waiting = party.start(lambda: locks.acquire("x", timeout=10))
+    await party.waits(other, "x", 1)
+    await party.until(lambda: proxy.lost, "the reply is lost")
+    await ask(first.release())
+    second = await waiting.result()
+    assert second.fence > first.fence
+    assert len(places(party, proxy.server)) == 1
+
+
+async def test_a_lost_request_is_sent_again(party: Party, proxy: FaultProxy) -> None:
+    locks = party.client(proxy.url, ttl=0.9)
+    await know_statements(locks)
+    proxy.lose_request(when=calls("line_join"))
+    handle = await ask(locks.acquire("x", timeout=5))
+    proxy.lose_request(when=calls("line_renew"))
+    await party.until(lambda: proxy.lost == 2, "a renewal is lost")
+    await party.passes(0.9)
+    assert handle.is_held
+
+
+async def test_a_release_whose_reply_is_lost_has_released(party: Party, proxy: FaultProxy) -> None:
+    locks, other = party.client(proxy.url), party.client(proxy.server.url)
+    await know_statements(locks)
+    handle = await ask(locks.acquire("x", ttl=30))
+    proxy.lose_reply(when=calls("line_leave"))
+    with pytest.raises(StoreError):
+        await ask(handle.release())
+    assert not handle.is_held
+    await ask(handle.release())
+    assert (await ask(other.try_acquire("x"))) is not None
+    assert not handle.lost.is_set()
+
+
+async def test_a_release_whose_request_is_lost_is_repeated_in_the_background(party: Party, proxy: FaultProxy) -> None:
+    locks, other = party.client(proxy.url), party.client(proxy.server.url)
+    await know_statements(locks)
+    handle = await ask(locks.acquire("x", ttl=30))
+    proxy.lose_request(when=calls("line_leave"))
+    with pytest.raises(StoreError):
+        await ask(handle.release())
+    assert (await ask(other.acquire("x", timeout=5))).is_held
+
+
+async def test_a_renewal_whose_reply_is_lost_takes_nothing_away(party: Party, proxy: FaultProxy) -> None:
+    locks = party.client(proxy.url)
+    await know_statements(locks)
+    handle = await ask(locks.acquire("x", ttl=1.5))
+    proxy.lose_reply(3, when=calls("line_renew"))
+    await party.until(lambda: proxy.lost == 3, "three renewals are lost")
+    assert handle.is_held
+    await party.passes(0.8)
+    assert handle.is_held
+    assert not handle.lost.is_set()
+    await ask(handle.release())
+
+
+async def test_an_extension_whose_reply_is_lost_says_so_and_keeps_the_lock(party: Party, proxy: FaultProxy) -> None:
+    locks = party.client(proxy.url)
+    await know_statements(locks)
+    handle = await ask(locks.acquire("x"))
+    proxy.lose_reply(when=calls("line_renew"))
+    with pytest.raises(StoreError):
+        await ask(handle.extend(5))
+    assert handle.is_held
+    await ask(handle.extend(5))
+    assert handle.remaining > 4
+
+
+async def test_a_waiter_whose_connections_are_reset_is_served_promptly(party: Party, proxy: FaultProxy) -> None:
+    locks, other = party.client(named(proxy.url, party.options["schema"]), ttl=30), party.client(proxy.server.url)
+    first = await ask(other.acquire("x"))
+    waiting = party.start(lambda: locks.acquire("x", timeout=10))
+    await party.waits(other, "x")
+    await party.until(lambda: listening(proxy.server, party.options["schema"]), "it listens")
+    before = listening(proxy.server, party.options["schema"])
+    proxy.reset_all()
+    await party.until(lambda: set(listening(proxy.server, party.options["schema"])) - set(before), "it listens again")
+    released = time.monotonic()
+    await ask(first.release())
+    assert (await waiting.result()).fence > first.fence
+    assert waiting.ended_at - released < 1.0, "it was not woken"
+
+
+async def test_a_release_right_after_a_reset_is_not_missed(party: Party, proxy: FaultProxy) -> None:
+    locks, other = party.client(named(proxy.url, party.options["schema"]), ttl=30), party.client(proxy.server.url)
+    first = await ask(other.acquire("x"))
+    waiting = party.start(lambda: locks.acquire("x", timeout=10))
+    await party.waits(other, "x")
+    await party.until(lambda: listening(proxy.server, party.options["schema"]), "it listens")
+    proxy.reset_all()
+    released = time.monotonic()
+    await ask(first.release())
+    await waiting.result()
+    assert waiting.ended_at - released < SLACK
+
+
+async def test_a_waiter_that_hears_nothing_any_more_is_served_within_a_heartbeat(
+    party: Party, proxy: FaultProxy
+) -> None:
+    me = party.options["schema"]
+    other = party.client(proxy.server.url)
+    locks = party.client(proxy.server.url, ttl=30, listen=named(proxy.url, me))
+    first = await ask(other.acquire("x"))
+    waiting = party.start(lambda: locks.acquire("x", timeout=10))
+    await party.waits(other, "x")
+    await party.until(lambda: listening(proxy.server, me), "it listens")
+    proxy.black_hole("replies")
+    released = time.monotonic()
+    await ask(first.release())
+    await waiting.result()
+    assert waiting.ended_at - released < HEARTBEAT + SLACK
+
+
+async def test_a_client_with_many_dead_connections_does_not_need_as_many_attempts(
+    party: Party, proxy: FaultProxy
+) -> None:
+    locks = party.client(proxy.url)
+    works = [party.start(lambda name=f"x-{number}": locks.acquire(name, timeout=5)) for number in range(12)]
+    handles = [await work.result() for work in works]
+    releases = [party.start(handle.release) for handle in handles]
+    for release in releases:
+        await release.result()
+    proxy.reset_all()
+    handle = await ask(locks.acquire("y", timeout=5, retry=RetryPolicy(max_retries=1)))
+    assert handle.is_held
+
+
+async def test_a_server_that_answers_too_late_costs_only_the_time_out(party: Party, proxy: FaultProxy) -> None:
+    locks, other = party.client(proxy.url, ttl=30), party.client(proxy.server.url)
+    await know_statements(locks)
+    proxy.hold("replies")
+    began = time.monotonic()
+    with pytest.raises((StoreError, LockAcquisitionError)):
+        await ask(locks.acquire("x", timeout=0.5, retry=ONCE))
+    assert time.monotonic() - began < 0.5 + SLACK
+    proxy.heal()
+    assert (await ask(other.acquire("x", timeout=5))).is_held
+
+
+async def test_a_join_that_arrives_after_its_leave_takes_no_place(party: Party, proxy: FaultProxy) -> None:
+    """It was on its way when its caller gave up, and is delivered when the network heals."""
+    me = party.options["schema"]
+    slow, quick = party.store(named(proxy.url, me)), party.store(proxy.server.url)
+    wish = Ask("x", "me/1", ttl=30.0, heartbeat=3.0)
+    await slow.join(wish, 5.0)
+    await slow.leave("x", "me/1", 5.0)
+    proxy.hold("requests")
+    with pytest.raises(StoreError, match="in time"):
+        await slow.join(wish, 0.2)
+    await quick.leave("x", "me/1", 5.0, unsure=30.0)
+    proxy.heal()
+    await party.until(lambda: not proxy.server.connections(me), "all that was sent is carried out")
+    assert not places(party, proxy.server)
+
+
+async def test_a_refused_owner_takes_no_place_and_is_forgotten_in_time(party: Party, server: PostgresServer) -> None:
+    store = party.store(server.url)
+    wish = Ask("x", "ghost/1", ttl=30.0, heartbeat=3.0)
+    await store.leave("x", "ghost/1", 5.0, unsure=0.3)
+    assert isinstance(await store.join(wish, 5.0), Refusal)
+    schema = party.options["schema"]
+
+    def is_swept() -> bool:
+        server.sql(f"SELECT {schema}.sweep_locks()")
+        return server.sql(f"SELECT holder FROM {schema}.lock_refusals") == []
+
+    await party.until(is_swept, "the mark is swept")
+    assert isinstance(await store.join(wish, 5.0), Standing)
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["a new name", "a known name"])
+async def test_a_leave_waits_for_a_join_that_is_just_being_carried_out(
+    party: Party, server: PostgresServer, *, is_known: bool
+) -> None:
+    """As while a commit waits for a disk or a standby: the place is not to be seen yet, and will be."""
+    store = party.store(server.url)
+    if is_known:
+        await store.join(Ask("x", "somebody/1", ttl=30.0, heartbeat=3.0), 5.0)
+        await store.leave("x", "somebody/1", 5.0)
+    with psycopg.connect(server.url) as slow:
+        join = f"SELECT {party.options['schema']}.line_join('x', 'ghost/1', 30, 3, 1, 1, true, '{{}}', '', '')"
+        slow.execute(join.encode())
+        leaving = party.start(lambda: store.leave("x", "ghost/1", 5.0, unsure=5.0))
+        in_line = "SELECT pid FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
+        pid = slow.info.backend_pid
+        await party.until(lambda: leaving.is_done or server.sql(in_line, [pid]), "the leave waits, or is done")
+        slow.commit()
+    await leaving.result()
+    assert not places(party, server), "the join is a ghost now"

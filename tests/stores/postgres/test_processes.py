@@ -1,0 +1,163 @@
+"""Processes that are killed, stopped, end or fork while they hold and wait. See harness/programs/scenarios.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.party import Party, ask
+from tests.servers.postgres import PostgresServer
+from tests.stores.postgres.sessions import named, places
+
+WORKERS = Path(__file__).parents[2] / "harness" / "programs" / "scenarios.py"
+SLACK = 1.0
+
+Process = subprocess.Popen[str]
+Spawn = Callable[..., Process]
+
+
+@pytest.fixture
+def spawn(server: PostgresServer, schema: str) -> Iterator[Spawn]:
+    """Start processes that do not outlive the test."""
+    processes: list[Process] = []
+
+    def spawn(scenario: str) -> Process:
+        command = [sys.executable, str(WORKERS), scenario, named(server.url, schema), f"schema={schema}"]
+        pipe = subprocess.PIPE
+        processes.append(
+            subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+        )
+        return processes[-1]
+
+    yield spawn
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+async def holds(party: Party, locks: Any, name: str = "x") -> Any:
+    return await party.until(lambda: locks.info(name), f"somebody holds {name!r}")
+
+
+@pytest.mark.parametrize("driver", ["threads"])
+async def test_a_killed_holder_is_followed_within_its_ttl(party: Party, server: PostgresServer, spawn: Spawn) -> None:
+    locks = party.client(server.url)
+    doomed = spawn("holds")
+    first = await holds(party, locks)
+    waiting = party.start(lambda: locks.acquire("x", timeout=10))
+    await party.waits(locks, "x")
+    doomed.kill()
+    killed = time.monotonic()
+    assert (await waiting.result()).fence > first.fence
+    assert waiting.ended_at - killed < 1.5 + SLACK
+
+
+@pytest.mark.parametrize("driver", ["threads"])
+async def test_a_killed_waiter_delays_the_next_by_a_heartbeat(
+    party: Party, server: PostgresServer, spawn: Spawn
+) -> None:
+    locks = party.client(server.url)
+    held = await ask(locks.acquire("x"))
+    doomed = spawn("waits")
+    await party.waits(locks, "x", 1)
+    waiting = party.start(lambda: locks.acquire("x", timeout=10))
+    await party.waits(locks, "x", 2)
+    doomed.kill()
+    killed = time.monotonic()
+    await ask(held.release())
+    assert (await waiting.result()).fence > held.fence
+    assert waiting.ended_at - killed < 1.5 + SLACK
+
+
+@pytest.mark.parametrize("driver", ["threads"])
+@pytest.mark.parametrize("scenario", ["holds_a_block", "holds_a_block_in_asyncio"])
+async def test_a_holder_that_was_stopped_for_longer_than_its_ttl_knows_that_it_lost(
+    party: Party, server: PostgresServer, spawn: Spawn, scenario: str
+) -> None:
+    locks = party.client(server.url)
+    stopped = spawn(scenario)
+    first = await holds(party, locks)
+    waiting = party.start(lambda: locks.acquire("x", timeout=10))
+    await party.waits(locks, "x")
+    stopped.send_signal(signal.SIGSTOP)
+    second = await waiting.result()
+    assert second.fence > first.fence
+    stopped.send_signal(signal.SIGCONT)
+    said, errors = stopped.communicate("go on\n", timeout=10)
+    assert errors.count("Traceback") == 0, errors
+    assert said.split()[-1] == "lost"
+    assert "True" not in said
+    assert second.is_held
+    assert len(places(party, server)) == 1
+
+
+@pytest.mark.parametrize("driver", ["threads"])
+async def test_a_loop_that_was_blocked_for_longer_than_its_ttl_knows_that_it_lost(
+    party: Party, server: PostgresServer, spawn: Spawn
+) -> None:
+    locks = party.client(server.url)
+    blocked = spawn("blocks_its_loop")
+    first = await holds(party, locks)
+    second = await ask(locks.acquire("x", timeout=10))
+    assert second.fence > first.fence
+    said, _ = blocked.communicate(timeout=10)
+    assert said.split() == ["lost"]
+    assert second.is_held
+
+
+@pytest.mark.parametrize("driver", ["threads"])
+async def test_ten_processes_with_ten_waiters_each_are_all_served_once_and_in_order(
+    party: Party, server: PostgresServer, spawn: Spawn, schema: str
+) -> None:
+    locks = party.client(server.url, ttl=30)
+    held = await ask(locks.acquire("x"))
+    crowd = [spawn("waits_ten_times") for _ in range(10)]
+    await party.until(lambda: len(places(party, server)) == 101, "all wait", within=30)
+    in_line = [fence for (fence,) in server.sql(f"SELECT fence FROM {schema}.distributed_locks ORDER BY fence")]
+    await ask(held.release())
+    served: list[int] = []
+    for process in crowd:
+        said, errors = process.communicate(timeout=30)
+        assert errors == ""
+        fences = [int(line) for line in said.split()]
+        assert fences == sorted(fences)
+        served += fences
+    assert sorted(served) == in_line[1:]
+    assert not places(party, server)
+    await party.until(lambda: not server.connections(schema), "nothing is connected")
+
+
+@pytest.mark.parametrize("driver", ["threads"])
+@pytest.mark.parametrize(
+    ("scenario", "status"),
+    [
+        ("ends_holding", 0),
+        ("ends_holding_in_asyncio", 0),
+        ("ends_waiting_in_a_daemon_thread", 0),
+        ("ends_with_sys_exit_in_asyncio", 3),
+        ("forks_while_holding", 0),
+        ("forks_while_waiting", 0),
+        ("forks_without_sharing_a_socket", 0),
+        ("forks_in_asyncio", 0),
+        ("forks_after_its_sessions_have_ended", 0),
+        ("forks_again_and_again_under_load", 0),
+    ],
+)
+async def test_a_process_that_ends_or_forks_leaves_nothing_behind(
+    party: Party, server: PostgresServer, spawn: Spawn, scenario: str, status: int
+) -> None:
+    process = spawn(scenario)
+    _, errors = process.communicate(timeout=20)
+    assert errors == ""
+    assert process.returncode == status
+    assert not places(party, server)

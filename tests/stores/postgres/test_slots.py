@@ -1,0 +1,83 @@
+"""Threads that take turns at a server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+
+from lockstead.stores.postgres.slots import Turns
+from tests.harness.conditions import eventually
+
+LONG = 10.0
+
+
+def in_thread(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def _stand_in_line(turns: Turns, number: int) -> bool:
+    return len(turns._line) == number
+
+
+def test_no_more_than_so_many_go_at_a_time_and_all_do_in_their_order() -> None:
+    turns = Turns(2)
+    order: list[int] = []
+    inside: list[int] = []
+    most: list[int] = []
+    with turns.take(LONG), ExitStack() as second:
+        second.enter_context(turns.take(LONG))
+
+        def go(number: int) -> None:
+            with turns.take(LONG):
+                order.append(number)
+                inside.append(number)
+                most.append(len(inside))
+                time.sleep(0.005)
+                inside.remove(number)
+
+        threads = []
+        for number in range(5):
+            threads.append(in_thread(partial(go, number)))
+            eventually(partial(_stand_in_line, turns, number + 1), "it stands in line")
+        assert order == []
+        second.close()
+        for thread in threads:
+            thread.join(LONG)
+    assert order == [0, 1, 2, 3, 4]
+    assert max(most) == 1
+    assert turns._free == 2
+
+
+def test_who_has_waited_long_enough_goes_ahead_and_the_next_does_not_wait() -> None:
+    turns = Turns(1)
+    with ExitStack() as stuck:
+        stuck.enter_context(turns.take(LONG))
+        began = time.monotonic()
+        with turns.take(0.05):
+            assert time.monotonic() - began >= 0.05
+        began = time.monotonic()
+        with turns.take(LONG):
+            assert time.monotonic() - began < 1.0
+    assert turns._free == 1, "one at a time again"
+
+
+def test_a_turn_given_to_who_has_just_stopped_waiting_is_not_lost() -> None:
+    turns = Turns(1)
+    for _ in range(200):
+        stuck = turns.take(LONG)
+        stuck.__enter__()
+
+        def wait() -> None:
+            with turns.take(0.001):
+                pass
+
+        thread = in_thread(wait)
+        time.sleep(0.0008)
+        stuck.__exit__(None, None, None)
+        thread.join(LONG)
+        assert (turns._free, len(turns._line)) == (1, 0)

@@ -1,0 +1,79 @@
+"""One name that somebody keeps in an open transaction is nobody else's business."""
+
+from __future__ import annotations
+
+import time
+
+import psycopg
+import pytest
+
+from lockstead.stores.postgres.table.schema import script
+from tests.harness.party import Party, ask
+from tests.servers.postgres import PostgresServer
+
+
+async def test_those_who_ask_for_it_hold_up_nobody_who_asks_for_another(party: Party, server: PostgresServer) -> None:
+    schema = party.options["schema"]
+    locks = party.client(server.url, ttl=2.0)
+
+    async def take_stuck() -> None:
+        await ask((await ask(locks.acquire("stuck", timeout=20))).release())
+
+    fine = await ask(locks.acquire("fine"))
+    with psycopg.connect(server.url) as forgotten:
+        forgotten.execute(f"SELECT {schema}.acquire_lock('stuck', 'me', 60)".encode())
+        stuck = [party.start(take_stuck()) for _ in range(40)]
+        await party.until(lambda: _waiting(server, schema) > 0, "somebody waits for the name")
+        slowest = 0.0
+        until = time.monotonic() + 2.5
+        while time.monotonic() < until:
+            began = time.monotonic()
+            await ask((await ask(locks.acquire("other", timeout=3))).release())
+            slowest = max(slowest, time.monotonic() - began)
+        assert slowest < 1.5
+        assert fine.is_held
+        forgotten.rollback()
+        for work in stuck:
+            await work.result()
+    await ask(fine.release())
+
+
+def _waiting(server: PostgresServer, schema: str) -> int:
+    ((count,),) = server.sql(
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s", [f"%{schema}%"]
+    )
+    return int(count)
+
+
+async def test_extensions_that_meet_each_other_all_succeed(party: Party, server: PostgresServer) -> None:
+    handle = await ask(party.client(server.url, ttl=5.0).acquire("x"))
+
+    async def extend() -> None:
+        for _ in range(30):
+            await ask(handle.extend(10.0))
+
+    works = [party.start(extend()) for _ in range(3)]
+    for work in works:
+        await work.result()
+    assert handle.is_held
+    await ask(handle.release())
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+async def test_what_the_database_prefers_for_others_does_not_matter(
+    party: Party, postgres_server: PostgresServer, isolation: str
+) -> None:
+    with postgres_server.database() as url:
+        name = url.rpartition("/")[2]
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(script(party.options["schema"]).encode())
+            connection.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = '{isolation}'".encode())
+        first, second = party.client(url), party.client(url)
+        held = await ask(first.acquire("x"))
+        waiting = party.start(lambda: second.acquire("x", timeout=10))
+        await party.waits(first, "x")
+        assert not waiting.is_done
+        await ask(held.release())
+        await ask((await waiting.result()).release())
+        await ask(first.close())
+        await ask(second.close())

@@ -1,0 +1,252 @@
+"""How many connections and commands it takes, and that none is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from lockstead import ClosedError, LockError
+from lockstead.core.model import Ask, Standing
+from lockstead.stores.redis.store import RedisStore
+from tests.harness.party import Party, ask
+from tests.servers.proxy import FaultProxy
+from tests.servers.redis import RedisServer
+from tests.servers.stats import commands_of, connections_to
+
+only_asyncio = pytest.mark.parametrize("driver", ["asyncio", "uvloop"])
+
+
+@only_asyncio
+async def test_one_process_of_tasks_has_two_connections_however_much_it_waits_for(
+    party: Party, fresh_server: RedisServer
+) -> None:
+    locks, other = party.client(fresh_server.url, ttl=5), party.client(fresh_server.url, ttl=5)
+    held = [await ask(other.acquire(f"x-{number}")) for number in range(30)]
+    waiting = [party.start(lambda n=n: locks.acquire(f"x-{n % 30}", timeout=20)) for n in range(90)]
+    own = [await ask(locks.acquire(f"y-{number}")) for number in range(100)]
+    for number in range(30):
+        await party.waits(other, f"x-{number}", 3)
+    assert len(connections_to(fresh_server)) <= 3, "two, and the other's one"
+    for handle in held:
+        await ask(handle.release())
+    await party.until(lambda: sum(work.is_done for work in waiting) == 30, "the first of each are served")
+    while not all(work.is_done for work in waiting):
+        for work in [work for work in waiting if work.is_done]:
+            await ask((await work.result()).release())
+        await party.passes(0.01)
+    for handle in own:
+        await ask(handle.release())
+    assert len(connections_to(fresh_server)) <= 3
+
+
+async def test_a_client_that_is_closed_leaves_no_connection(party: Party, fresh_server: RedisServer) -> None:
+    locks, other = party.client(fresh_server.url), party.client(fresh_server.url)
+    await ask(other.acquire("x"))
+    await ask(locks.acquire("y"))
+    waiting = [party.start(lambda: locks.acquire("x", timeout=20)) for _ in range(3)]
+    await party.waits(other, "x", 3)
+    await ask(locks.close())
+    for work in waiting:
+        with pytest.raises(ClosedError):
+            await work.result()
+    await party.waits(other, "x", 0)
+    await ask(other.close())
+    await party.until(lambda: not connections_to(fresh_server), "nothing is connected")
+
+
+@only_asyncio
+async def test_a_client_closed_while_it_connects_does_not_cancel_anybody(party: Party, proxy: FaultProxy) -> None:
+    proxy.hold()
+    locks = party.client(proxy.url, ttl=1)
+    acquiring = party.start(lambda: locks.acquire("x"))
+    await party.until(lambda: proxy.open, "it connects")
+    closing = party.start(locks._engine.store.close)
+    await closing.result()
+    proxy.heal()
+    assert (await acquiring.result()).is_held
+
+
+@only_asyncio
+async def test_answers_that_come_late_do_not_leave_a_second_connection(party: Party, proxy: FaultProxy) -> None:
+    store = party.store(proxy.url)
+    wish = Ask("x", "me/1", ttl=30.0, heartbeat=3.0)
+    await store.join(wish, 5.0)
+    proxy.hold("replies")
+    patient = party.start(lambda: store.join(wish, 10.0))
+    with pytest.raises(LockError):
+        await store.join(wish, 0.2)
+    second = party.start(lambda: store.join(wish, 10.0))  # on a new connection, for that one is silent
+    await party.until(lambda: proxy.open == 2, "it connects anew")
+    proxy.heal()
+    await patient.result()
+    await second.result()
+    await party.until(lambda: proxy.open == 1, "the first connection is closed")
+
+
+async def test_a_client_that_waits_in_vain_keeps_nothing_of_it(party: Party, fresh_server: RedisServer) -> None:
+    locks, other = party.client(fresh_server.url), party.client(fresh_server.url)
+    await ask(other.acquire("x"))
+    for _ in range(20):
+        with pytest.raises(LockError):
+            await ask(locks.acquire("x", timeout=0.02))
+    store: RedisStore = locks._engine.store
+    heard_for = store._ear._waiters if party.driver == "threads" else store._ear._mailbox._bells  # type: ignore[attr-defined]
+    assert not heard_for
+    assert not locks._engine.keeper.leases
+
+
+@pytest.mark.parametrize("waiters", [2, 10, 50])
+async def test_a_contended_acquisition_takes_few_commands(
+    party: Party, fresh_server: RedisServer, waiters: int
+) -> None:
+    """Each joins, is woken and looks, and leaves; heartbeats come on top while the line is long."""
+    locks = party.client(fresh_server.url, ttl=30)
+    rounds = max(100 // waiters, 6)
+
+    async def take_turns(rounds: int = rounds) -> None:
+        for _ in range(rounds):
+            handle = await ask(locks.acquire("x", timeout=60))
+            await ask(handle.release())
+
+    for work in [party.start(take_turns(2)) for _ in range(2)]:  # from now on it listens
+        await work.result()
+    with commands_of(fresh_server) as counted:
+        works = [party.start(take_turns()) for _ in range(waiters)]
+        for work in works:
+            await work.result(within=60)
+    calls = counted["evalsha"] + counted["eval"]
+    print(f"{calls / (waiters * rounds):.2f} calls per acquisition")
+    assert calls <= 3.5 * waiters * rounds
+    assert counted["publish"] <= waiters * rounds
+
+
+async def test_an_uncontended_acquisition_takes_two_commands(party: Party, fresh_server: RedisServer) -> None:
+    locks = party.client(fresh_server.url, ttl=30)
+    await ask((await ask(locks.acquire("x"))).release())
+    with commands_of(fresh_server) as counted:
+        for _ in range(50):
+            await ask((await ask(locks.acquire("x"))).release())
+    assert counted["evalsha"] == 100
+    assert counted["publish"] == 0
+
+
+@only_asyncio
+async def test_tasks_cancelled_anywhere_leave_nothing_in_any_line(
+    party: Party, fresh_server: RedisServer, seed: int
+) -> None:
+    chance = random.Random(seed)
+    locks, other = party.client(fresh_server.url, ttl=30), party.client(fresh_server.url)
+
+    async def use(number: int) -> None:
+        async with locks.lock(f"x-{number % 5}", timeout=30):
+            await asyncio.sleep(chance.uniform(0, 0.01))
+
+    async with asyncio.timeout(60):
+        tasks = []
+        for number in range(500):
+            tasks.append(asyncio.create_task(use(number)))
+            if chance.random() < 0.2:
+                await asyncio.sleep(chance.uniform(0, 0.005))
+            victim = chance.choice(tasks)
+            if chance.random() < 0.7:
+                victim.cancel()
+        await asyncio.sleep(chance.uniform(0, 0.05))
+        for task in tasks:
+            if chance.random() < 0.8:
+                task.cancel()
+                if chance.random() < 0.1:
+                    await asyncio.sleep(0)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(result is None or isinstance(result, asyncio.CancelledError) for result in results), results
+    await party.until(lambda: no_place_in(other), "nothing is left in any line", within=5)
+    fields = bucket_of(fresh_server, party)
+    assert all(field.startswith("\0") for field in fields), "marks against ghosts, which the sweep takes away later"
+
+
+async def no_place_in(locks: Any) -> bool:
+    return not await ask(locks.inspect())
+
+
+def bucket_of(server: RedisServer, party: Party) -> list[str]:
+    with server.client() as client:
+        return list(client.hkeys(f"{party.options['key_prefix']}:bucket:0"))
+
+
+async def test_everybody_gone_leaves_only_the_bucket(party: Party, fresh_server: RedisServer) -> None:
+    locks = party.client(fresh_server.url)
+
+    async def use(number: int) -> None:
+        for turn in range(10):
+            await ask((await ask(locks.acquire(f"x-{(turn + number) % 3}", timeout=20))).release())
+
+    works = [party.start(use(number)) for number in range(8)]
+    for work in works:
+        await work.result()
+    assert bucket_of(fresh_server, party) == ["\0"]
+
+
+async def test_a_refused_owner_is_forgotten_in_time(party: Party, proxy: FaultProxy) -> None:
+    """A join without an answer leaves a mark against its ghost, which the sweep takes away later."""
+    store = party.store(proxy.server.url)
+    await store.leave("x", "ghost/1", 5.0, unsure=0.2)
+    assert "\0ghost/1" in bucket_of(proxy.server, party)
+    refused = await store.join(Ask("x", "ghost/1", ttl=30.0, heartbeat=3.0), 5.0)
+    assert not hasattr(refused, "ticket")
+
+    async def is_swept() -> bool:
+        for number in range(100):
+            await store.join(Ask(f"y-{number}", f"me/{number}", ttl=30.0, heartbeat=3.0), 5.0)
+            await store.leave(f"y-{number}", f"me/{number}", 5.0)
+        return bucket_of(proxy.server, party) == ["\0"]
+
+    await party.until(is_swept, "the mark is swept")
+
+
+async def test_abandoned_names_do_not_pile_up(party: Party, fresh_server: RedisServer) -> None:
+    store = party.store(fresh_server.url)
+    most = 0
+    for number in range(2000):
+        await store.join(Ask(f"name-{number}", f"dead/{number}", ttl=0.02, heartbeat=0.02), 5.0)
+        if number % 100 == 0:
+            most = max(most, len(bucket_of(fresh_server, party)))
+    print(f"at most {most} fields")
+    assert most < 1000
+
+
+async def test_names_abandoned_together_do_not_pile_up_either(party: Party, fresh_server: RedisServer) -> None:
+    store = party.store(fresh_server.url)
+    assert isinstance(store, RedisStore)
+    for number in range(300):
+        names = [f"name-{number}-{which}" for which in range(4)]
+        await store.join_all([Ask(name, f"dead/{name}", 0.001, 0.001, queue=False) for name in names], 5.0)
+    assert len(bucket_of(fresh_server, party)) < 600
+
+
+async def test_a_line_of_nine_thousand_dead_waiters_is_buried(party: Party, start: Callable[..., RedisServer]) -> None:
+    """More than Lua unpacks at once."""
+    server = start(clock=True)
+    store = party.store(server.url)
+    for number in range(9000):
+        await store.join(Ask("x", f"dead/{number}", ttl=30.0, heartbeat=30.0), 5.0)
+    server.step_clock(40)
+    standing = await store.join(Ask("x", "next/1", ttl=30.0, heartbeat=3.0), 5.0)
+    assert isinstance(standing, Standing)
+    assert standing.held
+    await store.leave("x", "next/1", 5.0)
+    assert bucket_of(server, party) == ["\0"]
+
+
+async def test_six_thousand_readers_are_let_in_at_once(party: Party, fresh_server: RedisServer) -> None:
+    store = party.store(fresh_server.url)
+    everything = 2**31 - 1
+    await store.join(Ask("x", "writer/1", ttl=30.0, heartbeat=30.0, capacity=everything, weight=everything), 5.0)
+    for number in range(6000):
+        await store.join(Ask("x", f"reader/{number}", ttl=30.0, heartbeat=30.0, capacity=everything), 5.0)
+    assert await store.leave("x", "writer/1", 5.0)
+    (line,) = await store.inspect("x", exact=True)
+    assert len(line.places) == 6000
+    assert all(place.acquired_at is not None for place in line.places)

@@ -1,0 +1,176 @@
+"""What another role may do on our channels: it makes no client believe that it holds, and keeps none from holding."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lockstead.core.model import Wake
+from lockstead.stores.redis.commands import RENEW
+from tests.harness.party import Party, ask
+from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
+from tests.servers.proxy import FaultProxy
+from tests.servers.redis import RedisServer
+from tests.stores.redis.test_lost_messages import is_script, know_scripts
+
+GARBAGE = (b"", b"\xff", b"\0" * 16, b"\xff\xfe\xfd" * 50, b"x" * 1_000_000, "é".encode("latin-1"))
+
+
+@pytest.fixture(params=[flavour.name for flavour in redis_flavours()])
+def flavour(request: pytest.FixtureRequest) -> Flavour:
+    """Redis 6.2 and Valkey 9, whose rights on channels differ."""
+    return FLAVOURS[request.param]
+
+
+class Eve:
+    """A client that may listen and publish on our channels, and neither read nor write any key."""
+
+    def __init__(self, server: RedisServer, key_prefix: str) -> None:
+        self._admin = server.client()
+        self._user = f"eve-{secrets.token_hex(4)}"
+        rights = ["on", ">eve", "resetkeys", "resetchannels", f"&{key_prefix}:*", "-@all", "+publish", "+pubsub"]
+        self._admin.execute_command("ACL", "SETUSER", self._user, *rights, "+psubscribe", "+ping")
+        self._prefix = key_prefix
+        self._client = server.client(username=self._user, password="eve", decode_responses=False)
+        self._ear = self._client.pubsub()
+        self._ear.psubscribe(f"{key_prefix}:*")
+        self._ear.get_message(timeout=5)
+
+    def overheard(self) -> list[bytes]:
+        messages = []
+        while message := self._ear.get_message(timeout=0.05):
+            messages.append(message["data"])
+        return messages
+
+    def publish(self, *messages: bytes | str) -> None:
+        for channel in self._client.pubsub_channels(f"{self._prefix}:*"):
+            for message in messages:
+                self._client.publish(channel, message)
+
+    def close(self) -> None:
+        self._ear.close()
+        self._admin.execute_command("ACL", "DELUSER", self._user)
+
+
+@pytest.fixture
+def eve(server: RedisServer, key_prefix: str) -> Iterator[Eve]:
+    eve = Eve(server, key_prefix)
+    yield eve
+    eve.close()
+
+
+def guesses(holder_id: str) -> list[str]:
+    return [f"{holder_id}/{number}" for number in range(1, 9)]
+
+
+async def test_a_role_that_may_only_publish_makes_no_client_hold(party: Party, server: RedisServer, eve: Eve) -> None:
+    alice, bob = party.client(server.url, ttl=60), party.client(server.url, ttl=60)
+    first = await ask(alice.acquire("y"))
+    waiting = party.start(lambda: bob.acquire("y", timeout=30))
+    await party.waits(alice, "y", 1)
+    await ask(first.release())
+    await ask((await waiting.result()).release())
+    first = await ask(alice.acquire("x"))
+    waiting = party.start(lambda: bob.acquire("x", timeout=30))
+    await party.waits(alice, "x", 1)
+    eve.publish(*guesses(bob.holder_id), *eve.overheard(), *GARBAGE)
+    for _ in range(3):
+        eve.publish(*guesses(bob.holder_id))
+        await party.passes(0.1)
+        assert not waiting.is_done
+        assert first.is_held
+    await ask(first.release())
+    second = await waiting.result()
+    assert second.is_held
+    assert second.fence > first.fence
+
+
+async def test_what_was_overheard_is_worth_nothing_for_the_next_place(
+    party: Party, server: RedisServer, eve: Eve
+) -> None:
+    alice, bob = party.client(server.url, ttl=60), party.client(server.url, ttl=60)
+    for _ in range(3):
+        first = await ask(alice.acquire("x"))
+        waiting = party.start(lambda: bob.acquire("x", timeout=30))
+        await party.waits(alice, "x", 1)
+        await ask(first.release())
+        await ask((await waiting.result()).release())
+    heard = eve.overheard()
+    assert len(set(heard)) == 3, "each place has a secret of its own"
+    assert all(bob.holder_id.encode() not in message for message in heard)
+    first = await ask(alice.acquire("x"))
+    waiting = party.start(lambda: bob.acquire("x", timeout=30))
+    await party.waits(alice, "x", 1)
+    eve.publish(*heard)
+    await party.passes(0.2)
+    assert not waiting.is_done
+    await ask(first.release())
+    assert (await waiting.result()).is_held
+
+
+async def test_whatever_is_published_is_ignored_and_counted(party: Party, server: RedisServer, eve: Eve) -> None:
+    alice, bob = party.client(server.url, ttl=60), party.client(server.url, ttl=60)
+    first = await ask(alice.acquire("x"))
+    waiting = party.start(lambda: bob.acquire("x", timeout=30))
+    await party.waits(alice, "x", 1)
+    ear = bob._engine.store._ear
+    await party.until(lambda: eve._client.pubsub_channels(f"{eve._prefix}:*"), "the waiter listens")
+    eve.publish(*GARBAGE)
+    await party.until(lambda: ear.strays >= len(GARBAGE), "all of it has arrived")
+    released = time.monotonic()
+    await ask(first.release())
+    second = await waiting.result()
+    assert second.is_held
+    assert waiting.ended_at - released < 1.0, "the waiter still listens, and was woken"
+
+
+async def test_a_pushed_grant_costs_no_request(party: Party, server: RedisServer, proxy: FaultProxy) -> None:
+    alice, bob = party.client(server.url, ttl=60), party.client(proxy.url, ttl=60)
+    await know_scripts(bob)
+    for name in ("listens from now on", "x"):
+        first = await ask(alice.acquire(name))
+        waiting = party.start(lambda name=name: bob.acquire(name, timeout=30))
+        await party.waits(alice, name, 1)
+        if name == "x":
+            proxy.lose_request(count=99, when=is_script(RENEW))
+        await ask(first.release())
+        second = await waiting.result(1.5)
+    assert second.is_held
+    assert proxy.lost == 0
+
+
+async def test_with_confirm_grants_a_message_is_only_a_hint(party: Party, server: RedisServer, key_prefix: str) -> None:
+    """For a server where a role may read our keys, and so the secrets, but not write them."""
+    stores: list[Any] = [party.store(server.url, confirm_grants=True), party.store(f"{server.url}?confirm_grants=yes")]
+    assert all(store._ear._wake is Wake.HINT for store in stores)
+    alice = party.client(server.url, ttl=60)
+    bob = party.client(server.url, ttl=60, confirm_grants=True)
+    first = await ask(alice.acquire("x"))
+    waiting = party.start(lambda: bob.acquire("x", timeout=30))
+    await party.waits(alice, "x", 1)
+    reader = server.client(decode_responses=False)
+    record = reader.hgetall(f"{key_prefix}:bucket:0")
+    secret = bob._engine.store._ear.expect(f"{bob.holder_id}/1")
+    assert any(secret in value for value in record.values()), "who reads the key knows the secret"
+    for channel in reader.pubsub_channels(f"{key_prefix}:*"):
+        reader.publish(channel, secret)
+    await party.passes(0.3)
+    assert not waiting.is_done
+    await ask(first.release())
+    assert (await waiting.result()).is_held
+
+
+async def test_inspection_shows_no_secret(party: Party, server: RedisServer) -> None:
+    alice, bob = party.client(server.url, ttl=60), party.client(server.url, ttl=60)
+    await ask(alice.acquire("x"))
+    party.start(lambda: bob.acquire("x", timeout=5))
+    await party.waits(alice, "x", 1)
+    secret = bob._engine.store._ear.expect(f"{bob.holder_id}/1")
+    (line,) = await party.store(server.url).inspect("x", exact=True)
+    shown = repr(line) + repr(await ask(alice.info("x")))
+    assert repr(secret)[2:-1] not in shown
+    assert secret.hex() not in shown

@@ -1,0 +1,130 @@
+"""Processes that are killed, stopped, end or fork while they hold and wait. See harness/programs/scenarios.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.party import Party, ask
+from tests.servers.redis import RedisServer
+
+WORKERS = Path(__file__).parents[2] / "harness" / "programs" / "scenarios.py"
+SLACK = 1.0
+
+Process = subprocess.Popen[str]
+Spawn = Callable[..., Process]
+
+
+@pytest.fixture
+def spawn(server: RedisServer, key_prefix: str) -> Iterator[Spawn]:
+    """Start processes that do not outlive the test."""
+    processes: list[Process] = []
+
+    def spawn(scenario: str, url: str = server.url) -> Process:
+        command = [sys.executable, str(WORKERS), scenario, url, f"key_prefix={key_prefix}"]
+        pipe = subprocess.PIPE
+        processes.append(
+            subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+        )
+        return processes[-1]
+
+    yield spawn
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest, server: RedisServer, redlock_servers: list[RedisServer]) -> str:
+    """Lead to the shared server, or to a Redlock."""
+    nodes = ",".join(f"{host}:{port}" for host, port in (node.address for node in redlock_servers))
+    return f"redlock://{nodes}" if request.param == "redlock" else server.url
+
+
+async def holds(party: Party, locks: Any, name: str = "x") -> Any:
+    return await party.until(lambda: locks.info(name), f"somebody holds {name!r}")
+
+
+async def test_a_killed_holder_is_followed_within_its_ttl(party: Party, server: RedisServer, spawn: Spawn) -> None:
+    locks = party.client(server.url)
+    doomed = spawn("holds")
+    first = await holds(party, locks)
+    waiting = party.start(lambda: locks.acquire("x", timeout=10))
+    await party.waits(locks, "x")
+    doomed.kill()
+    killed = time.monotonic()
+    assert (await waiting.result()).fence > first.fence
+    assert waiting.ended_at - killed < 1.5 + SLACK
+
+
+async def test_a_killed_waiter_delays_the_next_by_a_heartbeat(party: Party, server: RedisServer, spawn: Spawn) -> None:
+    locks = party.client(server.url)
+    held = await ask(locks.acquire("x"))
+    doomed = spawn("waits")
+    await party.waits(locks, "x", 1)
+    waiting = party.start(lambda: locks.acquire("x", timeout=10))
+    await party.waits(locks, "x", 2)
+    doomed.kill()
+    killed = time.monotonic()
+    await ask(held.release())
+    assert (await waiting.result()).fence > held.fence
+    assert waiting.ended_at - killed < 1.5 + SLACK
+
+
+@pytest.mark.parametrize("driver", ["threads"])
+@pytest.mark.parametrize(
+    ("url", "scenario"), [("redis", "holds_a_block_in_asyncio"), ("redlock", "holds_a_block")], indirect=["url"]
+)
+async def test_a_holder_that_was_stopped_for_longer_than_its_ttl_knows_that_it_lost(
+    party: Party, url: str, spawn: Spawn, scenario: str
+) -> None:
+    locks = party.client(url)
+    stopped = spawn(scenario, url)
+    assert stopped.stdout is not None
+    assert stopped.stdout.readline() == "holds\n"
+    first = await holds(party, locks)
+    stopped.send_signal(signal.SIGSTOP)
+    second = await ask(locks.acquire("x", timeout=10))
+    assert second.fence > first.fence
+    stopped.send_signal(signal.SIGCONT)
+    said, errors = stopped.communicate("go on\n", timeout=10)
+    assert errors.count("Traceback") == 0, errors
+    assert said.split()[-1] == "lost"
+    assert "True" not in said
+    assert second.is_held
+    assert (await ask(locks.info("x"))).fence == second.fence
+
+
+@pytest.mark.parametrize("driver", ["threads"])
+@pytest.mark.parametrize(
+    ("scenario", "status"),
+    [
+        ("ends_holding", 0),
+        ("ends_holding_in_asyncio", 0),
+        ("ends_waiting_in_a_daemon_thread", 0),
+        ("ends_with_sys_exit_in_asyncio", 3),
+        ("forks_while_holding", 0),
+        ("forks_while_waiting", 0),
+        ("forks_without_sharing_a_socket", 0),
+        ("forks_in_asyncio", 0),
+        ("forks_again_and_again_under_load", 0),
+    ],
+)
+async def test_a_process_that_ends_or_forks_leaves_nothing_behind(
+    party: Party, server: RedisServer, spawn: Spawn, scenario: str, status: int
+) -> None:
+    process = spawn(scenario)
+    _, errors = process.communicate(timeout=20)
+    assert errors == ""
+    assert process.returncode == status
+    assert party.client(server.url).inspect() == []

@@ -1,0 +1,276 @@
+"""Sentinel and Cluster: fail-overs, moved slots and dead nodes while locks are held and waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from redis.crc import key_slot
+
+from lockstead import LockAcquisitionError, StoreError
+from lockstead.core.model import Ask, Balance, Charge, Refusal
+from lockstead.stores.redis.store import RedisStore
+from tests.harness.party import Party, ask
+from tests.servers.cluster import ClusterDeployment
+from tests.servers.redis import RedisServer
+from tests.servers.sentinel import SentinelDeployment
+from tests.servers.stats import connections_to
+
+SLACK = 1.5
+NAMES = [f"name-{number}" for number in range(64)]
+"""Enough for all buckets."""
+
+
+def hosts(addresses: Iterable[tuple[str, int]]) -> str:
+    return ",".join(f"{host}:{port}" for host, port in addresses)
+
+
+def sentinel_url(deployment: SentinelDeployment) -> str:
+    return f"redis+sentinel://{hosts(deployment.addresses)}/{deployment.service}"
+
+
+def cluster_url(deployment: ClusterDeployment) -> str:
+    return f"redis+cluster://{hosts(deployment.addresses)}"
+
+
+def key_of(locks: Any, name: str) -> str:
+    return str(locks._engine.store._key(name).decode())
+
+
+def slot_of(locks: Any, name: str) -> int:
+    return int(key_slot(key_of(locks, name).encode()))
+
+
+@pytest.mark.parametrize(("driver", "how"), [("threads", "kill"), ("asyncio", "kill"), ("asyncio", "pause")])
+async def test_a_fail_over_keeps_or_tells_and_serves_who_waits(
+    party: Party, sentinel: SentinelDeployment, how: Any
+) -> None:
+    url = sentinel_url(sentinel)
+    locks, other = party.client(url), party.client(url)
+    kept, short = await ask(locks.acquire("kept", ttl=60)), await ask(locks.acquire("short", ttl=1.5))
+    assert not kept.lost.is_set()
+    assert not short.lost.is_set()
+    patient = [party.start(lambda name=name: insist(party, other, name)) for name in ("kept", "short")]
+    for name in ("kept", "short"):
+        await party.waits(locks, name)
+    with sentinel.master().client() as client:
+        assert client.wait(1, 5000) == 1
+    await party.aside(lambda: sentinel.fail_over(how))
+    next_short = await patient[1].result(within=20)
+    assert short.lost.is_set() or not short.is_held, "nobody holds inside another's window"
+    assert next_short.fence > short.fence
+    assert kept.is_held
+    assert not patient[0].is_done
+    await party.until(lambda: renewed(locks, "kept"), "it is renewed on the new primary")
+    released = time.monotonic()
+    await ask(kept.release())
+    following = await patient[0].result()
+    assert patient[0].ended_at - released < 3 + SLACK
+    assert following.fence > kept.fence
+
+
+async def renewed(locks: Any, name: str) -> bool:
+    try:
+        await ask(locks.acquire(f"{name}-neighbour", timeout=5))
+        return await ask(locks.info(name)) is not None
+    except StoreError:
+        return False
+
+
+async def insist(party: Party, locks: Any, name: str, timeout: float = 20) -> Any:
+    """Acquire as a program would that goes on through a fail-over."""
+    while True:
+        try:
+            return await ask(locks.acquire(name, timeout=timeout))
+        except StoreError as error:
+            if not error.transient:
+                raise
+            await party.passes(0.05)
+
+
+async def test_a_lock_that_its_replica_does_not_confirm_is_not_had(party: Party, sentinel: SentinelDeployment) -> None:
+    url = f"{sentinel_url(sentinel)}?min_replicas=1"
+    locks = party.client(url)
+    held = await ask(locks.acquire("x", ttl=30))
+    (replica,) = sentinel.replicas()
+    with replica.client() as client:
+        assert client.hlen(f"{party.options['key_prefix']}:bucket:0") == 2, "it was confirmed"
+    replica.pause()
+    began = time.monotonic()
+    with pytest.raises(StoreError, match="replica") as raised:
+        await ask(locks.acquire("y", timeout=1.0))
+    assert time.monotonic() - began < 4
+    assert "'y'" in str(raised.value)
+    store = party.store(url)
+    assert isinstance(store, RedisStore)
+    with pytest.raises(StoreError, match="given up again: 'y1', 'y2'"):
+        await store.join_all([Ask(name, f"me/{name}", 30.0, 3.0, queue=False) for name in ("y1", "y2")], 0.5)
+    refusal = await store.join_all([Ask("x", "me/x", 30.0, 3.0, queue=False)], 0.5)
+    assert isinstance(refusal, Refusal), "which needs no confirmation"
+    with sentinel.master().client() as client:
+        await party.until(
+            lambda: not [f for f in client.hkeys(f"{party.options['key_prefix']}:bucket:0") if f.startswith("y")],
+            "nothing is left behind",
+        )
+    assert held.is_held
+    replica.resume()
+    assert (await ask(locks.acquire("y", timeout=10))).is_held
+
+
+async def test_names_of_all_buckets_are_held_and_renewed(party: Party, cluster: ClusterDeployment) -> None:
+    locks, other = party.client(cluster_url(cluster), ttl=1.5), party.client(cluster_url(cluster))
+    handles = [await ask(locks.acquire(name)) for name in NAMES]
+    assert len({key_of(locks, name) for name in NAMES}) == 16
+    await party.passes(1.7)
+    assert all(handle.is_held for handle in handles)
+    assert [info.name for info in await ask(other.inspect())] == sorted(NAMES)
+    for name in NAMES[:10]:
+        assert await ask(other.try_acquire(name)) is None
+    assert await ask(locks.release_all()) == len(NAMES)
+    assert await ask(other.inspect()) == []
+
+
+async def test_names_of_several_buckets_are_not_had_in_one_step(party: Party, cluster: ClusterDeployment) -> None:
+    store = party.store(cluster_url(cluster))
+    assert isinstance(store, RedisStore)
+    asks = [Ask(name, f"me/{name}", 30.0, 3.0, queue=False) for name in NAMES]
+    assert await store.join_all(asks, 5.0) is None
+    assert await store.inspect() == []
+
+
+async def test_rates_are_kept_by_all_nodes(party: Party, cluster: ClusterDeployment) -> None:
+    store = party.store(cluster_url(cluster))
+    assert isinstance(store, RedisStore)
+    for name in NAMES:
+        assert await store.spend(Charge(name, 10.0, 10.0), 5.0) == Balance(True, 10.0)
+    for node in cluster.masters():
+        with node.client() as client:
+            assert client.keys(f"{party.options['key_prefix']}:rate:*")
+
+
+async def test_a_slot_may_move_while_its_lock_is_held_and_waited_for(party: Party, cluster: ClusterDeployment) -> None:
+    locks, other = (party.client(cluster_url(cluster), ttl=1.2) for _ in range(2))
+    held = await ask(locks.acquire("x"))
+    waiting = party.start(lambda: other.acquire("x", timeout=20))
+    await party.waits(locks, "x")
+    slot = slot_of(locks, "x")
+    await party.aside(lambda: cluster.move_slot(slot, cluster.stranger(slot)))
+    await party.passes(1.4)
+    assert held.is_held
+    assert not waiting.is_done
+    released = time.monotonic()
+    await ask(held.release())
+    assert (await waiting.result()).fence > held.fence
+    assert waiting.ended_at - released < SLACK
+
+
+@pytest.mark.parametrize("has_moved", [True, False], ids=["its key has moved", "its key is still there"])
+async def test_a_lock_is_used_in_the_middle_of_its_slots_move(
+    party: Party, cluster: ClusterDeployment, has_moved: bool
+) -> None:
+    locks, other = (party.client(cluster_url(cluster), ttl=1.2) for _ in range(2))
+    held = await ask(locks.acquire("x"))
+    waiting = party.start(lambda: other.acquire("x", timeout=20))
+    await party.waits(locks, "x")
+    slot = slot_of(locks, "x")
+    target = cluster.stranger(slot)
+    with cluster.moving_slot(slot, target) as move:
+        if has_moved:
+            move.move_keys(key_of(locks, "x"))
+        await party.passes(1.4)
+        assert held.is_held
+        assert await ask(party.client(cluster_url(cluster)).try_acquire("x")) is None
+        await ask(held.release())
+        second = await waiting.result()
+        assert second.fence > held.fence
+    await party.passes(0.5)
+    assert second.is_held
+    assert (await ask(locks.info("x"))).fence == second.fence
+
+
+async def test_a_dead_node_costs_only_its_own_locks(
+    party: Party, cluster: ClusterDeployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    locks = party.client(cluster_url(cluster), ttl=1.5)
+    with cluster.client() as client:  # which blocks the event loop, and so comes before there is anything to renew
+        client.config_set("cluster-require-full-coverage", "no", target_nodes="all")
+    doomed = cluster.owner(slot_of(locks, NAMES[0]))
+    theirs = {name for name in NAMES if cluster.owner(slot_of(locks, name)) is doomed}
+    assert 0 < len(theirs) < len(NAMES)
+    handles = {name: await ask(locks.acquire(name)) for name in NAMES}
+    for handle in handles.values():
+        assert not handle.lost.is_set()
+    doomed.pause()
+    await party.until(lambda: all(handles[name].lost.is_set() for name in theirs), "theirs are lost", within=4)
+    await party.passes(1.5)
+    assert {name for name, handle in handles.items() if not handle.is_held} == theirs
+    assert "stepped" not in caplog.text
+    mine = next(name for name in NAMES if name not in theirs)
+    await ask(handles[mine].release())
+    began = time.monotonic()
+    assert (await ask(locks.acquire(mine, timeout=10))).is_held
+    print(f"{time.monotonic() - began:.2f} s to acquire elsewhere")
+    doomed.resume()
+    await party.aside(cluster.restore)
+    again = await insist(party, locks, NAMES[0])
+    assert again.fence > handles[NAMES[0]].fence
+
+
+@pytest.mark.parametrize("driver", ["asyncio"])
+async def test_a_replica_that_takes_over_in_a_cluster_has_what_it_heard_of(party: Party) -> None:
+    with ClusterDeployment(replicas=1, cluster_node_timeout="1000") as cluster:
+        locks, other = (party.client(cluster_url(cluster), ttl=60) for _ in range(2))
+        held = await ask(locks.acquire("x"))
+        master = cluster.owner(slot_of(locks, "x"))
+        with master.client() as client:
+            assert client.wait(1, 5000) == 1
+        await party.aside(lambda: cluster.fail_over(master))
+        with pytest.raises(LockAcquisitionError):
+            await insist(party, other, "x", timeout=0)
+        assert held.is_held
+        with suppress(StoreError):  # it asks where the lock was; then it is given up in the background
+            await ask(held.release())
+        following = await insist(party, other, "x")
+        assert following.fence > held.fence
+        await ask(following.release())
+
+
+async def test_one_node_of_a_cluster_is_refused_as_a_server_of_its_own(
+    party: Party, cluster: ClusterDeployment
+) -> None:
+    locks = party.client(cluster.url)
+    with pytest.raises(StoreError, match=r"redis\+cluster"):
+        for name in NAMES:
+            for node in cluster.nodes:
+                await ask(party.client(node.url).acquire(name, timeout=1))
+    assert locks
+
+
+async def test_a_server_that_is_no_cluster_is_told_so(party: Party, server: RedisServer) -> None:
+    with pytest.raises(StoreError, match="cluster support disabled"):
+        await ask(party.client(f"redis+cluster://127.0.0.1:{server.port}").acquire("x", timeout=1))
+
+
+@pytest.mark.parametrize("driver", ["asyncio"])
+async def test_many_who_look_for_the_primary_at_once_share_one_connection(
+    party: Party, sentinel: SentinelDeployment
+) -> None:
+    master = sentinel.master()
+    before = {one["id"] for one in connections_to(master)}
+    locks = party.client(sentinel_url(sentinel))
+    for work in [party.start(lambda name=name: locks.acquire(name, timeout=5)) for name in NAMES[:20]]:
+        assert (await work.result()).is_held
+    assert len({one["id"] for one in connections_to(master)} - before) == 1
+
+
+async def test_a_service_no_sentinel_knows_is_told_so(party: Party, sentinel: SentinelDeployment) -> None:
+    with pytest.raises(StoreError, match="nobodys"):
+        await ask(party.client(f"redis+sentinel://{hosts(sentinel.addresses)}/nobodys").acquire("x", timeout=1))
+
+
+async def test_a_sentinel_that_is_down_is_passed_over(party: Party, sentinel: SentinelDeployment) -> None:
+    sentinel.sentinels[0].kill()
+    assert (await ask(party.client(sentinel_url(sentinel)).acquire("x", timeout=5))).is_held

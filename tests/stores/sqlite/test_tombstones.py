@@ -1,0 +1,29 @@
+"""Tombstones in memory and in SQLite: no more of them than still count, and little trouble with many."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from lockstead.core.model import Ask
+from lockstead.core.runtime import drive
+from lockstead.core.store import GHOST
+from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores.sqlite.store import SWEEP_EVERY, SqliteStore
+
+STORM = 3000
+
+
+def test_in_sqlite_a_storm_is_forgotten_with_the_next_few_uses_of_any_name(tmp_path: Path) -> None:
+    now = 1000.0
+    path = tmp_path / "locks.db"
+    store = SqliteStore(ThreadRuntime(), path, push=False, clock=lambda: now)
+    for number in range(STORM // 10):
+        drive(store.leave("x", f"gone/{number}", 5.0, GHOST))
+    now += GHOST + 1
+    for number in range(SWEEP_EVERY):
+        drive(store.join(Ask(f"name:{number}", f"me/{number}", 30.0, 3.0), 5.0))
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM refused").fetchone() == (0,)
+    drive(store.close())
