@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from bench._measure import interleave, spread
 from bench._peers import Adapter, AsyncAdapter, why_not
 
-EAGER, COURTEOUS = "all ask again at once", "releasers stand back"
+EAGER, BACKING_OFF = "all ask again at once", "releasers stand back"
 GLANCE = 0.0005
 """How often one who stands back looks whether somebody else holds."""
 ROUNDS = 3
@@ -56,7 +56,7 @@ class Slice(NamedTuple):
     start: float
     end: float
     work: float
-    stand_back: float
+    back_off: float
     """For up to how long after somebody else holds; 0 to ask again without standing back at all."""
 
 
@@ -120,17 +120,17 @@ def measure(
         crowd, work = crowds[cell.kind], cell.section_ms / 1e3
         least = seconds * (2 if work else 1) * (2 if cell.case in slow else 1)
         fair = max(least, ROUNDS * cell.waiters * (work + USUAL_GAP))
-        cases[cell, EAGER] = _case(cell, crowd, fair, courteous=False, count=count)
+        cases[cell, EAGER] = _case(cell, crowd, fair, backs_off=False, count=count)
         if work:
-            cases[cell, COURTEOUS] = _case(cell, crowd, max(least, fair / 3), courteous=True)
+            cases[cell, BACKING_OFF] = _case(cell, crowd, max(least, fair / 3), backs_off=True)
     largest = {(cell.kind, cell.case): cell for cell in sorted(cells, key=lambda cell: cell.waiters)}
     for cell in largest.values():
-        _case(cell._replace(section_ms=0.0), crowds[cell.kind], 0.1, courteous=False)()  # to have all connections
+        _case(cell._replace(section_ms=0.0), crowds[cell.kind], 0.1, backs_off=False)()  # to have all connections
     outcomes = interleave(cases, rounds, warm_up=0)
     rows, broken = [], {}
     for cell in sorted(cells, key=lambda cell: (cell.kind, cell.section_ms, cell.waiters)):
         eager = outcomes[cell, EAGER]
-        handing = outcomes.get((cell, COURTEOUS), eager)
+        handing = outcomes.get((cell, BACKING_OFF), eager)
         failures = [outcome.failure for outcome in (*eager, *handing) if outcome.failure]
         if not failures:
             rows.append(_row(cell, eager, handing))
@@ -190,14 +190,14 @@ def _row(cell: Cell, eager: list[Outcome], handing: list[Outcome]) -> dict[str, 
 
 
 def _case(
-    cell: Cell, crowd: Crowd, seconds: float, *, courteous: bool, count: Count | None = None
+    cell: Cell, crowd: Crowd, seconds: float, *, backs_off: bool, count: Count | None = None
 ) -> Callable[[], list[Outcome]]:
     work = cell.section_ms / 1e3
-    stand_back = work * (cell.waiters - 1) / 2 * courteous
+    back_off = work * (cell.waiters - 1) / 2 * backs_off
 
     def run() -> list[Outcome]:
         start = monotonic() + 0.05 + cell.waiters / 2000
-        order = Slice(cell.case, start, start + seconds, work, stand_back)
+        order = Slice(cell.case, start, start + seconds, work, back_off)
         commands = nan
         try:
             with ExitStack() as stack:
@@ -335,10 +335,10 @@ def _take_turns(number: int, acquire: Acquire, order: Slice, last_holder: Any) -
             if order.work:
                 sleep(order.work)
             turns.append(Turn(acquired, monotonic(), number))
-        if order.stand_back:
+        if order.back_off:
             while last_holder.value == number and monotonic() < order.end:
                 sleep(GLANCE)
-            sleep(random() * order.stand_back)
+            sleep(random() * order.back_off)
 
 
 @contextmanager
@@ -378,7 +378,7 @@ async def _take_turns_async(number: int, acquire: AsyncAcquire, order: Slice, la
             if order.work:
                 await asyncio.sleep(order.work)
             turns.append(Turn(acquired, monotonic(), number))
-        if order.stand_back:
+        if order.back_off:
             while last_holder.value == number and monotonic() < order.end:  # noqa: ASYNC110 (as threads do)
                 await asyncio.sleep(GLANCE)
-            await asyncio.sleep(random() * order.stand_back)
+            await asyncio.sleep(random() * order.back_off)

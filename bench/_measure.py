@@ -40,7 +40,7 @@ def spread(samples: Sequence[float]) -> Spread:
     return Spread(cuts[49], cuts[9], cuts[89], cuts[98])
 
 
-class Reach(NamedTuple):
+class Target(NamedTuple):
     """A figure that we mean to reach, beside the one of this run: nan if that could not be measured."""
 
     what: str
@@ -69,14 +69,14 @@ class Progress:
 
     def __init__(self) -> None:
         self._in_place = sys.stderr.isatty()
-        self._told = monotonic()
+        self._printed_at = monotonic()
 
     def tell(self, where: str) -> None:
         if self._in_place:
             room = get_terminal_size().columns - 1
             print(f"\r\033[K{where[:room]}", end="", file=sys.stderr, flush=True)
-        elif monotonic() >= self._told + SILENCE:
-            self._told = monotonic()
+        elif monotonic() >= self._printed_at + SILENCE:
+            self._printed_at = monotonic()
             print(where, file=sys.stderr, flush=True)
 
     def end(self) -> None:
@@ -116,7 +116,7 @@ def report(
     rows: Sequence[Mapping[str, Any]],
     *,
     as_json: bool,
-    reaches: Sequence[Reach] = (),
+    reaches: Sequence[Target] = (),
     broken: Mapping[str, str] | None = None,
 ) -> None:
     """Print rows, all with the same columns; a float is shown with three digits, a Spread as median and range.
@@ -157,7 +157,7 @@ def _print_table(lines: Sequence[Sequence[str]], values: Sequence[object]) -> No
 
 def _plain(value: Any) -> Any:
     """Put a value into what JSON knows: it has no nan."""
-    if isinstance(value, Spread | Reach):
+    if isinstance(value, Spread | Target):
         return {name: _plain(part) for name, part in value._asdict().items()}
     return None if isinstance(value, float) and isnan(value) else value
 

@@ -72,7 +72,7 @@ class Contest:
     def add(self, case: Case, timer: AbstractContextManager[Timer]) -> None:
         self._cases[case] = in_blocks(self._stack.enter_context(timer))
 
-    def invite(self, case: Case, peer: AbstractContextManager[Timer]) -> None:
+    def add_peer(self, case: Case, peer: AbstractContextManager[Timer]) -> None:
         try:
             block = in_blocks(peer.__enter__())
         except Exception as error:
@@ -87,7 +87,7 @@ class Contest:
                 return []
 
         self._cases[case] = block_unless_broken
-        self._stack.callback(self._dismiss, case, peer)
+        self._stack.callback(self._close_peer, case, peer)
 
     def run(self, rounds: int) -> None:
         samples = interleave(dict(self._cases), rounds)
@@ -101,7 +101,7 @@ class Contest:
         self._cases.pop(case, None)
         self.broken[", ".join(case)] = why_not(error)
 
-    def _dismiss(self, case: Case, peer: AbstractContextManager[Timer]) -> None:
+    def _close_peer(self, case: Case, peer: AbstractContextManager[Timer]) -> None:
         try:
             peer.__exit__(None, None, None)
         except Exception as error:

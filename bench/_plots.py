@@ -42,7 +42,7 @@ STYLE: dict[Any, Any] = {
 }
 FAR = 40
 """By how many times values may differ on a scale that begins at 0."""
-DRIVERS = ("threads", "asyncio", "uvloop")
+RUNTIME_NAMES = ("threads", "asyncio", "uvloop")
 KINDS = ("threads", "tasks", "processes")
 
 Rows = Sequence[Mapping[str, Any]]
@@ -127,7 +127,7 @@ def pair_cost(where: str, floor: str, column: str, rows: Rows) -> Figure | None:
     groups: dict[str, dict[str, float]] = {}
     for row in sorted(measured, key=itemgetter(column)):
         groups.setdefault(row["driver"], {})[row["case"]] = row[column]
-    drivers = [driver for driver in DRIVERS if driver in groups]
+    drivers = [driver for driver in RUNTIME_NAMES if driver in groups]
     title = f"What does an uncontended acquire + release cost {where}?"
     figure, panels = stack(title, "further left is better; dotted: the floor", [len(groups[each]) for each in drivers])
     costs = [1.0, *(row[column] for row in measured)]

@@ -17,7 +17,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any, NamedTuple
 
-from bench._measure import Reach, Spread, shown
+from bench._measure import Spread, Target, shown
 from tests.servers.binaries import FLAVOURS, POSTGRES_FLAVOURS
 
 ROOT = Path(__file__).parents[1]
@@ -41,9 +41,9 @@ class Result(NamedTuple):
         return question_of(ROOT / "bench" / f"{self.program}.py")
 
     @property
-    def reaches(self) -> list[Reach]:
+    def reaches(self) -> list[Target]:
         return [
-            Reach(said["what"], nan if said["figure"] is None else said["figure"], said["bound"], said["at_least"])
+            Target(said["what"], nan if said["figure"] is None else said["figure"], said["bound"], said["at_least"])
             for report in self.reports
             for said in report["reaches"]
         ]

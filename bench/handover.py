@@ -29,7 +29,7 @@ from bench._crowd import (
     threads,
     worst,
 )
-from bench._measure import Reach, options, report
+from bench._measure import Target, options, report
 from lockstead import AsyncDistributedLock, DistributedLock
 
 FLOOR = "floor: flock(2)"
@@ -59,7 +59,7 @@ def main() -> None:
         rows, broken = measure(crowds, cells, seconds, arguments.rounds, slow={PEER, FASTENERS})
     rows = add_ratios(rows, (PEER, FLOOR))
     crowd, gap = worst([row | {"gap": row["gap_ms"].median} for row in rows if row["kind"] == "processes"], "gap", OURS)
-    reach = Reach(f"gap between processes in ms, a tenth of {PEER}'s 50 ms poll, at worst ({crowd})", gap, 5.0)
+    reach = Target(f"gap between processes in ms, a tenth of {PEER}'s 50 ms poll, at worst ({crowd})", gap, 5.0)
     report("Hand-over on one machine", rows, as_json=arguments.json, reaches=[reach], broken=broken)
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
-from bench._measure import Reach, interleave, options, report
+from bench._measure import Target, interleave, options, report
 from lockstead import AsyncDistributedLock, AsyncLockHandle, DistributedLock, LockHandle, LockInfo
 from lockstead.core.keeper import BATCH
 from lockstead.core.model import Ask, Renewal, Standing
@@ -78,7 +78,7 @@ def main() -> None:
     for size in sizes:
         names = [f"bench:{number}" for number in range(size)]
         cases |= {
-            (size, FLOOR): partial(renew_by_hand, names),
+            (size, FLOOR): partial(renew_directly, names),
             (size, THREADS): partial(keep, "memory://held", names, seconds),
             (size, TASKS): partial(keep_async, "memory://held-async", names, seconds),
         }
@@ -106,12 +106,12 @@ def rows_of(kept: Mapping[tuple[int, str], Sequence[Kept]]) -> list[dict[str, An
     ]
 
 
-def reaches(rows: Sequence[Mapping[str, Any]], ours: Collection[str]) -> list[Reach]:
+def reaches(rows: Sequence[Mapping[str, Any]], ours: Collection[str]) -> list[Target]:
     """Say what is to be reached with the most locks there are, by the worse of these cases."""
     most = max(row["locks"] for row in rows)
     bounds = {"CPU ms / 1,000 renewals": 5, "threads or tasks": 1, "connections": 2, "lost": 0}
     return [
-        Reach(
+        Target(
             f"{column}, {most:,} held",
             float(max(row[column] for row in rows if row["locks"] == most and row["case"] in ours)),
             float(bound),
@@ -120,7 +120,7 @@ def reaches(rows: Sequence[Mapping[str, Any]], ours: Collection[str]) -> list[Re
     ]
 
 
-def renew_by_hand(names: Sequence[str]) -> list[Kept]:
+def renew_directly(names: Sequence[str]) -> list[Kept]:
     server = MemoryServer()
     for name in names:
         server.join(Ask(name, f"me/{name}", TTL, TTL))

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 
-from bench._measure import Reach, options, report
+from bench._measure import Target, options, report
 from bench._pairs import (
     Contest,
     Timer,
@@ -44,12 +44,12 @@ def main() -> None:
         contest = Contest(stack)
         contest.add(("threads", FLOOR), bare_transactions(f"{directory}/floor.db"))
         for name, peer in FILES.items():
-            contest.invite(("threads", name), pairs_of(peer(directory), traces))
+            contest.add_peer(("threads", name), pairs_of(peer(directory), traces))
         contest.add(("threads", OURS), client(f"sqlite:///{directory}/locks.db"))
         contest.add(("threads", "lockstead memory://"), client("memory://bench"))
         contest.add(("asyncio", FLOOR), async_bare_transactions(f"{directory}/async-floor.db", runner))
         for name, async_peer in ASYNC_FILES.items():
-            contest.invite(("asyncio", name), async_pairs_of(async_peer(directory), runner, traces))
+            contest.add_peer(("asyncio", name), async_pairs_of(async_peer(directory), runner, traces))
         contest.add(("asyncio", OURS), async_client(f"sqlite:///{directory}/async-locks.db", runner))
         contest.add(("asyncio", "lockstead memory://"), async_client("memory://async-bench", runner))
         contest.run(arguments.rounds or (30 if arguments.quick else 300))
@@ -64,7 +64,7 @@ def main() -> None:
         for (driver, case), times in contest.spreads.items()
     ]
     reaches = [
-        Reach(f"{OURS}, {driver}: x {PEER}", contest.median(driver, OURS) / contest.median(driver, PEER), 1)
+        Target(f"{OURS}, {driver}: x {PEER}", contest.median(driver, OURS) / contest.median(driver, PEER), 1)
         for driver in ("threads", "asyncio")
     ]
     report(

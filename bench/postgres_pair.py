@@ -17,7 +17,7 @@ from functools import partial
 import asyncpg
 import psycopg
 
-from bench._measure import Reach, report
+from bench._measure import Target, report
 from bench._pairs import (
     LOOPS,
     Contest,
@@ -56,7 +56,7 @@ def main() -> None:
         contest = Contest(stack)
         contest.add(("threads", BARE), bare_advisory(url))
         for name, peer in POSTGRES.items():
-            contest.invite(("threads", name), pairs_of(peer(url), traces))
+            contest.add_peer(("threads", name), pairs_of(peer(url), traces))
         contest.add(("threads", ADVISORY), client(advisory))
         contest.add(("threads", FUNCTIONS), bare_table(url))
         contest.add(("threads", TABLE), client(url))
@@ -64,7 +64,7 @@ def main() -> None:
             runner = enter(asyncio.Runner(loop_factory=loop_factory))
             contest.add((driver, ASYNC_BARE), async_bare_advisory(url, runner))
             for name, async_peer in ASYNC_POSTGRES.items():
-                contest.invite((driver, name), async_pairs_of(async_peer(url), runner, traces))
+                contest.add_peer((driver, name), async_pairs_of(async_peer(url), runner, traces))
             contest.add((driver, ADVISORY), async_client(advisory, runner))
             contest.add((driver, TABLE), async_client(url, runner))
         contest.run(arguments.rounds or (15 if arguments.quick else 300))
@@ -81,7 +81,7 @@ def main() -> None:
     ]
     reaches = [
         *(
-            Reach(
+            Target(
                 f"{driver}, {ADVISORY}: times as fast as {PEER}",
                 contest.median(driver, PEER) / contest.median(driver, ADVISORY),
                 1.3,
@@ -89,7 +89,7 @@ def main() -> None:
             )
             for driver in ("threads", *LOOPS)
         ),
-        Reach(
+        Target(
             f"threads, {TABLE}: x the functions, by psycopg",
             contest.median("threads", TABLE) / contest.median("threads", FUNCTIONS),
             1.3,

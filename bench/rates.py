@@ -29,7 +29,7 @@ from bench._pairs import BLOCK, time_async_pairs, time_pairs
 from bench._redis import Wire, options
 from lockstead import AsyncDistributedLock, DistributedLock
 from lockstead.primitives.rate_limit import rate
-from lockstead.stores.redis.commands import SPEND, pack_charge
+from lockstead.stores.redis.commands import CONSUME, pack_rate_request
 from tests.servers.redis import RedisServer
 
 LIMIT = 100_000
@@ -102,16 +102,16 @@ def round_trips(server: RedisServer, decide: Case) -> float:
     with closing(server.client()) as observer:
         before = observer.info("stats")["total_reads_processed"]
         decide()
-        own_question = 1
-        return float(observer.info("stats")["total_reads_processed"] - before - own_question) / BLOCK
+        own_request = 1
+        return float(observer.info("stats")["total_reads_processed"] - before - own_request) / BLOCK
 
 
 @contextmanager
 def own_script(url: str) -> Iterator[Case]:
     wire = Wire(url)
-    key, arguments = b"floor:rate", (pack_charge(rate(LIMIT, PER, None).charge("bench", 1)),)
-    wire.call(SPEND.pack_in_full(key, arguments))
-    spend = SPEND.pack(key, arguments)
+    key, arguments = b"floor:rate", (pack_rate_request(rate(LIMIT, PER, None).charge("bench", 1)),)
+    wire.call(CONSUME.pack_in_full(key, arguments))
+    spend = CONSUME.pack(key, arguments)
     assert wire.call(spend)
     send, receive = wire.socket.sendall, wire.socket.recv
 

@@ -15,7 +15,7 @@ from statistics import median
 from time import perf_counter, process_time
 from typing import NamedTuple
 
-from bench._measure import Reach, interleave, report
+from bench._measure import Target, interleave, report
 from bench._pairs import LOOPS
 from bench._peers import ASYNC_REDIS, AsyncAdapter, for_many, prove_async, traces_in_redis, why_not
 from bench._redis import DROP, TAKE, ThinProtocol, drop, options, take
@@ -80,13 +80,13 @@ def main() -> None:
         for (loop, name), speed in speeds.items()
     ]
     reaches = [
-        Reach(
+        Target(
             f"asyncio, {OURS}: times as many as {PEER}",
             speeds["asyncio", OURS] / speeds.get(("asyncio", PEER), nan),
             15,
             at_least=True,
         ),
-        Reach(f"asyncio, {OURS}: connections", max(run.connections for run in runs["asyncio", OURS]), 1),
+        Target(f"asyncio, {OURS}: connections", max(run.connections for run in runs["asyncio", OURS]), 1),
     ]
     report(
         f"{arguments.tasks:,} tasks x up to {arguments.pairs} pairs on names of their own, {arguments.flavour}",

@@ -36,7 +36,7 @@ from bench._crowd import (
     threads,
     worst,
 )
-from bench._measure import Reach, report
+from bench._measure import Target, report
 from bench._peers import for_many
 from bench._redis import TTL, Wire, options
 from lockstead import AsyncDistributedLock, DistributedLock
@@ -110,14 +110,14 @@ def main() -> None:
     )
 
 
-def reaches(rows: Sequence[dict[str, Any]]) -> Iterator[Reach]:
+def reaches(rows: Sequence[dict[str, Any]]) -> Iterator[Target]:
     for peer, bound in ((PEER, 1 / 3), (POLLER, 1 / 20)):
         crowd, ratio = worst(rows, f"x {peer}", OURS)
-        yield Reach(f"gap, ratio to {peer}'s, at worst ({crowd})", ratio, bound)
+        yield Target(f"gap, ratio to {peer}'s, at worst ({crowd})", ratio, bound)
     crowd, commands = worst(rows, "commands", OURS)
-    yield Reach(f"commands per acquisition, at worst ({crowd})", commands, 3.5)
+    yield Target(f"commands per acquisition, at worst ({crowd})", commands, 3.5)
     crowd, fairness = worst(rows, "Jain", OURS, least=True)
-    yield Reach(f"Jain, at worst ({crowd})", fairness, 0.95, at_least=True)
+    yield Target(f"Jain, at worst ({crowd})", fairness, 0.95, at_least=True)
 
 
 @contextmanager

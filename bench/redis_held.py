@@ -38,7 +38,7 @@ def main() -> None:
         for size in sizes:
             names = [f"bench:{number}" for number in range(size)]
             cases |= {
-                (size, FLOOR): partial(renew_by_hand, server, names),
+                (size, FLOOR): partial(renew_directly, server, names),
                 (size, THREADS): partial(keep, server.url, names, seconds, count),
                 (size, TASKS): partial(keep_async, server.url, names, seconds, count),
             }
@@ -53,7 +53,7 @@ def count_connections(server: RedisServer) -> int:
     return len(connections_to(server))
 
 
-def renew_by_hand(server: RedisServer, names: Sequence[str]) -> list[Kept]:
+def renew_directly(server: RedisServer, names: Sequence[str]) -> list[Kept]:
     wire = Wire(server.url)
     bucket = b"floor:bucket:0"
     for name in names:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import partial
 
-from bench._measure import Reach, report
+from bench._measure import Target, report
 from bench._pairs import (
     LOOPS,
     Contest,
@@ -62,18 +62,18 @@ def main() -> None:
         contest.add(("threads", ONE, FLOOR), plain_scripts([url]))
         contest.add(("threads", ONE, "floor: lockstead's scripts"), own_scripts(url))
         for name, peer in REDIS.items():
-            contest.invite(("threads", ONE, name), pairs_of(peer(url), traces))
+            contest.add_peer(("threads", ONE, name), pairs_of(peer(url), traces))
         contest.add(("threads", ONE, OURS), client(url))
         contest.add(("threads", FIVE, FLOOR), plain_scripts(urls))
-        contest.invite(("threads", FIVE, "pottery"), pairs_of(pottery(*urls), traces_of_members))
+        contest.add_peer(("threads", FIVE, "pottery"), pairs_of(pottery(*urls), traces_of_members))
         contest.add(("threads", FIVE, QUORUM), client(redlock))
         for driver, loop_factory in LOOPS.items():
             runner = enter(asyncio.Runner(loop_factory=loop_factory))
             contest.add((driver, ONE, THIN), thin_protocol(url, runner))
             for name, async_peer in ASYNC_REDIS.items():
-                contest.invite((driver, ONE, name), async_pairs_of(async_peer(url), runner, traces))
+                contest.add_peer((driver, ONE, name), async_pairs_of(async_peer(url), runner, traces))
             contest.add((driver, ONE, OURS), async_client(url, runner))
-            contest.invite((driver, FIVE, "pottery"), async_pairs_of(async_pottery(*urls), runner, traces_of_members))
+            contest.add_peer((driver, FIVE, "pottery"), async_pairs_of(async_pottery(*urls), runner, traces_of_members))
             contest.add((driver, FIVE, QUORUM), async_client(redlock, runner))
         contest.run(arguments.rounds or (20 if arguments.quick else 300))
     floor = contest.median("threads", ONE, FLOOR)
@@ -95,7 +95,7 @@ def main() -> None:
         **{(driver, FIVE, QUORUM): 8 for driver in ("threads", *LOOPS)},
     }
     reaches = [
-        Reach(f"{', '.join(case)}: x floor", contest.median(*case) / floor, most) for case, most in bounds.items()
+        Target(f"{', '.join(case)}: x floor", contest.median(*case) / floor, most) for case, most in bounds.items()
     ]
     where = "one CPU" if arguments.pin else "all CPUs"
     report(

@@ -30,9 +30,9 @@ from lockstead.port import (
     Place,
     Refusal,
     Renewal,
+    Reservation,
     Runtime,
     Standing,
-    Stay,
     Wake,
     boot_id,
     rule,
@@ -124,8 +124,8 @@ class FileStore:
             lambda book: [rule.renew(book.line(each.name), each, book.now)[0] for each in renewals], timeout
         )
 
-    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
-        return await self._step(lambda book: rule.leave(book.line(name), owner, book.now, unsure)[0], timeout)
+    async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
+        return await self._step(lambda book: rule.leave(book.line(name), owner, book.now, tombstone)[0], timeout)
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
         await self.runtime.sleep(timeout)
@@ -143,9 +143,9 @@ class FileStore:
     async def close(self) -> None:
         """Do nothing: between steps, nothing is open."""
 
-    async def linger(self, stay: Stay, timeout: float) -> bool:
+    async def reserve(self, stay: Reservation, timeout: float) -> bool:
         """Let names stay taken: one of the things that a store need not be able to do."""
-        return await self._step(lambda book: rule.linger(book.line(stay.name), stay, book.now)[0], timeout)
+        return await self._step(lambda book: rule.reserve(book.line(stay.name), stay, book.now)[0], timeout)
 
     async def _step(self, step: Callable[[Book], T], timeout: float) -> T:
         def take() -> T:

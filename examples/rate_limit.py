@@ -14,11 +14,11 @@ locks = DistributedLock("memory://")
 service = locks.rate_limiter("service", limit=20, per=1, burst=5)
 
 
-def ask_or_give_way(worker: int) -> str:
-    spending = service.spend()
-    if spending:
-        return f"worker {worker}: called, {spending.remaining} left"
-    return f"worker {worker}: not now, in {spending.retry_after:.3f} s"
+def call_or_skip(worker: int) -> str:
+    decision = service.spend()
+    if decision:
+        return f"worker {worker}: called, {decision.remaining} left"
+    return f"worker {worker}: not now, in {decision.retry_after:.3f} s"
 
 
 @locks.rate_limiter("service", limit=20, per=1, burst=5)
@@ -27,7 +27,7 @@ def call(worker: int) -> float:
 
 
 with ThreadPoolExecutor(8) as pool:
-    answers = list(pool.map(ask_or_give_way, range(8)))
+    answers = list(pool.map(call_or_skip, range(8)))
     print(*answers, sep="\n")
     assert sum("called" in answer for answer in answers) >= 5
 

@@ -48,7 +48,7 @@ from lockstead.primitives.info import Holder, LockInfo
 from lockstead.primitives.naming import lock_name
 from lockstead.primitives.once import Outcome
 from lockstead.primitives.options import LockOptions, TryOptions
-from lockstead.primitives.rate_limit import Spending
+from lockstead.primitives.rate_limit import RateDecision
 
 __version__ = "0.1.0"
 
@@ -87,11 +87,11 @@ __all__ = [
     "NestedCallError",
     "Once",
     "Outcome",
+    "RateDecision",
     "RateLimitError",
     "RateLimiter",
     "RetryPolicy",
     "Singleton",
-    "Spending",
     "StaleFenceError",
     "Store",
     "StoreError",

@@ -62,7 +62,7 @@ class FenceGate:
         self._mutex = threading.Lock()
         self._newest: OrderedDict[str, int] = OrderedDict()
         self._forgotten = 0
-        self._lines: dict[str, deque[_Turn]] = {}
+        self._lines: dict[str, deque[_Entry]] = {}
 
     def check(self, resource: str, fence: int | Single) -> None:
         """Raise StaleFenceError if the resource has seen a newer fence, else remember this one. Never waits.
@@ -91,7 +91,7 @@ class FenceGate:
         if len(self._newest) > self._most:
             self._forgotten = max(self._forgotten, self._newest.popitem(last=False)[1])
 
-    async def _enter(self, resource: str, fence: int, turn: _Turn) -> None:
+    async def _enter(self, resource: str, fence: int, turn: _Entry) -> None:
         try:
             if not self._line_up(resource, fence, turn):
                 await turn.bell.wait(inf)
@@ -100,7 +100,7 @@ class FenceGate:
             self._leave(resource, turn)
             raise
 
-    def _line_up(self, resource: str, fence: int, turn: _Turn) -> bool:
+    def _line_up(self, resource: str, fence: int, turn: _Entry) -> bool:
         """Tell whether it is this one's turn already."""
         with self._mutex:
             self._see(resource, fence)
@@ -114,7 +114,7 @@ class FenceGate:
             line.append(turn)
             return len(line) == 1
 
-    def _leave(self, resource: str, turn: _Turn | None = None) -> None:
+    def _leave(self, resource: str, turn: _Entry | None = None) -> None:
         """Give up a turn that may not have come yet, or the present one."""
         with self._mutex:
             line = self._lines.get(resource)
@@ -139,7 +139,7 @@ class Passage:
         self._fence = fence
 
     def __enter__(self) -> None:
-        turn = _Turn(ThreadRuntime().bell(), threading.get_ident(), _current_task(), blocks=True)
+        turn = _Entry(ThreadRuntime().bell(), threading.get_ident(), _current_task(), blocks=True)
         drive(self._gate._enter(self._resource, self._fence, turn))
 
     def __exit__(
@@ -148,7 +148,7 @@ class Passage:
         self._gate._leave(self._resource)
 
     async def __aenter__(self) -> None:
-        turn = _Turn(AsyncRuntime().bell(), threading.get_ident(), _current_task(), blocks=False)
+        turn = _Entry(AsyncRuntime().bell(), threading.get_ident(), _current_task(), blocks=False)
         await self._gate._enter(self._resource, self._fence, turn)
 
     async def __aexit__(
@@ -158,7 +158,7 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Turn:
+class _Entry:
     """A place in the line for a resource, whose first is writing."""
 
     bell: Bell

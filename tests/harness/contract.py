@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from lockstead.testing.contract.rigs import DRIVERS, Rig
+from lockstead.testing.contract.rigs import RUNTIME_NAMES, Rig
 from tests.harness.stores import EACH_CLOCK, FAMILIES, ONE_VERSION, STORES, VARIANTS
 
 
@@ -27,7 +27,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         stores = EACH_CLOCK if marked("each_clock") else stores
     if marked("no_store"):
         stores = ["memory"]
-    cases = [(store, driver) for store in stores for driver in (["threads"] if store in from_threads else DRIVERS)]
+    cases = [
+        (store, driver) for store in stores for driver in (["threads"] if store in from_threads else RUNTIME_NAMES)
+    ]
     metafunc.parametrize(("rig", "driver"), cases, indirect=True)
 
 

@@ -20,10 +20,10 @@ from lockstead.stores import open_store
 from lockstead.testing.contract.rigs import ask
 from tests.harness.conditions import PATIENCE
 
-__all__ = ["DRIVERS", "Party", "Work", "ask"]
+__all__ = ["RUNTIME_NAMES", "Party", "Work", "ask"]
 
 T = TypeVar("T")
-DRIVERS = ("threads", "asyncio", "uvloop")
+RUNTIME_NAMES = ("threads", "asyncio", "uvloop")
 
 
 class Work:

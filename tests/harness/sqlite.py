@@ -49,7 +49,7 @@ def peer(start: Callable[..., Worker], path: Path) -> Callable[..., Worker]:
 
 
 @contextmanager
-def transaction_of_a_stranger(path: Path) -> Iterator[sqlite3.Connection]:
+def transaction_of_another_program(path: Path) -> Iterator[sqlite3.Connection]:
     """Keep the database's write lock, as another program might."""
     with closing(sqlite3.connect(path, isolation_level=None, timeout=PATIENCE, check_same_thread=False)) as connection:
         connection.execute("BEGIN IMMEDIATE")

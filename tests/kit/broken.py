@@ -9,12 +9,12 @@ from examples.own_store import Book, FileLine, FileStore
 from lockstead.port import Ask, Place, Refusal, Renewal, Standing, rule
 
 
-class AnybodyLeaves(FileStore):
+class AnyOwnerLeaves(FileStore):
     """Whoever leaves takes the first place of the line along."""
 
-    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+    async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
         lines = await self.inspect(name, exact=True)
-        return await super().leave(name, lines[0].places[0].owner if lines else owner, timeout, unsure)
+        return await super().leave(name, lines[0].places[0].owner if lines else owner, timeout, tombstone)
 
 
 class RenewalsResurrect(FileStore):
@@ -54,7 +54,7 @@ class TicketsRepeat(FileStore):
 
 
 class RefusalsAreForgotten(FileStore):
-    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+    async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
         return await super().leave(name, owner, timeout)
 
 

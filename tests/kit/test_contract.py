@@ -15,7 +15,7 @@ from lockstead.testing.contract import suite
 
 ROOT = Path(__file__).parents[2]
 BROKEN = {
-    "AnybodyLeaves": "test_only_the_owner_leaves_and_only_once",
+    "AnyOwnerLeaves": "test_only_the_owner_leaves_and_only_once",
     "RenewalsResurrect": "test_a_renewal_never_resurrects",
     "NewcomersOvertake": "test_a_newcomer_does_not_overtake_whoever_waits",
     "TicketsRepeat": "test_tickets_grow_over_names_and_over_empty_lines",

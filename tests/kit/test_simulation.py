@@ -13,7 +13,7 @@ from tests.simulation.test_stores import Clock
 
 SEEDS = 300
 BROKEN: dict[type[FileStore], int] = {
-    broken.AnybodyLeaves: 0,
+    broken.AnyOwnerLeaves: 0,
     broken.RenewalsResurrect: 5,
     broken.NewcomersOvertake: 5,
     broken.TicketsRepeat: 1,

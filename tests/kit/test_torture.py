@@ -35,8 +35,8 @@ class UnfairStore(own_store.FileStore):
 class LeakyStore(own_store.FileStore):
     """Whoever leaves takes the next one along."""
 
-    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
-        was_there = await super().leave(name, owner, timeout, unsure)
+    async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
+        was_there = await super().leave(name, owner, timeout, tombstone)
         for line in await self.inspect(name, exact=True):
             await super().leave(name, line.places[0].owner, timeout)
         return was_there

@@ -22,7 +22,7 @@ class Scope(NamedTuple):
     ttl: int = 3
     heartbeat: int = 2
     margin: int = 1
-    ghost: int = 3
+    late_request_window: int = 3
     """How long a request that nobody answered may be under way."""
     listening: int = 1
     """How many requests of one client may be awaited at a time."""
@@ -41,7 +41,7 @@ NAMES = "ABCDEF"
 IDLE, JOINING, WAITING, HELD, STOPPED, LEAVING, LEAVING_TO_REJOIN = range(7)
 """What a client is at. STOPPED is HELD by a process that was stopped."""
 
-BACK, UNHEARD, OUT = range(3)
+BACK, UNAWAITED, OUT = range(3)
 """How far a request is: carried out, and its answer on the way; or still on its way, and nobody listens any more, or
 somebody does."""
 
@@ -74,7 +74,7 @@ class Client(NamedTuple):
     alive: int = 0
     """For how long its waiting place surely lives."""
     ticket: int = 0
-    unsure: bool = False
+    tombstone: bool = False
     """Whether a join was sent that was not answered."""
     pushed: bool = False
     """Whether a message is on its way to it, that its place holds."""
@@ -103,7 +103,7 @@ Barred = tuple[tuple[Owner, int], ...]
 class Request(NamedTuple):
     kind: str
     owner: Owner
-    unsure: bool = False
+    tombstone: bool = False
     """Of a leave: whether a join of the owner's may yet arrive."""
 
 
@@ -168,7 +168,7 @@ class LineModel:
         if request.owner in dict(barred):
             return Outcome(line, barred, 0, woken)
         fits = len(line) < self.scope.capacity
-        life = self.scope.ttl if fits else self.life_of_waiting()
+        life = self.scope.ttl if fits else self.ttl_of_waiting()
         ticket = self.draw(line, last)
         line = self.append(line, Place(ticket, life, fits, fits, request.owner))
         return Outcome(line, barred, ticket if fits else -ticket, woken)
@@ -181,8 +181,8 @@ class LineModel:
 
     def leave(self, line: Line, barred: Barred, request: Request, last: int) -> Outcome:
         line, woken = self.settle(tuple(place for place in line if place.owner != request.owner))
-        if request.unsure:
-            barred = tuple(sorted((dict(barred) | {request.owner: self.scope.ghost}).items()))
+        if request.tombstone:
+            barred = tuple(sorted((dict(barred) | {request.owner: self.scope.late_request_window}).items()))
         return Outcome(line, barred, 0, woken)
 
     def refresh(self, line: Line, barred: Barred, request: Request, woken: tuple[Owner, ...]) -> Outcome:
@@ -202,12 +202,12 @@ class LineModel:
     def is_expired(self, place: Place) -> bool:
         return place.life <= 0
 
-    def life_of_waiting(self) -> int:
+    def ttl_of_waiting(self) -> int:
         return self.scope.heartbeat
 
     def renewed(self, place: Place, kind: str) -> int:
         """Tell the life of a place after a renewal, or after a join that came again."""
-        return max(place.life, self.scope.ttl if place.holds else self.life_of_waiting())
+        return max(place.life, self.scope.ttl if place.holds else self.ttl_of_waiting())
 
     def draw(self, line: Line, last: int) -> int:
         return last + 1
@@ -229,7 +229,7 @@ class LineModel:
 
     def counts_message(self, client: Client) -> bool:
         """Tell whether to trust in a message that the place holds: it may be about another that the owner had."""
-        return client.alive > 0 and not client.unsure
+        return client.alive > 0 and not client.tombstone
 
     def counts_forged_message(self, client: Client) -> bool:
         """Tell whether to trust in a message that another client sent, who can know all but the place's secret."""
@@ -262,20 +262,20 @@ class LineModel:
 
     def give_up(self, client: Client, phase: int) -> Client:
         """Begin to leave, and listen for no answer that is still under way."""
-        unsure = client.unsure or any(call.kind == "join" and call.stage == BACK for call in client.calls)
-        return Client(phase, unsure=unsure, calls=_unheard(client.calls))
+        tombstone = client.tombstone or any(call.kind == "join" and call.stage == BACK for call in client.calls)
+        return Client(phase, tombstone=tombstone, calls=_unawaited(client.calls))
 
-    def forsake(self, client: Client, call: Call) -> Client:
+    def drop_reply(self, client: Client, call: Call) -> Client:
         """Listen no more for an answer, which is lost: nothing is known, and nothing changes."""
-        return client._replace(unsure=client.unsure or call.kind == "join", calls=_without(client.calls, call))
+        return client._replace(tombstone=client.tombstone or call.kind == "join", calls=_without(client.calls, call))
 
     def awakes_with(self, client: Client, call: Call) -> Client | None:
         """Tell what becomes of a stopped client that takes in an answer before it looks at its window: it does not."""
         return None
 
-    def is_unsure(self, client: Client) -> bool:
+    def needs_tombstone(self, client: Client) -> bool:
         """Tell whether to have the owner refused a place, for a join of its that may yet arrive."""
-        return client.unsure
+        return client.tombstone
 
     def start(self) -> State:
         return State(
@@ -306,7 +306,7 @@ class LineModel:
             return self._become(state, number, f"{name} {what}", after, is_fault=is_fault)
 
         def send(what: str, call: Call) -> Iterator[Step[State]]:
-            if len(client.calls) - len(_unheard(client.calls)) >= (1 if call is JOIN else self.scope.listening):
+            if len(client.calls) - len(_unawaited(client.calls)) >= (1 if call is JOIN else self.scope.listening):
                 return
             asking = client._replace(phase=JOINING if call is JOIN else client.phase)
             yield self._deliver(
@@ -315,9 +315,9 @@ class LineModel:
             if call is RENEW and self.scope.slow:
                 on_its_way = client._replace(calls=_with(client.calls, call._replace(stage=OUT)))
                 yield become(f"{what}, which takes a while", on_its_way)
-            if state.faults and sum(len(_unheard(each.calls)) for each in state.clients) < self.scope.unheard:
-                late = call._replace(stage=UNHEARD)
-                asking = asking._replace(unsure=client.unsure or call is JOIN, calls=_with(client.calls, late))
+            if state.faults and sum(len(_unawaited(each.calls)) for each in state.clients) < self.scope.unheard:
+                late = call._replace(stage=UNAWAITED)
+                asking = asking._replace(tombstone=client.tombstone or call is JOIN, calls=_with(client.calls, late))
                 yield become(f"{what}, which takes long, and gives up on it", asking, is_fault=True)
 
         if client.phase in (IDLE, JOINING):
@@ -344,7 +344,7 @@ class LineModel:
             else:
                 yield become("goes on, and sees that its window is closed", self.give_up(client, LEAVING))
         else:
-            leave = LEAVE._replace(answer=int(self.is_unsure(client)))
+            leave = LEAVE._replace(answer=int(self.needs_tombstone(client)))
             left = self._deliver(state, number, leave, f"{name} leaves")
             yield left._replace(label=f"{left.label}, but gets no answer", is_fault=True)
             if not isinstance(left.after, Violation):
@@ -361,7 +361,7 @@ class LineModel:
 
     def _call_steps(self, state: State, number: int, client: Client, call: Call) -> Iterator[Step[State]]:
         name = NAMES[number]
-        if call.stage == UNHEARD:
+        if call.stage == UNAWAITED:
             whose = "" if call.whose == NOW else " of an earlier life"
             yield self._deliver(state, number, call, f"{name}'s late {call.kind}{whose} arrives")
         elif call.stage == OUT:
@@ -373,8 +373,8 @@ class LineModel:
             noted = self.note(client, call)
             yield self._become(state, number, f"{name} gets the answer to its {call.kind}", noted)
             if state.faults:
-                forsaken = self.forsake(client, call)
-                yield self._become(state, number, f"{name} gives up on its {call.kind}", forsaken, is_fault=True)
+                without_reply = self.drop_reply(client, call)
+                yield self._become(state, number, f"{name} gives up on its {call.kind}", without_reply, is_fault=True)
 
     def _become(self, state: State, number: int, label: str, after: Client, *, is_fault: bool = False) -> Step[State]:
         """Put a client's next self in; if it holds now, it must be under a higher fence than anybody before."""
@@ -392,7 +392,7 @@ class LineModel:
         client = state.clients[number]
         last, former = Owner(number, whose), Owner(number, FORMER)
         aged = {Owner(number): last, Owner(number, DEAD): former, Owner(number, GONE): former}
-        calls = (call for call in _unheard(client.calls) if call.whose == NOW)
+        calls = (call for call in _unawaited(client.calls) if call.whose == NOW)
         after = Client(
             phase=JOINING if client.phase == LEAVING_TO_REJOIN and whose == GONE else IDLE,
             calls=tuple(sorted(call._replace(whose=whose) for call in calls)),
@@ -413,7 +413,7 @@ class LineModel:
         if reason := self._misdeed(state.line, outcome.line, *request[:2]):
             return Step(label, Violation(reason))
         calls = client.calls if call.stage == BACK else _without(client.calls, call)
-        if call.stage != UNHEARD and call.kind != "leave":
+        if call.stage != UNAWAITED and call.kind != "leave":
             calls = _with(calls, call._replace(stage=BACK, answer=outcome.answer))
         clients = list(_put(state.clients, number, client._replace(calls=calls)))
         for woken in outcome.woken:
@@ -423,15 +423,15 @@ class LineModel:
 
     def _misdeed(self, before: Line, after: Line, kind: str, owner: Owner) -> str:
         """Say what a step of the store did that none may."""
-        lived = {place.ticket: place for place in before if place.life > 0}
+        was_live = {place.ticket: place for place in before if place.life > 0}
         lives = {place.ticket: place for place in after if place.life > 0}
-        for ticket, place in lived.items():
+        for ticket, place in was_live.items():
             life = lives[ticket].life if ticket in lives else 0
             if place.owner != owner and life != place.life:
                 return f"a {kind} changed somebody else's place"
             if place.owner == owner and kind != "leave" and life < place.life:
                 return f"a {kind} shortened a life"
-        if kind == "renew" and any(place.owner == owner and ticket not in lived for ticket, place in lives.items()):
+        if kind == "renew" and any(place.owner == owner and ticket not in was_live for ticket, place in lives.items()):
             return "a renewal brought a place back"
         if any(not place.holds for place in list(lives.values())[: self.scope.capacity]):
             return "somebody fits, and was passed over"
@@ -470,10 +470,10 @@ class LineModel:
         return call.stage == BACK and call.answer != 0 and call.age >= life - self.scope.margin
 
     def _aged(self, call: Call) -> Call | None:
-        if call.stage != UNHEARD:
+        if call.stage != UNAWAITED:
             return call._replace(age=min(call.age + 1, self.scope.ttl - self.scope.margin))
         if call.kind == "join":
-            return call._replace(age=call.age + 1) if call.age + 1 < self.scope.ghost else None
+            return call._replace(age=call.age + 1) if call.age + 1 < self.scope.late_request_window else None
         return call
 
     def _set_back(self, state: State, by: int) -> State:
@@ -559,8 +559,8 @@ def _ranked(state: State, ranks: dict[int, int]) -> State:
     )
 
 
-def _unheard(calls: Calls) -> Calls:
-    return tuple(call for call in calls if call.stage == UNHEARD)
+def _unawaited(calls: Calls) -> Calls:
+    return tuple(call for call in calls if call.stage == UNAWAITED)
 
 
 def _with(calls: Calls, call: Call) -> Calls:

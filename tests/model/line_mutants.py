@@ -19,13 +19,13 @@ def mutant(scope: Scope = ONE_FAULT) -> Callable[[type[LineModel]], type[LineMod
 
 
 @mutant()
-class AnybodyMayRenewForTheHolder(LineModel):
+class AnyOwnerMayRenewForTheHolder(LineModel):
     def find(self, line: Line, owner: Owner) -> Owner | None:
         return super().find(line, owner) or (line[0].owner if line else None)
 
 
 @mutant()
-class AnybodyMayLeaveForTheHolder(LineModel):
+class AnyOwnerMayLeaveForTheHolder(LineModel):
     def leave(self, line: Line, barred: Barred, request: Request, last: int) -> Outcome:
         return super().leave(line, barred, request._replace(owner=line[0].owner if line else request.owner), last)
 
@@ -57,14 +57,14 @@ class RepeatedJoinsDoNotRefresh(LineModel):
 
 
 @mutant()
-class WaitingPlacesNeverBuyTheirTtl(LineModel):
+class WaitingPlacesNeverClaimTheirTtl(LineModel):
     def renewed(self, place: Place, kind: str) -> int:
         return max(place.life, self.scope.heartbeat)
 
 
 @mutant()
 class WaitingPlacesLiveForTheirTtl(LineModel):
-    def life_of_waiting(self) -> int:
+    def ttl_of_waiting(self) -> int:
         return self.scope.ttl
 
 
@@ -100,20 +100,20 @@ class TicketsStartOver(LineModel):
 
 
 @mutant()
-class GhostsAreLetIn(LineModel):
-    def is_unsure(self, client: Client) -> bool:
+class LateRequestsAreAccepted(LineModel):
+    def needs_tombstone(self, client: Client) -> bool:
         return False
 
 
 @mutant()
-class ALeaveWakesNobody(LineModel):
+class ALeaveWakesNoWaiter(LineModel):
     def leave(self, line: Line, barred: Barred, request: Request, last: int) -> Outcome:
         outcome = super().leave(line, barred, request, last)
         return outcome._replace(line=tuple(place for place in line if place.owner != request.owner), woken=())
 
 
 @mutant()
-class WhoHoldsByAnExpiryIsNotTold(LineModel):
+class AHolderByAnExpiryIsNotWoken(LineModel):
     def renew(self, line: Line, barred: Barred, request: Request, last: int) -> Outcome:
         outcome = super().renew(line, barred, request, last)
         unwoken = tuple(place._replace(told=place.owner not in outcome.woken) for place in outcome.line)
@@ -139,7 +139,7 @@ class ThereIsNoMargin(LineModel):
         return max(self.scope.ttl - age, 0)
 
 
-@mutant(Scope(clients=1, ttl=4, ghost=6, faults=2, slow=True))
+@mutant(Scope(clients=1, ttl=4, late_request_window=6, faults=2, slow=True))
 class AnAnswerOpensAWindowThatWasClosed(LineModel):
     """A late join may have made another place; somebody else may have held in between."""
 
@@ -149,20 +149,20 @@ class AnAnswerOpensAWindowThatWasClosed(LineModel):
 
 
 @mutant()
-class NobodyWatchesTheWindow(LineModel):
+class NoClientWatchesTheTrustWindow(LineModel):
     def believes(self, client: Client) -> bool:
         return super().believes(client._replace(window=1))
 
 
 @mutant()
 class UnknownCountsAsRenewed(LineModel):
-    def forsake(self, client: Client, call: Call) -> Client:
-        after = super().forsake(client, call)
+    def drop_reply(self, client: Client, call: Call) -> Client:
+        after = super().drop_reply(client, call)
         return after._replace(window=self.window(0)) if client.phase == HELD else after
 
 
 @mutant(Scope(faults=0))
-class WhoeverIsToldGoneGoesOnWaiting(LineModel):
+class AWaiterWhosePlaceIsGoneGoesOnWaiting(LineModel):
     def note_gone(self, client: Client) -> Client:
         return client if client.phase == WAITING else super().note_gone(client)
 
@@ -173,7 +173,7 @@ class AMessageCountsForTheWholeTtl(LineModel):
         return self.window(0)
 
 
-@mutant(Scope(ttl=2, ghost=2, faults=1))
+@mutant(Scope(ttl=2, late_request_window=2, faults=1))
 class AMessageCountsWhateverPlaceItIsAbout(LineModel):
     """Two joins of one owner may make two places, one after the other; the message was about the first."""
 

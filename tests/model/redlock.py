@@ -40,7 +40,7 @@ class Scope(NamedTuple):
 IDLE, JOINING, RAISING, HELD, RENEWING = range(5)
 """What a client is at: a round that takes places, one that writes the fence back, holding, and a round that renews."""
 
-VOTES, EMPTY, KNOCKED, SETTLED, ADMITTED = range(5)
+VOTES, EMPTY, PROBED, SETTLED, ADMITTED = range(5)
 """How a member stands: EMPTY has forgotten, KNOCKED has a new token, SETTLED waits for the others to be asked, and
 ADMITTED for the longest life to be over."""
 
@@ -51,7 +51,7 @@ round that is just under way would."""
 OUT, NO = 0, -1
 """A vote that is not known, and one that does not count; any other is a ticket."""
 
-NOBODY = -1
+NO_CLIENT = -1
 FREE = -2
 
 
@@ -275,7 +275,7 @@ class RedlockModel:
         """End an acquisition. Its places are nobody's: they are left or expire, one at a time."""
         members = tuple(
             member._replace(
-                owner=NOBODY if member.owner == number else member.owner,
+                owner=NO_CLIENT if member.owner == number else member.owner,
                 ticket=0 if member.owner == number else member.ticket,
                 life=ENDS if member.owner == number else member.life,
                 votes=_put(member.votes, number, OUT),
@@ -301,8 +301,8 @@ class RedlockModel:
             after = state._replace(members=members, forgets=state.forgets - 1)
             yield Step(f"member {number} forgets everything", after, is_fault=True)
         if member.status == EMPTY:
-            yield become(f"somebody knocks at member {number}", member._replace(status=KNOCKED))
-        elif member.status == KNOCKED:
+            yield become(f"somebody knocks at member {number}", member._replace(status=PROBED))
+        elif member.status == PROBED:
             if self.is_over(state, number):
                 yield become(f"member {number} was let be for long enough", member._replace(status=SETTLED))
             if member.late:

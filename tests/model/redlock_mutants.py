@@ -68,25 +68,25 @@ class MembersDoNotNoticeThatTheyAreEmpty(RedlockModel):
 
 
 @mutant(FORGETFUL)
-class WhoeverWaitsToBeAdmittedVotes(RedlockModel):
+class AMemberThatWaitsForAdmissionVotes(RedlockModel):
     def gives_places(self, member: Member) -> bool:
         return member.status in (VOTES, ADMITTED)
 
 
 @mutant(FORGETFUL)
-class WhoeverIsAdmittedVotesAtOnce(RedlockModel):
+class AnAdmittedMemberVotesAtOnce(RedlockModel):
     def has_outlived(self, state: State, number: int) -> bool:
         return True
 
 
 @mutant(FORGETFUL)
-class WhoeverIsAdmittedCountsFromZero(RedlockModel):
+class AnAdmittedMemberCountsFromZero(RedlockModel):
     def told(self, member: Member, other: Member) -> Member:
         return super().told(member, other)._replace(counter=member.counter)
 
 
 @mutant(FORGETFUL)
-class NobodyTellsTheLongestLife(RedlockModel):
+class NoMemberReportsTheLongestTtl(RedlockModel):
     def told(self, member: Member, other: Member) -> Member:
         return super().told(member, other)._replace(longest=member.longest)
 
@@ -104,7 +104,7 @@ class OneMemberIsEnoughToAdmitAnother(RedlockModel):
 
 
 @mutant(FORGETFUL)
-class NobodyIsAdmitted(RedlockModel):
+class NoMemberIsAdmitted(RedlockModel):
     def enough_to_admit(self, others: list[Member]) -> bool:
         return False
 

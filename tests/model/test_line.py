@@ -20,16 +20,16 @@ LARGE = bool(os.environ.get("LOCKSTEAD_LARGE_MODELS"))
 SCOPES = {
     "two clients and a fault": Scope(faults=1),
     "three clients": Scope(clients=3, ttl=2, faults=0),
-    "two permits": Scope(capacity=2, ttl=2, ghost=2, faults=1),
-    "slow requests": Scope(clients=1, ttl=4, ghost=6, faults=2, slow=True),
+    "two permits": Scope(capacity=2, ttl=2, late_request_window=2, faults=1),
+    "slow requests": Scope(clients=1, ttl=4, late_request_window=6, faults=2, slow=True),
     "a clock set back": Scope(faults=0, clock_steps=2),
 }
 LARGE_SCOPES = {
     "three clients and two permits": Scope(clients=3, capacity=2, faults=0),
     "two clients and two faults": Scope(faults=2),
-    "two clients and three faults": Scope(ttl=2, ghost=2, faults=3),
-    "two requests at a time, and slow ones": Scope(ttl=2, ghost=2, faults=1, listening=2, slow=True),
-    "three clients and a fault": Scope(clients=3, ttl=2, ghost=2, faults=1),
+    "two clients and three faults": Scope(ttl=2, late_request_window=2, faults=3),
+    "two requests at a time, and slow ones": Scope(ttl=2, late_request_window=2, faults=1, listening=2, slow=True),
+    "three clients and a fault": Scope(clients=3, ttl=2, late_request_window=2, faults=1),
     "a clock set back, and a fault": Scope(faults=1, clock_steps=2),
 }
 
@@ -86,7 +86,7 @@ def do(ledger: _MemoryLine, scope: Scope, request: Request) -> Seen:
     elif request.kind == "renew":
         standing, woken = rule.renew(ledger, Renewal("x", name, scope.ttl, scope.heartbeat), 0.0)
     else:
-        _, woken = rule.leave(ledger, name, 0.0, float(scope.ghost * request.unsure))
+        _, woken = rule.leave(ledger, name, 0.0, float(scope.late_request_window * request.tombstone))
     answer = 0
     if isinstance(standing, Standing):
         answer = standing.ticket if standing.held else -standing.ticket

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bench import _run
-from bench._measure import Reach, Spread, report
+from bench._measure import Spread, Target, report
 from bench._report import ROOT, Result, describe_machine, load, publish, renewed, save, write_report
 from bench._run import PROGRAMS, Schedule, run
 
@@ -69,7 +69,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def found(program: str, *reaches: Reach, broken: dict[str, str] | None = None) -> Result:
+def found(program: str, *reaches: Target, broken: dict[str, str] | None = None) -> Result:
     said = [{**reach._asdict(), "met": reach.met} for reach in reaches]
     told = {"question": f"{program} on redis7", "machine": "", "rows": ROWS[program], "reaches": said}
     return Result(program, 1.0, True, None, [told | {"broken": broken or {}}])
@@ -77,9 +77,9 @@ def found(program: str, *reaches: Reach, broken: dict[str, str] | None = None) -
 
 RESULTS = [
     found(
-        "redis_pair", Reach("threads: x floor", 2.5, 2.0), broken={"threads, tooz": "broke", "uvloop, tooz": "broke"}
+        "redis_pair", Target("threads: x floor", 2.5, 2.0), broken={"threads, tooz": "broke", "uvloop, tooz": "broke"}
     ),
-    found("redis_handover", Reach("Jain", 0.99, 0.95, at_least=True)),
+    found("redis_handover", Target("Jain", 0.99, 0.95, at_least=True)),
     Result("rates", 1.0, True, "Traceback\nRuntimeError: two held at once", []),
 ]
 
@@ -101,16 +101,16 @@ def test_a_program_asks_a_question_has_a_main_and_takes_part(path: Path) -> None
 
 
 def test_a_figure_is_judged_by_its_bound() -> None:
-    assert Reach("x floor", 2.0, 2.0).verdict == "met"
-    assert Reach("x floor", 2.1, 2.0).verdict == "MISSED"
-    assert Reach("Jain", 0.9, 0.95, at_least=True).verdict == "MISSED"
-    assert Reach("Jain", nan, 0.95, at_least=True).verdict == "not measured"
-    assert not Reach("Jain", nan, 0.95).met
+    assert Target("x floor", 2.0, 2.0).verdict == "met"
+    assert Target("x floor", 2.1, 2.0).verdict == "MISSED"
+    assert Target("Jain", 0.9, 0.95, at_least=True).verdict == "MISSED"
+    assert Target("Jain", nan, 0.95, at_least=True).verdict == "not measured"
+    assert not Target("Jain", nan, 0.95).met
 
 
 def test_a_program_prints_what_can_be_read_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows = [{"case": "ours", "gap": Spread(1.0, 0.5, 2.0, nan)}]
-    report("Who?", rows, as_json=True, reaches=[Reach("gap", nan, 1.0)], broken={"tooz": "gone"})
+    report("Who?", rows, as_json=True, reaches=[Target("gap", nan, 1.0)], broken={"tooz": "gone"})
     (told,) = _run.documents(capsys.readouterr().out)
     save(Result("pair", 1.0, False, None, [told]), tmp_path)
     (result,) = load(tmp_path, PROGRAMS)

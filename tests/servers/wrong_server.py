@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Self
 
 
-class Stranger:
+class WrongServer:
     """Answers whatever arrives with what a function makes of it."""
 
     def __init__(self, answer: Callable[[bytes], bytes]) -> None:

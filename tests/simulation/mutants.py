@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lockstead.core import keeper, rule, several
-from lockstead.core import lease as _lease
+from lockstead.core import lease as leases_of_core
 from lockstead.core.engine import Engine
 from lockstead.core.keeper import Keeper
 from lockstead.core.lease import Lease, State
@@ -61,9 +61,9 @@ def newcomers_overtake(patch: Patch) -> None:
 
 @mutant
 def anybody_may_leave_for_the_holder(patch: Patch) -> None:
-    def leave(ledger, owner, now, unsure):
+    def leave(ledger, owner, now, tombstone):
         holder = next(ledger.places(), None)
-        return original(ledger, holder.owner if holder else owner, now, unsure)
+        return original(ledger, holder.owner if holder else owner, now, tombstone)
 
     original = rule.leave
     patch.setattr(rule, "leave", leave)
@@ -134,7 +134,7 @@ def waiting_places_never_buy_their_ttl(patch: Patch) -> None:
 
 
 @mutant
-def ghosts_are_let_in(patch: Patch) -> None:
+def late_requests_are_accepted(patch: Patch) -> None:
     """A join may arrive after its owner left."""
     patch.setattr(_MemoryLine, "refuse", lambda self, owner, until: None)
 
@@ -156,7 +156,7 @@ def the_dead_hold_for_ever(patch: Patch) -> None:
 
 @mutant
 def tickets_start_over(patch: Patch) -> None:
-    def next_ticket(self, wished):
+    def next_ticket(self, requested):
         self._ticket = self._ticket % 3 + 1
         return self._ticket
 
@@ -165,16 +165,16 @@ def tickets_start_over(patch: Patch) -> None:
 
 @mutant
 def the_window_starts_at_the_reply(patch: Patch) -> None:
-    def take_in(self, lease, sent, life, standing):
+    def apply(self, lease, sent, life, standing):
         return original(self, lease, self.runtime.now(), life, standing)
 
     original = Keeper._take_in
-    patch.setattr(Keeper, "_take_in", take_in)
+    patch.setattr(Keeper, "_take_in", apply)
 
 
 @mutant
 def there_is_no_margin(patch: Patch) -> None:
-    for module in (_lease,):
+    for module in (leases_of_core,):
         patch.setattr(module, "margin", lambda life: 0.0)
 
 
@@ -195,7 +195,7 @@ def unknown_counts_as_renewed(patch: Patch) -> None:
 
 
 @mutant
-def nobody_watches_the_window(patch: Patch) -> None:
+def no_keeper_watches_the_trust_window(patch: Patch) -> None:
     patch.setattr(Keeper, "check_window", lambda self, lease: None)
 
 
@@ -224,7 +224,7 @@ def a_cancelled_acquire_is_forgotten(patch: Patch) -> None:
 @mutant
 def a_failed_release_is_forgotten(patch: Patch) -> None:
     """As other libraries did; see docs/protocol.md."""
-    patch.setattr(Keeper, "take_over", lambda self, lease, grace=0.0: self.forget(lease))
+    patch.setattr(Keeper, "release_in_background", lambda self, lease, grace=0.0: self.forget(lease))
 
 
 @mutant
@@ -295,7 +295,7 @@ def a_grant_that_was_pushed_counts_for_the_whole_ttl(patch: Patch) -> None:
 @mutant
 def a_wake_up_says_nothing_but_its_owner(patch: Patch) -> None:
     """Any client that may publish could send it."""
-    patch.setattr(SimulatedStore, "mint", lambda store, owner: owner)
+    patch.setattr(SimulatedStore, "make_message", lambda store, owner: owner)
 
 
 @mutant
@@ -308,7 +308,7 @@ def several_names_are_waited_for_in_the_order_they_were_given_in(patch: Patch) -
 def the_first_of_several_lives_for_its_ttl_while_the_others_are_waited_for(patch: Patch) -> None:
     """Whoever dies waiting would keep it for that long."""
 
-    async def in_turn(engine, wish):
+    async def acquire_in_order(engine, wish):
         leases = []
         try:
             for ask in wish.asks:
@@ -319,7 +319,7 @@ def the_first_of_several_lives_for_its_ttl_while_the_others_are_waited_for(patch
             raise
         return leases
 
-    patch.setattr(several, "_in_turn", in_turn)
+    patch.setattr(several, "_acquire_in_order", acquire_in_order)
 
 
 @mutant
@@ -353,12 +353,12 @@ def what_may_be_left_of_several_is_forgotten(patch: Patch) -> None:
 
 @mutant
 def several_are_held_whatever_became_of_each(patch: Patch) -> None:
-    async def buy(engine, wish, leases):
+    async def claim_ttls(engine, wish, leases):
         await original(engine, wish, leases)
         return True
 
-    original = several._buy
-    patch.setattr(several, "_buy", buy)
+    original = several._claim_ttls
+    patch.setattr(several, "_claim_ttls", claim_ttls)
 
 
 @mutant
@@ -369,18 +369,18 @@ def a_name_that_stays_taken_keeps_its_owner(patch: Patch) -> None:
 
 @mutant
 def a_name_that_should_stay_taken_is_left(patch: Patch) -> None:
-    patch.setattr(rule, "linger", lambda ledger, stay, now: rule.leave(ledger, stay.owner, now, stay.unsure))
+    patch.setattr(rule, "reserve", lambda ledger, stay, now: rule.leave(ledger, stay.owner, now, stay.tombstone))
 
 
 @mutant
 def a_name_that_stays_taken_wakes_the_next(patch: Patch) -> None:
-    def linger(ledger, stay, now):
+    def reserve(ledger, stay, now):
         was_there, woken = original(ledger, stay, now)
         waiting = rule.settle(ledger, now).waiting
         return was_there, woken if waiting is None else [*woken, waiting]
 
-    original = rule.linger
-    patch.setattr(rule, "linger", linger)
+    original = rule.reserve
+    patch.setattr(rule, "reserve", reserve)
 
 
 @mutant

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from lockstead.core.store import Store
 from lockstead.runtimes.simulated import Process
-from lockstead.stores.quorum.store import LEAD, Quorum
+from lockstead.stores.quorum.store import TICKET_LEAD, Quorum
 from lockstead.testing import QuorumMonitor, SimulatedMember, SimulatedMemberStore, ViolationError
 from lockstead.testing.simulation.history import History
 
@@ -31,7 +31,7 @@ class QuorumHistory(History):
         self.monitor = QuorumMonitor(self.world, self.server)
 
     def _member(self) -> SimulatedMember:
-        member = SimulatedMember(self.world, self._weather(), self._clock())
+        member = SimulatedMember(self.world, self._make_faults(), self._clock())
         member._ticket = self.random.choice((0, 5, 1000))
         return member
 
@@ -44,7 +44,7 @@ class QuorumHistory(History):
         members = [SimulatedMemberStore(process, member) for member in self.members]
         self.links += members
         names = [f"m{number}" for number in range(len(members))]
-        clock = self._clock() if self.reads_clocks else lambda: -LEAD
+        clock = self._clock() if self.reads_clocks else lambda: -TICKET_LEAD
         quorum = self.quorums[process.name] = Quorum(members[0].runtime, members, names, clock=clock)
         return quorum
 
@@ -71,16 +71,16 @@ class QuorumHistory(History):
             member.stall(self.random.choice((0.0, 0.01, 0.3)))
             member.forget()
 
-    def _is_forgetful(self) -> bool:
+    def _may_lose_data(self) -> bool:
         return bool(self.emptied)
 
     def _step(self) -> bool:
         if self.world.now > self.looked_at + 0.5:
             self.looked_at = self.world.now
-            self._check_somebody_cares()
+            self._check_that_every_place_has_an_owner()
         return super()._step()
 
-    def _check_somebody_cares(self) -> None:
+    def _check_that_every_place_has_an_owner(self) -> None:
         """Every place is one its client knows of, but for a moment after a leave that was not waited for."""
         places = [
             (number, name, place.owner)
@@ -88,13 +88,13 @@ class QuorumHistory(History):
             if member not in self.emptied and not member.clock_was_set_back
             for name, line in member.peek()
             for place in line
-            if not place.lingers
+            if not place.reserved
         ]
         orphans = {}
         for number, name, owner in places:
             process = next(process for process, _ in self.processes if process.name == owner.rpartition("/")[0])
             quorum = self.quorums[process.name]
-            trace = quorum._traces.get((name, owner))
+            trace = quorum._placements.get((name, owner))
             is_known = trace is not None and number in trace.members()
             if process.crashed or is_known or (name, owner) in quorum._nodes._nodes[number].debts:
                 continue
@@ -108,7 +108,7 @@ class QuorumHistory(History):
         super()._check_nothing_is_left()
         for process, _ in self.processes:
             quorum = self.quorums[process.name]
-            traces = [trace for trace in quorum._traces.values() if trace.until + 30.0 > process.now()]
+            traces = [trace for trace in quorum._placements.values() if trace.until + 30.0 > process.now()]
             debts = [node.debts for node in quorum._nodes._nodes if node.debts]
             if not process.crashed and (traces or debts):
                 raise ViolationError(f"{process.name} remembers {traces} {debts}")

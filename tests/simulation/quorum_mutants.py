@@ -9,7 +9,7 @@ import pytest
 
 from lockstead.errors import StoreError
 from lockstead.stores.quorum import store as quorum
-from lockstead.stores.quorum.members import Nodes
+from lockstead.stores.quorum.members import Members
 from lockstead.stores.quorum.store import Quorum
 from lockstead.testing import SimulatedMember, SimulatedMemberStore
 from lockstead.testing.members import MemberServer
@@ -29,8 +29,8 @@ def half_is_a_majority(patch: Patch) -> None:
         original(self, runtime, members, names, timeout)
         self.majority = (len(members) + 1) // 2 - (len(members) % 2)
 
-    original = Nodes.__init__
-    patch.setattr(Nodes, "__init__", init)
+    original = Members.__init__
+    patch.setattr(Members, "__init__", init)
 
 
 @mutant
@@ -38,21 +38,21 @@ def the_fence_is_the_maximum_only(patch: Patch) -> None:
     async def agree(self, ask, ticket, held, patience):
         return True
 
-    patch.setattr(Quorum, "_raise", agree)
+    patch.setattr(Quorum, "_write_back", agree)
 
 
 @mutant
 def the_fence_is_written_back_to_places_only(patch: Patch) -> None:
     """Not to the counter, from which the next holder's ticket is drawn."""
 
-    def lift(self, renewal):
+    def raise_ticket(self, renewal):
         counter = self._ticket
         ticket = original(self, renewal)
         self._ticket = counter
         return ticket
 
-    original = MemberServer._lift
-    patch.setattr(MemberServer, "_lift", lift)
+    original = MemberServer._raise_ticket
+    patch.setattr(MemberServer, "_raise_ticket", raise_ticket)
 
 
 @mutant
@@ -71,8 +71,8 @@ def whoever_is_admitted_votes_at_once(patch: Patch) -> None:
     async def admit(self, number, membership, ticket, longest):
         return await original(self, number, membership, ticket, 0.0)
 
-    original = Nodes._admit
-    patch.setattr(Nodes, "_admit", admit)
+    original = Members._admit
+    patch.setattr(Members, "_admit", admit)
 
 
 @mutant
@@ -80,8 +80,8 @@ def whoever_is_admitted_counts_from_zero(patch: Patch) -> None:
     async def admit(self, number, membership, ticket, longest):
         return await original(self, number, membership, 0, longest)
 
-    original = Nodes._admit
-    patch.setattr(Nodes, "_admit", admit)
+    original = Members._admit
+    patch.setattr(Members, "_admit", admit)
 
 
 @mutant
@@ -102,15 +102,15 @@ def one_admitted_member_is_enough_to_admit_others(patch: Patch) -> None:
     def patience(self, admitted, waited):
         return original(self, len(self) if admitted else 0, waited)
 
-    original = Nodes._patience_with
-    patch.setattr(Nodes, "_patience_with", patience)
+    original = Members._required_wait
+    patch.setattr(Members, "_required_wait", patience)
 
 
 @mutant
-def nobody_is_admitted(patch: Patch) -> None:
-    original = Nodes._patience_with
+def no_member_is_admitted(patch: Patch) -> None:
+    original = Members._required_wait
     patch.setattr(
-        Nodes, "_patience_with", lambda self, admitted, waited: inf if admitted else original(self, admitted, waited)
+        Members, "_required_wait", lambda self, admitted, waited: inf if admitted else original(self, admitted, waited)
     )
 
 
@@ -144,14 +144,14 @@ def a_failed_join_leaves_only_where_it_was_granted(patch: Patch) -> None:
     def members(self):
         return sorted(self.granted)
 
-    patch.setattr(quorum._Trace, "members", members)
+    patch.setattr(quorum._Placement, "members", members)
 
 
 @mutant
-def ghosts_are_let_in(patch: Patch) -> None:
+def late_requests_are_accepted(patch: Patch) -> None:
     """A join that nobody answered may arrive after its owner left."""
 
-    async def leave(self, name, owner, timeout, unsure=0.0):
+    async def leave(self, name, owner, timeout, tombstone=0.0):
         return await original(self, name, owner, timeout, 0.0)
 
     original = SimulatedMemberStore.leave
@@ -160,7 +160,7 @@ def ghosts_are_let_in(patch: Patch) -> None:
 
 @mutant
 def a_refused_join_keeps_what_it_was_given(patch: Patch) -> None:
-    async def leave(self, name, owner, patience, unsure=0.0):
+    async def leave(self, name, owner, patience, tombstone=0.0):
         return [False for _ in range(len(self._nodes))]
 
     patch.setattr(Quorum, "_leave", leave)
@@ -168,15 +168,15 @@ def a_refused_join_keeps_what_it_was_given(patch: Patch) -> None:
 
 @mutant
 def what_a_silent_member_is_owed_is_forgotten(patch: Patch) -> None:
-    patch.setattr(Nodes, "owe", lambda self, number, name, owner, unsure, until: None)
+    patch.setattr(Members, "queue_release", lambda self, number, name, owner, tombstone, until: None)
 
 
 @mutant
 def silent_members_are_never_asked_again(patch: Patch) -> None:
-    async def nurse(self, number):
+    async def recover_member(self, number):
         return
 
-    patch.setattr(Nodes, "_nurse", nurse)
+    patch.setattr(Members, "_recover_member", recover_member)
 
 
 @mutant
@@ -195,19 +195,19 @@ def long_rounds_count(patch: Patch) -> None:
 
 @mutant
 def a_name_that_should_stay_taken_is_left(patch: Patch) -> None:
-    async def linger(self, stay, timeout):
-        return await self.leave(stay.name, stay.owner, timeout, stay.unsure)
+    async def reserve(self, stay, timeout):
+        return await self.leave(stay.name, stay.owner, timeout, stay.tombstone)
 
-    patch.setattr(Quorum, "linger", linger)
+    patch.setattr(Quorum, "reserve", reserve)
 
 
 @mutant
 def what_too_few_confirm_counts_as_lost(patch: Patch) -> None:
-    async def linger(self, stay, timeout):
+    async def reserve(self, stay, timeout):
         try:
             return await original(self, stay, timeout)
         except StoreError:
             return False
 
-    original = Quorum.linger
-    patch.setattr(Quorum, "linger", linger)
+    original = Quorum.reserve
+    patch.setattr(Quorum, "reserve", reserve)

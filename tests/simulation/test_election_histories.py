@@ -40,15 +40,15 @@ def loss_is_signalled_at_the_end(patch: Patch) -> None:
 
 
 def a_lost_lock_is_given_up_at_once(patch: Patch) -> None:
-    original = Keeper.take_over
-    patch.setattr(Keeper, "take_over", lambda self, lease, grace=0.0: original(self, lease))
+    original = Keeper.release_in_background
+    patch.setattr(Keeper, "release_in_background", lambda self, lease, grace=0.0: original(self, lease))
 
 
 def a_resigned_lock_is_given_up_before_on_lost_has_ended(patch: Patch) -> None:
     async def part(self, leadership, term):
         if leadership._leases[0].state is State.HELD:
             with suppress(LockError):
-                await leadership._let_go()
+                await leadership._release_leases()
         await original(self, leadership, term)
 
     original = Contest._part

@@ -11,7 +11,7 @@ from tests.simulation.mutants import MUTANTS
 SEEDS = 400
 SHOWN = {
     "a_repeated_join_does_not_refresh": 275,
-    "ghosts_are_let_in": 68,
+    "late_requests_are_accepted": 68,
     "several_names_are_waited_for_in_the_order_they_were_given_in": 67,
     "what_may_be_left_of_several_is_forgotten": 246,
 }

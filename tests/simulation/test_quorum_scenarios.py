@@ -15,8 +15,8 @@ from lockstead.core.model import Ask, Refusal, Renewal, Standing
 from lockstead.core.retry import RetryPolicy
 from lockstead.errors import InvalidInputError, LockAcquisitionError, LockLostError, StoreError
 from lockstead.runtimes.simulated import Process, Task, World
-from lockstead.stores.quorum.members import SETTLE
-from lockstead.stores.quorum.store import LEAD, Quorum
+from lockstead.stores.quorum.members import ADMISSION_WAIT
+from lockstead.stores.quorum.store import TICKET_LEAD, Quorum
 from lockstead.testing import Faults, QuorumMonitor, SimulatedMember, SimulatedMemberStore
 from tests.simulation.quorum_mutants import MUTANTS
 
@@ -58,7 +58,7 @@ class Client:
         self.process = Process(stage.world, name)
         self.links = [SimulatedMemberStore(self.process, member) for member in stage.members]
         names = [f"m{number}" for number in range(len(self.links))]
-        self.quorum = Quorum(self.links[0].runtime, self.links, names, clock=lambda: -LEAD)
+        self.quorum = Quorum(self.links[0].runtime, self.links, names, clock=lambda: -TICKET_LEAD)
         self.engine = Engine(self.quorum, lambda: name)
         self.runtime = self.engine.runtime
         stage.monitor.add(self.process, self.engine)
@@ -195,7 +195,7 @@ def test_what_all_refuse_to_hear_is_not_repeated(stage: Stage) -> None:
         assert not failure.value.transient
         assert len(asked) == len(stage.members)
         assert not alice.engine.keeper.leases
-        assert not alice.quorum._traces
+        assert not alice.quorum._placements
 
     stage.run(story())
 
@@ -316,7 +316,7 @@ def test_a_deployment_that_was_interrupted_is_finished_by_the_next(stage: Stage)
         stage.members[0].admit(token, 0, 0.0)
         with pytest.raises(StoreError, match="waits for the others"):
             await alice.acquire(timeout=0.0)
-        await alice.runtime.sleep(9.0 + 2 * SETTLE)  # the first gave it a place, for so long
+        await alice.runtime.sleep(9.0 + 2 * ADMISSION_WAIT)  # the first gave it a place, for so long
         await alice.acquire(timeout=0.0)
 
     stage.run(story())
@@ -471,7 +471,7 @@ def whoever_came_back_empty_votes_again() -> None:
 
 
 STORIES = {
-    "nobody_is_admitted": whoever_came_back_empty_votes_again,
+    "no_member_is_admitted": whoever_came_back_empty_votes_again,
     "whoever_is_admitted_counts_from_zero": fences_grow_though_only_a_forgetful_member_is_common,
     "the_fence_is_the_maximum_only": fences_grow_though_the_next_majority_drew_lower_tickets,
     "the_fence_is_written_back_to_places_only": fences_grow_though_the_next_majority_drew_lower_tickets,

@@ -300,7 +300,7 @@ def test_a_holder_is_renewed_for_as_long_as_it_wants(stage: Stage) -> None:
 def looks_of(client: Client, *, stumbles: int = 0) -> list[float]:
     """Note when the client's keeper looks at its leases, and have it fail the first few times."""
     looks: list[float] = []
-    survey = client.engine.keeper._survey
+    survey = client.engine.keeper._scan
 
     def look(now: float) -> Any:
         looks.append(now)
@@ -309,7 +309,7 @@ def looks_of(client: Client, *, stumbles: int = 0) -> list[float]:
             raise RuntimeError(msg)
         return survey(now)
 
-    client.engine.keeper._survey = look  # type: ignore[method-assign]
+    client.engine.keeper._scan = look  # type: ignore[method-assign]
     return looks
 
 

@@ -131,8 +131,8 @@ class Plain:
     async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
         return await self._store.renew(renewals, timeout)
 
-    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
-        return await self._store.leave(name, owner, timeout, unsure)
+    async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
+        return await self._store.leave(name, owner, timeout, tombstone)
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
         raise NotImplementedError
@@ -194,7 +194,7 @@ def tickets_repeat(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_SqliteLine, "append", append)
 
 
-def ghosts_are_let_in(patch: pytest.MonkeyPatch) -> None:
+def late_requests_are_accepted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_SqliteLine, "refuse", lambda self, owner, until: None)
 
 
@@ -226,7 +226,7 @@ BROKEN = {
     },
     everybody_has_a_file_of_his_own: 0,
     tickets_repeat: 1,
-    ghosts_are_let_in: 68,
+    late_requests_are_accepted: 68,
     a_clock_set_back_is_ignored: 16,
     a_name_that_stays_taken_keeps_its_owner: 0,
 }

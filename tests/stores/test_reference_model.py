@@ -21,7 +21,7 @@ from lockstead.stores.sqlite.store import SqliteStore
 
 OWNERS = st.sampled_from([f"{name}/1" for name in "abcdef"])
 NAMES = st.sampled_from(["x", "y"])
-LIVES = st.sampled_from([1.0, 2.0, 5.0, 20.0])
+DURATIONS = st.sampled_from([1.0, 2.0, 5.0, 20.0])
 
 
 @dataclass
@@ -73,8 +73,8 @@ class LineMachine(RuleBasedStateMachine):
     @rule(
         name=NAMES,
         owner=OWNERS,
-        ttl=LIVES,
-        heartbeat=LIVES,
+        ttl=DURATIONS,
+        heartbeat=DURATIONS,
         capacity=st.integers(1, 3),
         data=st.data(),
         queue=st.booleans(),
@@ -110,7 +110,7 @@ class LineMachine(RuleBasedStateMachine):
             line.places.append(place)
             self.compare(line, place, outcome)
 
-    @rule(name=NAMES, owner=OWNERS, ttl=LIVES, heartbeat=LIVES, claim=st.booleans())
+    @rule(name=NAMES, owner=OWNERS, ttl=DURATIONS, heartbeat=DURATIONS, claim=st.booleans())
     def renew(self, name: str, owner: str, ttl: float, heartbeat: float, claim: bool) -> None:
         owner = f"{name}-{owner}"
         (standing,) = drive(self.store.renew([Renewal(name, owner, ttl, heartbeat, claim)], 5.0))
@@ -122,17 +122,17 @@ class LineMachine(RuleBasedStateMachine):
         self.refresh(line, own, ttl, heartbeat, claim=claim)
         self.compare(line, own, standing)
 
-    @rule(name=NAMES, owner=OWNERS, unsure=st.sampled_from([0.0, 0.0, 3.0]))
-    def leave(self, name: str, owner: str, unsure: float) -> None:
+    @rule(name=NAMES, owner=OWNERS, tombstone=st.sampled_from([0.0, 0.0, 3.0]))
+    def leave(self, name: str, owner: str, tombstone: float) -> None:
         owner = f"{name}-{owner}"
-        was_there = drive(self.store.leave(name, owner, 5.0, unsure))
+        was_there = drive(self.store.leave(name, owner, 5.0, tombstone))
         line = self.line(name)
         own = line.find(owner)
         assert was_there is (own is not None)
         if own is not None:
             line.places.remove(own)
-        if unsure:
-            line.refused[owner] = self.now + unsure
+        if tombstone:
+            line.refused[owner] = self.now + tombstone
 
     @rule(seconds=st.sampled_from([0.25, 1.0, 2.0, 6.0]))
     def time_passes(self, seconds: float) -> None:

@@ -42,7 +42,7 @@ from lockstead.testing.torture.arena import CLIENT_FAULTS as PLAIN_CLIENT_FAULTS
 from lockstead.testing.torture.history import KILL
 from lockstead.testing.torture.worker import NAMES
 from tests.harness.conditions import eventually
-from tests.harness.sqlite import transaction_of_a_stranger, url_of
+from tests.harness.sqlite import transaction_of_another_program, url_of
 from tests.servers.binaries import POSTGRES18
 from tests.servers.clock import SteppedClock
 from tests.servers.cluster import ClusterDeployment
@@ -102,7 +102,7 @@ def sqlite(directory: Path) -> Iterator[Arena]:
 
     @contextmanager
     def locked(chance: Random) -> Iterator[None]:
-        with transaction_of_a_stranger(path):
+        with transaction_of_another_program(path):
             yield
 
     arena = ArenaOfOurs(

@@ -72,13 +72,13 @@ def _garbage(chance: Random) -> bytes:
 class RedisOutsider:
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
-        self._ear = client.pubsub(ignore_subscribe_messages=True)
-        self._ear.psubscribe("lockstead:*")
+        self._subscriber = client.pubsub(ignore_subscribe_messages=True)
+        self._subscriber.psubscribe("lockstead:*")
         self._channels: set[bytes] = set()
 
     def listen(self) -> list[bytes]:
         messages = []
-        while message := self._ear.get_message():
+        while message := self._subscriber.get_message():
             messages.append(message["data"])
             self._channels.add(message["channel"])
         return messages

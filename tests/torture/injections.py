@@ -12,8 +12,8 @@ from math import inf
 from random import Random
 from typing import TypeVar
 
-from lockstead.testing.torture.checkers import Stay, _deadline, _taken
-from lockstead.testing.torture.history import Acquire, Check, Eviction, History, Operation, Read, Spend, Write
+from lockstead.testing.torture.checkers import Reservation, _deadline, _taken
+from lockstead.testing.torture.history import Acquire, Check, Consume, Eviction, History, Operation, Read, Write
 from tests.torture.model import PROMISES
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ TICK = 1e-4
 def two_hold(history: History, chance: Random) -> bool:
     for hold in _some(chance, _sure(history)):
         at = chance.uniform(hold.completed, hold.believed_until)
-        history.add(_ghost(hold, at - TICK, at, at + 1))
+        history.add(_intruder(hold, at - TICK, at, at + 1))
         return at > hold.completed
     return False
 
@@ -147,7 +147,7 @@ def somebody_in_line_is_overtaken(history: History, chance: Random) -> bool:
     for waiter in _some(chance, history.acquires):
         if waiter.in_line_by + 2 * TICK < waiter.surely_waited_until:
             asked = chance.uniform(waiter.in_line_by, waiter.surely_waited_until - 2 * TICK)
-            history.add(_ghost(waiter, asked + TICK / 2, asked + TICK, asked + TICK))
+            history.add(_intruder(waiter, asked + TICK / 2, asked + TICK, asked + TICK))
             return True
     return False
 
@@ -156,7 +156,7 @@ def somebody_returns_before_whoever_came_first(history: History, chance: Random)
     for waiter in _some(chance, _sure(history)):
         if waiter.in_line_by + 2 * TICK < waiter.completed:
             asked = chance.uniform(waiter.in_line_by, waiter.completed - 2 * TICK)
-            history.add(_ghost(waiter, asked + TICK / 2, asked + TICK, asked + 2 * TICK))
+            history.add(_intruder(waiter, asked + TICK / 2, asked + TICK, asked + 2 * TICK))
             return True
     return False
 
@@ -173,7 +173,7 @@ def a_wake_up_is_lost(history: History, chance: Random) -> bool:
         history.acquires[:] = [
             one
             for one in history.acquires
-            if one in (done, waiter) or one.name != done.name or Stay.of(history, one, PROMISES).until <= at
+            if one in (done, waiter) or one.name != done.name or Reservation.of(history, one, PROMISES).until <= at
         ]
         waiter.completed = chance.uniform(late, late + 1)
         return True
@@ -193,7 +193,7 @@ def nobody_in_a_crowd_is_woken(history: History, chance: Random) -> bool:
         history.acquires[:] = [
             one
             for one in history.acquires
-            if one in (done, *crowd) or one.name != done.name or Stay.of(history, one, PROMISES).until <= at
+            if one in (done, *crowd) or one.name != done.name or Reservation.of(history, one, PROMISES).until <= at
         ]
         for one in crowd:
             one.completed = chance.uniform(late, late + 1)
@@ -248,20 +248,20 @@ def a_place_is_left(history: History, chance: Random) -> bool:
     return True
 
 
-def nobody_looks(history: History, chance: Random) -> bool:
+def no_client_looks(history: History, chance: Random) -> bool:
     history.inspections.clear()
     return True
 
 
 def too_much_is_allowed_at_once(history: History, chance: Random) -> bool:
-    for spend in _some(chance, history.spends):
+    for spend in _some(chance, history.consumes):
         history.add(*(_spend(spend, spend.invoked + number * TICK, TICK) for number in range(spend.burst + 1)))
         return True
     return False
 
 
 def too_much_is_allowed_for_long(history: History, chance: Random) -> bool:
-    for spend in _some(chance, history.spends):
+    for spend in _some(chance, history.consumes):
         pause = spend.interval * chance.uniform(0.5, 0.9)
         history.add(*(_spend(spend, spend.invoked + number * pause, pause / 20) for number in range(12 * spend.burst)))
         return True
@@ -319,14 +319,14 @@ INJECTIONS: dict[Injection, str] = {
     somebody_returns_before_whoever_came_first: "fifo",
     a_wake_up_is_lost: "wake_ups",
     nobody_in_a_crowd_is_woken: "wake_ups",
-    what_was_left_taken_is_had: "left_taken",
-    what_was_done_is_done_again: "left_taken",
+    what_was_left_taken_is_had: "reservations",
+    what_was_done_is_done_again: "reservations",
     somebody_is_told_what_nobody_did: "outcomes",
     somebody_is_told_what_was_not_done_yet: "outcomes",
     whoever_was_evicted_is_renewed: "evictions",
     whoever_was_evicted_is_not_told: "evictions",
     a_place_is_left: "nothing_left",
-    nobody_looks: "nothing_left",
+    no_client_looks: "nothing_left",
     too_much_is_allowed_at_once: "rates",
     too_much_is_allowed_for_long: "rates",
     a_leader_is_told_after_another_was_elected: "elections",
@@ -382,7 +382,7 @@ def _is_had_early(history: History, chance: Random, holds: list[Acquire]) -> boo
         taken = _taken(history, hold, PROMISES)
         if taken is not None and taken.end > taken.start + TICK:
             at = chance.uniform(taken.start + TICK, taken.end - TICK / 2)
-            history.add(_ghost(hold, at - TICK / 2, at, at + 1))
+            history.add(_intruder(hold, at - TICK / 2, at, at + 1))
             return True
     return False
 
@@ -396,7 +396,7 @@ def _evict(history: History, hold: Acquire, chance: Random) -> float:
     return at
 
 
-def _ghost(one: Acquire, asked: float, returned: float, until: float) -> Acquire:
+def _intruder(one: Acquire, asked: float, returned: float, until: float) -> Acquire:
     """Make somebody who takes all there is, in the line of another."""
     checks = [Check(returned, returned, until)]
     return replace(
@@ -424,5 +424,5 @@ def _read(write: Write, at: float, value: object) -> Read:
     return Read(client="ghost", line=1, invoked=at, completed=at + TICK, name=write.name, value=value)
 
 
-def _spend(spend: Spend, at: float, seconds: float) -> Spend:
+def _spend(spend: Consume, at: float, seconds: float) -> Consume:
     return replace(spend, client="ghost", invoked=at, completed=at + seconds, cost=1, allowed=True)

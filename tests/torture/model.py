@@ -21,6 +21,7 @@ from lockstead.testing.torture.history import (
     KILL,
     Acquire,
     Check,
+    Consume,
     Eviction,
     Fault,
     History,
@@ -28,7 +29,6 @@ from lockstead.testing.torture.history import (
     Kind,
     Read,
     Release,
-    Spend,
     Wait,
     Write,
 )
@@ -66,7 +66,7 @@ class Place:
     ticket: int
     expires_at: float
     holds: bool = False
-    lingers: bool = False
+    reserved: bool = False
     """Its owner has gone, and left it taken."""
 
 
@@ -132,7 +132,7 @@ class Model:
         line = self.settle(place.owner.name)
         was_there = place in line
         if was_there and stay > 0 and place.holds:
-            place.lingers, place.expires_at = True, self.now + stay
+            place.reserved, place.expires_at = True, self.now + stay
         elif was_there:
             line.remove(place)
             self.settle(place.owner.name)
@@ -143,7 +143,7 @@ class Model:
         evicted = [place for place in self.settle(name) if place.holds]
         self.lines[name] = [place for place in self.lines[name] if place not in evicted]
         self.settle(name)
-        return [place.ticket for place in evicted if not place.lingers]
+        return [place.ticket for place in evicted if not place.reserved]
 
     def settle(self, name: str) -> list[Place]:
         """Take away who is dead, and let hold whoever fits."""
@@ -160,7 +160,7 @@ class Model:
     def accepts(self, register: Register, write: Write) -> bool:
         return write.fence >= register.fence
 
-    def spend(self, spend: Spend) -> bool:
+    def spend(self, spend: Consume) -> bool:
         amount, at = self.debts.get(spend.name, (0.0, 0.0))
         debt = max(amount - (self.now - at), 0.0) + spend.cost * spend.interval
         spend.retry_after = max(debt - spend.burst * spend.interval, 0.0)
@@ -178,7 +178,7 @@ class Model:
             yield self._travel()
             place = self.join(one)
             first = next(iter(self.lines[one.name]), None)
-            value = first.owner.value if first is not None and first.lingers else None
+            value = first.owner.value if first is not None and first.reserved else None
             yield self._travel()
             if place is None and value is not None:
                 one.completed, one.outcome, one.value = self.now, "remembered", value
@@ -354,7 +354,7 @@ class Model:
     def _spend(self, client: Client) -> Story:
         while True:
             yield self.random.random()
-            spend = Spend(
+            spend = Consume(
                 client=client.name,
                 line=next(self.numbers),
                 invoked=self.now,

@@ -27,7 +27,7 @@ from lockstead.core.keeper import Keeper
 from lockstead.core.model import Wake
 from lockstead.primitives import once, plans
 from lockstead.stores.postgres.advisory import statements
-from lockstead.stores.postgres.advisory.store import Stake
+from lockstead.stores.postgres.advisory.store import LockRequest
 from lockstead.stores.redis import commands
 from lockstead.testing.torture import worker
 from lockstead.testing.torture.arena import PAUSE, TTL, Arena
@@ -179,7 +179,7 @@ _shared(
     workloads=SEVERAL,
     **PATIENT,
 )
-_shared("sqlite", engine.a_name_that_should_stay_taken_is_left, "left_taken", workloads=LEFT)
+_shared("sqlite", engine.a_name_that_should_stay_taken_is_left, "reservations", workloads=LEFT)
 _shared(
     "redis",
     engine.the_window_starts_at_the_reply,
@@ -199,7 +199,7 @@ _shared(
     renewed=1.0,
     lasting=0.5,
 )
-_shared("redis", engine.nobody_watches_the_window, "losses", "exclusion", faults=CALM, renewed=0.0)
+_shared("redis", engine.no_keeper_watches_the_trust_window, "losses", "exclusion", faults=CALM, renewed=0.0)
 _shared(
     "redis",
     engine.a_grant_that_was_pushed_counts_for_the_whole_ttl,
@@ -245,8 +245,8 @@ def a_loss_is_told_to_nobody(patch: pytest.MonkeyPatch, _: str) -> None:
 
 @mutant("sqlite", "rates")
 def debts_are_forgotten(patch: pytest.MonkeyPatch, _: str) -> None:
-    original = gcra.debt_at
-    patch.setattr(gcra, "debt_at", lambda debt, now: original(debt, now) / 2)
+    original = gcra.level_at
+    patch.setattr(gcra, "level_at", lambda debt, now: original(debt, now) / 2)
 
 
 @mutant("sqlite", "outcomes")
@@ -254,7 +254,7 @@ def what_failed_counts_as_done(patch: pytest.MonkeyPatch, _: str) -> None:
     async def begin(engine, acquire, plan):
         handle = await original(engine, acquire, plan)
         if not isinstance(handle, once.Outcome):
-            handle._leave_taken(1.0, once.encode("nothing", handle.name))
+            handle._reserve_name(1.0, once.encode("nothing", handle.name))
         return handle
 
     original = once.begin
@@ -274,7 +274,7 @@ def a_renewal_resurrects(patch: pytest.MonkeyPatch, _: str) -> None:
 
 
 @mutant("redis", "exclusion", "retractions", "fences", faults=(PAUSE, *SILENCE), heartbeat=0.5)
-def a_renewal_is_anybodys(patch: pytest.MonkeyPatch, _: str) -> None:
+def any_owner_may_renew(patch: pytest.MonkeyPatch, _: str) -> None:
     own = "string.sub(record, 25, 3 + #packed) == '\\0\\0\\0\\0' .. string.sub(packed, 26)"
     _rewrite(commands.RENEW, own, "#record >= 16")
     found = "local own = find_living(line, owner)\n"
@@ -310,11 +310,11 @@ def woken_but_not_granted(patch: pytest.MonkeyPatch, _: str) -> None:
 
 @mutant("redis", "rates")
 def what_is_spent_is_not_kept(patch: pytest.MonkeyPatch, _: str) -> None:
-    _rewrite(commands.SPEND, "struct.pack('<dd', debt, now), 'PXAT'", "struct.pack('<dd', debt / 2, now), 'PXAT'")
+    _rewrite(commands.CONSUME, "struct.pack('<dd', debt, now), 'PXAT'", "struct.pack('<dd', debt / 2, now), 'PXAT'")
 
 
 @mutant("redis", "wake_ups", HANGS, faults=CALM, **PATIENT)
-def nobody_is_woken(patch: pytest.MonkeyPatch, _: str) -> None:
+def no_waiter_is_woken(patch: pytest.MonkeyPatch, _: str) -> None:
     _rewrite_line("redis.pcall('PUBLISH', place.channel, place.secret)", "")
 
 
@@ -341,13 +341,13 @@ def of_several_names_only_the_first_is_looked_at(patch: pytest.MonkeyPatch, _: s
 
 @mutant("redis", "wake_ups", "nothing_left", HANGS, faults=(KILL, "clock back"), ttl=8.0, heartbeat=8.0)
 def a_clock_that_is_set_back_is_believed(patch: pytest.MonkeyPatch, _: str) -> None:
-    for script in (commands.JOIN, commands.JOIN_ALL, commands.RENEW, commands.LINGER):
+    for script in (commands.JOIN, commands.JOIN_ALL, commands.RENEW, commands.RESERVE):
         _rewrite(script, "local stepped_back = now < last", "local stepped_back = false")
 
 
-@mutant("redis", "left_taken", workloads=LEFT)
+@mutant("redis", "reservations", workloads=LEFT)
 def a_name_stays_taken_for_less_than_was_asked(patch: pytest.MonkeyPatch, _: str) -> None:
-    _rewrite(commands.LINGER, "own.expires = now + ARGV[4]", "own.expires = now + ARGV[4] / 4")
+    _rewrite(commands.RESERVE, "own.expires = now + ARGV[4]", "own.expires = now + ARGV[4] / 4")
 
 
 @mutant("redlock", "fences", faults=OF_THE_NETWORK)
@@ -395,7 +395,7 @@ def the_sql_wakes_but_does_not_grant(patch: pytest.MonkeyPatch, url: str) -> Non
 
 
 @mutant("postgres", "wake_ups", HANGS, faults=CALM, **PATIENT)
-def the_sql_wakes_nobody(patch: pytest.MonkeyPatch, url: str) -> None:
+def the_sql_wakes_no_waiter(patch: pytest.MonkeyPatch, url: str) -> None:
     _rewrite_function(url, "line_settle", "PERFORM pg_notify(place.channel, place.holder);", "NULL;")
 
 
@@ -433,7 +433,7 @@ def the_sql_draws_fences_at_random(patch: pytest.MonkeyPatch, url: str) -> None:
     _rewrite_function(url, "line_draw", "RETURN drawn", "RETURN drawn + 5000000 * random()")
 
 
-@mutant("postgres", "left_taken", workloads=LEFT)
+@mutant("postgres", "reservations", workloads=LEFT)
 def the_sql_leaves_a_name_taken_for_less_than_was_asked(patch: pytest.MonkeyPatch, url: str) -> None:
     _rewrite_function(url, "line_linger", "make_interval(secs => _seconds)", "make_interval(secs => _seconds / 4)")
 
@@ -450,8 +450,8 @@ def writers_only_read(patch: pytest.MonkeyPatch, _: str) -> None:
         original(self, ask)
         self.shared = ask.capacity > 1
 
-    original = Stake.__init__
-    patch.setattr(Stake, "__init__", init)
+    original = LockRequest.__init__
+    patch.setattr(LockRequest, "__init__", init)
 
 
 def main() -> None:

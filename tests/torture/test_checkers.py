@@ -29,6 +29,7 @@ from lockstead.testing.torture.history import (
     KILL,
     Acquire,
     Check,
+    Consume,
     Eviction,
     Fault,
     History,
@@ -37,7 +38,6 @@ from lockstead.testing.torture.history import (
     Read,
     Recorder,
     Release,
-    Spend,
     Wait,
     Write,
 )
@@ -83,8 +83,8 @@ def read(start: float, end: float, value: object, fence: int | None = None) -> R
     return Read(client="r", line=next(lines), invoked=start, completed=end, name="r", value=value, fence=fence)
 
 
-def spend(start: float, end: float, cost: int = 1) -> Spend:
-    return Spend(
+def spend(start: float, end: float, cost: int = 1) -> Consume:
+    return Consume(
         client="s",
         line=next(lines),
         invoked=start,
@@ -137,8 +137,8 @@ class TestRandomHistories:
         for seed in range(FIRST_SEED, FIRST_SEED + HISTORIES):
             history = Violent(seed).run()
             history.evictions.clear()
-            rules |= {rule for rule in ("exclusion", "retractions", "left_taken") if find(rule, history)}
-        assert rules == {"exclusion", "retractions", "left_taken"}
+            rules |= {rule for rule in ("exclusion", "retractions", "reservations") if find(rule, history)}
+        assert rules == {"exclusion", "retractions", "reservations"}
 
 
 @cache
@@ -236,7 +236,7 @@ class RefusingWithoutReason(Model):
 
 
 class LettingTwiceAsMuchThrough(Model):
-    def spend(self, spend: Spend) -> bool:
+    def spend(self, spend: Consume) -> bool:
         spend.interval /= 2
         allowed = super().spend(spend)
         spend.interval *= 2
@@ -259,7 +259,7 @@ class LeavingNothingTaken(Model):
 class MixingOutcomesUp(Model):
     def leave(self, place: Place, stay: float = 0.0) -> bool:
         was_there = super().leave(place, stay)
-        if place.lingers and place.owner.value is not None:
+        if place.reserved and place.owner.value is not None:
             place.owner = replace(place.owner, value=-place.owner.value)
         return was_there
 
@@ -290,7 +290,7 @@ BROKEN: dict[type[Model], set[str]] = {
     LettingTwiceAsMuchThrough: {"rates"},
     KeepingPlaces: {"nothing_left"},
     TrustingTooLong: {"exclusion"},
-    LeavingNothingTaken: {"left_taken"},
+    LeavingNothingTaken: {"reservations"},
     MixingOutcomesUp: {"outcomes"},
     LettingTheEvictedLiveOn: {"evictions"},
 }
@@ -643,45 +643,45 @@ class TestLeftTaken:
         return hold("p", 1, 9, **{"invoked": 1, "at_least": until - 1, "release": Release(2, 2.1, "done")} | fields)
 
     def test_nobody_holds_before_the_time_is_over(self) -> None:
-        assert find("left_taken", history_of(self.left(6), hold("q", 5, 7)))
-        assert not find("left_taken", history_of(self.left(6), hold("q", 6, 7)))
-        assert not find("left_taken", history_of(self.left(2), hold("q", 2.2, 7)))
+        assert find("reservations", history_of(self.left(6), hold("q", 5, 7)))
+        assert not find("reservations", history_of(self.left(6), hold("q", 6, 7)))
+        assert not find("reservations", history_of(self.left(2), hold("q", 2.2, 7)))
         assert not find("exclusion", history_of(self.left(6), hold("q", 5, 7)))
 
     def test_it_counts_from_the_grant(self) -> None:
         waited = self.left(6, invoked=0, fence=5, waits=[Wait(0.5, 0.6, 5)])
-        assert not find("left_taken", history_of(waited, hold("q", 5.6, 7)))
-        assert find("left_taken", history_of(waited, hold("q", 5.3, 7)))
+        assert not find("reservations", history_of(waited, hold("q", 5.6, 7)))
+        assert find("reservations", history_of(waited, hold("q", 5.3, 7)))
 
     def test_permits_are_left_taken_as_many_as_they_were(self) -> None:
         some = self.left(6, capacity=3), hold("q", 5, 7, capacity=3, weight=2)
-        assert not find("left_taken", history_of(*some))
-        assert find("left_taken", history_of(*some, hold("r", 5.5, 7, capacity=3)))
+        assert not find("reservations", history_of(*some))
+        assert find("reservations", history_of(*some, hold("r", 5.5, 7, capacity=3)))
 
     def test_only_what_is_done_is_remembered(self) -> None:
         done = self.left(1, period=3, value=42)
-        assert find("left_taken", history_of(done, hold("q", 4.5, 7)))
-        assert not find("left_taken", history_of(done, hold("q", 5, 7)))
+        assert find("reservations", history_of(done, hold("q", 4.5, 7)))
+        assert not find("reservations", history_of(done, hold("q", 5, 7)))
         done.value = None
-        assert not find("left_taken", history_of(done, hold("q", 4.5, 7)))
+        assert not find("reservations", history_of(done, hold("q", 4.5, 7)))
 
     def test_who_was_not_answered_may_have_left_nothing(self) -> None:
         unanswered, other = self.left(6, release=Release(2, 2.1, "error")), hold("q", 5, 7)
-        assert find("left_taken", history_of(unanswered, other))
-        assert not find("left_taken", history_of(unanswered, other, fault("cut off", 1.5, 2.05)))
-        assert find("left_taken", history_of(unanswered, other, fault("cut off", 3, 4)))
+        assert find("reservations", history_of(unanswered, other))
+        assert not find("reservations", history_of(unanswered, other, fault("cut off", 1.5, 2.05)))
+        assert find("reservations", history_of(unanswered, other, fault("cut off", 3, 4)))
 
     def test_whoever_released_too_late_left_nothing(self) -> None:
         late = self.left(12, release=Release(8.9, 9.1, "done"))
-        assert not find("left_taken", history_of(late, hold("q", 10, 11)))
+        assert not find("reservations", history_of(late, hold("q", 10, 11)))
 
     def test_faults_excuse_from_when_they_began(self) -> None:
         some = self.left(6), hold("q", 5, 7, invoked=4.9)
-        assert not find("left_taken", history_of(*some, fault(FORGET, 3, 3)))
-        assert find("left_taken", history_of(*some, fault("empty node", 3, 3)))
+        assert not find("reservations", history_of(*some, fault(FORGET, 3, 3)))
+        assert find("reservations", history_of(*some, fault("empty node", 3, 3)))
         promises = replace(PROMISES, freeing={"empty node"})
-        assert not find("left_taken", history_of(*some, fault("empty node", 3, 3)), promises)
-        assert not find("left_taken", history_of(*some, eviction(3, 4)))
+        assert not find("reservations", history_of(*some, fault("empty node", 3, 3)), promises)
+        assert not find("reservations", history_of(*some, eviction(3, 4)))
 
     def test_nobody_is_expected_to_be_woken_before_the_name_is_free(self) -> None:
         promises = Promises(wakes_within=1, recovers_within=5, longest_ttl=5)
@@ -813,10 +813,10 @@ class TestRates:
         assert 100 < found < 400
 
 
-def is_exceeded(spends: list[Spend]) -> bool:
-    for start in (one.invoked for one in spends):
-        for end in (one.completed for one in spends):
-            within = [one.cost for one in spends if start <= one.invoked and one.completed <= end]
+def is_exceeded(consumes: list[Consume]) -> bool:
+    for start in (one.invoked for one in consumes):
+        for end in (one.completed for one in consumes):
+            within = [one.cost for one in consumes if start <= one.invoked and one.completed <= end]
             if within and sum(within) > 3 + end - start:
                 return True
     return False
@@ -949,7 +949,7 @@ class TestRecording:
         assert [(one.name, one.fences, one.is_known) for one in history.evictions] == [("c", [7], True)]
         assert [one.outcome for one in history.writes] == ["accepted", "unknown"]
         assert [(one.value, one.fence) for one in history.reads] == [("x", 7)]
-        assert [(one.cost, one.allowed, one.retry_after) for one in history.spends] == [(2, False, 1.5)]
+        assert [(one.cost, one.allowed, one.retry_after) for one in history.consumes] == [(2, False, 1.5)]
         assert [(one.name, one.target, one.is_known) for one in history.faults] == [("pause", "p", True)]
         assert [one.left for one in history.inspections] == [["a: p"]]
         assert history.last_seen == {"p": 38}

@@ -454,7 +454,7 @@ def no_session_left(on: Postgres) -> Story:
         yield
 
 
-def nobody_renews(on: Postgres) -> Story:
+def no_lease_is_renewed(on: Postgres) -> Story:
     with on.session() as session:
         session.execute(f"SET lock_timeout = {round(1000 * SHORT)}")
         yield
@@ -500,7 +500,7 @@ ON_POSTGRES: dict[str, Callable[[Postgres], Story]] = {
     "clock back": time_behind,
     "end sessions": sessions_ended,
     "exhaust connections": no_session_left,
-    "lock table": nobody_renews,
+    "lock table": no_lease_is_renewed,
     "lock name": a_name_is_stuck,
     "forge messages": notifications_forged,
 }

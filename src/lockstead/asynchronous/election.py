@@ -10,7 +10,7 @@ from lockstead.asynchronous.handle import AsyncLockHandle
 from lockstead.core.checks import Seconds
 from lockstead.core.engine import Engine
 from lockstead.primitives.election import (
-    NOBODY_YET,
+    NOT_SEEN_YET,
     Contest,
     ElectionOptions,
     Leader,
@@ -71,7 +71,7 @@ class AsyncElection(Contest[AsyncLeadership]):
         It asks the store every `interval` seconds, so it may miss who led for less. An outage is waited out.
         """
         pause = check_interval(interval)
-        seen: Seen = NOBODY_YET
+        seen: Seen = NOT_SEEN_YET
         while True:
             leader = await self._change(seen, pause)
             yield leader

@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from lockstead.asynchronous.guard import check_coroutine
 from lockstead.core.checks import Seconds
-from lockstead.primitives.rate_limit import Limiter, Spending
+from lockstead.primitives.rate_limit import Limiter, RateDecision
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -20,7 +20,7 @@ class AsyncRateLimiter(Limiter):
     In any window of w seconds at most burst + w * limit / per are let through.
     """
 
-    async def spend(self, cost: int = 1) -> Spending:
+    async def spend(self, cost: int = 1) -> RateDecision:
         """Take so much if it is there now, and say what is left; 0 only looks. Never waits.
 
         A request that gets no answer is repeated, and may then count twice.
@@ -42,7 +42,7 @@ class AsyncRateLimiter(Limiter):
 
         @functools.wraps(function)
         async def limited(*args: P.args, **kwargs: P.kwargs) -> T:
-            await self._wait_as(name_call(*args, **kwargs))
+            await self._acquire_for_call(name_call(*args, **kwargs))
             return await function(*args, **kwargs)
 
         return limited

@@ -87,8 +87,8 @@ class AsyncOnce(Guard[AsyncLockHandle]):
             async with handle:
                 value = await function()
                 is_done = True
-                handle._leave_taken(self._period, json.dumps(once.UNKEPT))
-                handle._leave_taken(self._period, once.encode(value, handle.name))
+                handle._reserve_name(self._period, json.dumps(once.UNKEPT))
+                handle._reserve_name(self._period, once.encode(value, handle.name))
         except StoreError as error:
             if not is_done or not error.transient:
                 raise

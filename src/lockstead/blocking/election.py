@@ -13,7 +13,7 @@ from lockstead.core.checks import Seconds
 from lockstead.core.engine import Engine
 from lockstead.core.runtime import drive
 from lockstead.primitives.election import (
-    NOBODY_YET,
+    NOT_SEEN_YET,
     Candidacy,
     Contest,
     ElectionOptions,
@@ -93,7 +93,7 @@ class Election(Contest[Leadership]):
         It asks the store every `interval` seconds, so it may miss who led for less. An outage is waited out.
         """
         pause = check_interval(interval)
-        seen: Seen = NOBODY_YET
+        seen: Seen = NOT_SEEN_YET
         while True:
             leader = drive(self._change(seen, pause))
             yield leader

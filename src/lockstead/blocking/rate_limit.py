@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 from lockstead.blocking.guard import check_plain
 from lockstead.core.checks import Seconds
 from lockstead.core.runtime import drive
-from lockstead.primitives.rate_limit import Limiter, Spending
+from lockstead.primitives.rate_limit import Limiter, RateDecision
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -21,7 +21,7 @@ class RateLimiter(Limiter):
     In any window of w seconds at most burst + w * limit / per are let through.
     """
 
-    def spend(self, cost: int = 1) -> Spending:
+    def spend(self, cost: int = 1) -> RateDecision:
         """Take so much if it is there now, and say what is left; 0 only looks. Never waits.
 
         A request that gets no answer is repeated, and may then count twice.
@@ -43,7 +43,7 @@ class RateLimiter(Limiter):
 
         @functools.wraps(function)
         def limited(*args: P.args, **kwargs: P.kwargs) -> T:
-            drive(self._wait_as(name_call(*args, **kwargs)))
+            drive(self._acquire_for_call(name_call(*args, **kwargs)))
             return function(*args, **kwargs)
 
         return limited

@@ -88,8 +88,8 @@ class Once(Guard[LockHandle]):
             with handle:
                 value = function()
                 is_done = True
-                handle._leave_taken(self._period, json.dumps(once.UNKEPT))
-                handle._leave_taken(self._period, once.encode(value, handle.name))
+                handle._reserve_name(self._period, json.dumps(once.UNKEPT))
+                handle._reserve_name(self._period, once.encode(value, handle.name))
         except StoreError as error:
             if not is_done or not error.transient:
                 raise

@@ -19,9 +19,9 @@ PR_SET_PDEATHSIG = 1
 
 FOR_COMMAND_ALONE = (Signals.SIGUSR1, Signals.SIGUSR2)
 """Signals that mean something to programs that expect them, and kill all others."""
-WANTS_TERMINAL = (Signals.SIGTTIN, Signals.SIGTTOU)
+TERMINAL_ACCESS = (Signals.SIGTTIN, Signals.SIGTTOU)
 """Signals that stop a group when it uses the terminal from the background."""
-SETTLING = 0.01
+SETTLE_TIME = 0.01
 """How long another thread may take to finish what it is at, or the kernel to stop this one."""
 
 
@@ -40,7 +40,7 @@ class Child:
         run on but is killed.
         """
         self._renew = renew
-        self._ending: int | None = None
+        self._status: int | None = None
         self._forwarded: set[Signals] = set()
         self._terminal = Terminal()
         self._has_terminal = self._terminal.is_spare()
@@ -53,31 +53,31 @@ class Child:
                 command,
                 env=dict(environment),
                 process_group=0,
-                preexec_fn=self._preparation(),  # noqa: PLW1509
+                preexec_fn=self._make_preexec(),  # noqa: PLW1509
             )
         except BaseException:
-            self._put_back()
+            self._restore()
             raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._ending is None:
+        if self._status is None:
             self.signal_group(Signals.SIGKILL)
             self._process.wait()
-        self._put_back()
+        self._restore()
 
     @property
     def ending(self) -> int:
         """The exit code, or the negative number of the signal that ended it."""
-        assert self._ending is not None
-        return self._ending
+        assert self._status is not None
+        return self._status
 
     @property
     def was_interrupted_from_terminal(self) -> bool:
         """Whether Ctrl-C ended it, which the terminal sent to the command's group alone."""
-        by_interrupt = self._ending == -Signals.SIGINT
+        by_interrupt = self._status == -Signals.SIGINT
         return by_interrupt and self._has_terminal and Signals.SIGINT not in self._forwarded
 
     def was_forwarded(self, *numbers: Signals) -> bool:
@@ -88,12 +88,12 @@ class Child:
         """Look without waiting, and go along if the terminal has stopped it."""
         pid, status = os.waitpid(self._process.pid, os.WNOHANG | (os.WUNTRACED if self._terminal.is_there else 0))
         if pid and os.WIFSTOPPED(status):
-            self._stop_along(Signals(os.WSTOPSIG(status)))
+            self._stop_with_command(Signals(os.WSTOPSIG(status)))
         elif pid:
-            self._ending = self._process.returncode = os.waitstatus_to_exitcode(status)
-            if self._has_terminal and self._ending < 0:
+            self._status = self._process.returncode = os.waitstatus_to_exitcode(status)
+            if self._has_terminal and self._status < 0:
                 self._terminal.restore_modes()
-        return self._ending is not None
+        return self._status is not None
 
     def forward(self, number: Signals) -> None:
         """Pass a signal on: to the whole group, unless it only means something to the command itself."""
@@ -112,16 +112,16 @@ class Child:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
-    def _stop_along(self, number: Signals) -> None:
+    def _stop_with_command(self, number: Signals) -> None:
         """Stop too when the terminal has stopped the command, so that the shell gets its prompt back; then go on."""
         if number is Signals.SIGSTOP:  # not the terminal's doing: whoever sent it will resume the command himself
             return
-        only_wants_terminal = number in WANTS_TERMINAL and self._terminal.is_ours()
-        if not only_wants_terminal and not self._stop_our_job():
+        only_needs_terminal = number in TERMINAL_ACCESS and self._terminal.is_ours()
+        if not only_needs_terminal and not self._stop_our_job():
             self.signal_group(Signals.SIGKILL)
             return
         if self._terminal.is_ours():
-            self._terminal.listen_to(self._process.pid)
+            self._terminal.set_foreground(self._process.pid)
             self._has_terminal = True
         self.signal_group(Signals.SIGCONT)
 
@@ -133,24 +133,24 @@ class Child:
         """
         self._reclaim_terminal()
         self._renew()
-        time.sleep(SETTLING)
+        time.sleep(SETTLE_TIME)
         os.killpg(os.getpgrp(), Signals.SIGTSTP)
-        time.sleep(SETTLING)
+        time.sleep(SETTLE_TIME)
         return self._renew()
 
-    def _put_back(self) -> None:
+    def _restore(self) -> None:
         self._reclaim_terminal()
         signal.signal(Signals.SIGTTOU, self._on_background_write)
 
     def _reclaim_terminal(self) -> None:
         if self._has_terminal:
-            self._terminal.listen_to(os.getpgrp())
+            self._terminal.set_foreground(os.getpgrp())
             self._has_terminal = False
 
-    def _preparation(self) -> Callable[[], None]:
+    def _make_preexec(self) -> Callable[[], None]:
         """Make what runs in the new process just before it becomes the command."""
         parent = os.getpid()
-        die_with_parent = _death_signal()
+        die_with_parent = _parent_death_signal()
         on_background_write = self._on_background_write
         terminal = self._terminal if self._has_terminal else None
 
@@ -159,13 +159,13 @@ class Child:
             if os.getppid() != parent:  # it was too late for that
                 os.kill(os.getpid(), Signals.SIGKILL)
             if terminal is not None:
-                terminal.listen_to(os.getpid())
+                terminal.set_foreground(os.getpid())
             signal.signal(Signals.SIGTTOU, on_background_write)
 
         return prepare
 
 
-def _death_signal() -> Callable[[], object]:
+def _parent_death_signal() -> Callable[[], object]:
     """Find how a process asks to be killed when its parent ends; elsewhere than on Linux it cannot."""
     if sys.platform != "linux":
         return lambda: None

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Self
 from lockstead.cli.client import open_client
 from lockstead.cli.demo_worker import Ledger
 from lockstead.cli.outcome import Exit, Failure
-from lockstead.cli.text import BOLD, CYAN, DIM, GREEN, RED, YELLOW, painted, takes_colour
+from lockstead.cli.text import BOLD, CYAN, DIM, GREEN, RED, YELLOW, styled, takes_colour
 from lockstead.stores.registry import shown
 
 FEWEST, MOST = 4, 12
@@ -58,7 +58,7 @@ def demo(arguments: Namespace) -> int:
         url = arguments.url or os.environ.get("LOCKSTEAD_URL") or f"sqlite:///{directory}/locks.db"
         with open_client(url, TTL) as locks:
             locks.inspect("demo:")  # a store that cannot be reached is better told once than by every worker
-        narrator = Narrator(silent=arguments.json)
+        narrator = Timeline(silent=arguments.json)
         narrator.introduce(url if url.startswith("sqlite:") else shown(url), arguments.workers)
         with Stage(arguments.workers, url, Path(directory), narrator) as stage:
             checks = stage.play()
@@ -66,11 +66,11 @@ def demo(arguments: Namespace) -> int:
         told = {"ok": all(check.passed for check in checks), "checks": [check._asdict() for check in checks]}
         print(json.dumps(told | {"events": narrator.events}, indent=2))
     else:
-        narrator.conclude(checks)
+        narrator.print_checks(checks)
     return 0 if all(check.passed for check in checks) else 1
 
 
-class Narrator:
+class Timeline:
     """Prints the timeline as it happens, or, if silent, only remembers it."""
 
     def __init__(self, *, silent: bool) -> None:
@@ -80,11 +80,11 @@ class Narrator:
         self._started = time.monotonic()
 
     def introduce(self, url: str, workers: int) -> None:
-        self._say(f"{workers} processes share a counter in a file, and one lock on")
-        self._say(f"{url}.")
-        self._say(f"Each counts {INCREMENTS} times: acquire, read, work, write what was read plus one, release.")
-        self._say(f"A lease lasts {TTL:g} s and is renewed while its holder lives. Each holder has a larger")
-        self._say("fence, and the file refuses to be written with a smaller one than it has seen.\n")
+        self._print(f"{workers} processes share a counter in a file, and one lock on")
+        self._print(f"{url}.")
+        self._print(f"Each counts {INCREMENTS} times: acquire, read, work, write what was read plus one, release.")
+        self._print(f"A lease lasts {TTL:g} s and is renewed while its holder lives. Each holder has a larger")
+        self._print("fence, and the file refuses to be written with a smaller one than it has seen.\n")
 
     def begin(self) -> None:
         self._started = time.monotonic()
@@ -93,18 +93,18 @@ class Narrator:
         """Tell what somebody did, now or at another moment."""
         at = (time.monotonic() if moment is None else moment) - self._started
         self.events.append({"at": round(at, 3), "who": who, "what": what})
-        shown = painted(what, colour, wanted=self._colours and bool(colour))
-        self._say(f"{painted(f'{at:6.2f} s', DIM, wanted=self._colours)}  {who:<9}  {shown}")
+        shown = styled(what, colour, wanted=self._colours and bool(colour))
+        self._print(f"{styled(f'{at:6.2f} s', DIM, wanted=self._colours)}  {who:<9}  {shown}")
 
-    def conclude(self, checks: list[Check]) -> None:
-        self._say(painted("\nWhat was checked", BOLD, wanted=self._colours))
+    def print_checks(self, checks: list[Check]) -> None:
+        self._print(styled("\nWhat was checked", BOLD, wanted=self._colours))
         for check in checks:
-            mark = painted("ok    ", GREEN, wanted=self._colours)
+            mark = styled("ok    ", GREEN, wanted=self._colours)
             if not check.passed:
-                mark = painted("FAILED", RED, wanted=self._colours)
-            self._say(f"  {mark}  {check.claim}")
+                mark = styled("FAILED", RED, wanted=self._colours)
+            self._print(f"  {mark}  {check.claim}")
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if not self._silent:
             print(text, flush=True)
 
@@ -112,8 +112,8 @@ class Narrator:
 class Stage:
     """The workers, what is done to them, and what came of it."""
 
-    def __init__(self, workers: int, url: str, directory: Path, narrator: Narrator) -> None:
-        self._narrator = narrator
+    def __init__(self, workers: int, url: str, directory: Path, narrator: Timeline) -> None:
+        self._timeline = narrator
         path = directory / "counter.json"
         self._ledger = Ledger(path)
         self._ledger.create()
@@ -122,7 +122,7 @@ class Stage:
         self._refused = 0
         self._paused = ""
         self._missed = 0
-        self._trouble: tuple[str, float] | None = None
+        self._fault: tuple[str, float] | None = None
         self._takeovers: dict[str, float] = {}
         # One pipe for all: what a holder says before it releases comes before what the next one says.
         self._reader, writer = os.pipe()
@@ -163,7 +163,7 @@ class Stage:
                     self._holds(worker, event["fence"], moment)
                 case "wrote":
                     self._writes += 1
-                    self._narrator.tell(worker, f"counts to {event['counter']}, and releases", moment=moment)
+                    self._timeline.tell(worker, f"counts to {event['counter']}, and releases", moment=moment)
                     self._missed += bool(self._paused)
                     if self._missed == WRITES_MISSED:
                         self._resume()
@@ -171,57 +171,57 @@ class Stage:
                     self._refused += 1
                     late, newest = _short(event["fence"]), _short(event["newest"])
                     what = f"counts to {event['counter']} with fence {late}: REFUSED, the file has seen {newest}"
-                    self._narrator.tell(worker, what, GREEN, moment)
+                    self._timeline.tell(worker, what, GREEN, moment)
                 case "lost":
-                    self._narrator.tell(worker, "sees that it lost the lock, and asks for it again", moment=moment)
+                    self._timeline.tell(worker, "sees that it lost the lock, and asks for it again", moment=moment)
                 case "done":
-                    self._narrator.tell(worker, "is done", DIM, moment)
+                    self._timeline.tell(worker, "is done", DIM, moment)
         return self._checks()
 
     def _begin(self) -> None:
-        self._narrator.begin()
-        self._narrator.tell("all", "are ready, and ask for the lock")
+        self._timeline.begin()
+        self._timeline.tell("all", "are ready, and ask for the lock")
         for worker in self._processes:
-            self._cue(worker)
+            self._proceed(worker)
 
     def _holds(self, worker: str, fence: int, moment: float) -> None:
         """Let a new holder work, or have an accident."""
         self._fences.append(fence)
         what = f"holds the lock, fence {_short(fence)}"
-        if self._trouble is not None:
-            accident, since = self._trouble
-            self._trouble = None
+        if self._fault is not None:
+            accident, since = self._fault
+            self._fault = None
             self._takeovers[accident] = moment - since
             what += f": took over {moment - since:.2f} s after the {accident}"
-            self._narrator.tell(worker, what, CYAN, moment)
+            self._timeline.tell(worker, what, CYAN, moment)
         else:
-            self._narrator.tell(worker, what, moment=moment)
+            self._timeline.tell(worker, what, moment=moment)
         time.sleep(WORK)
         grant = len(self._fences)
         if grant == KILLED_GRANT:
             self._processes[worker].kill()
-            self._narrator.tell(worker, "KILLED (SIGKILL) in the middle of its work: it can release nothing", RED)
+            self._timeline.tell(worker, "KILLED (SIGKILL) in the middle of its work: it can release nothing", RED)
             self._await_takeover("kill")
         elif grant == PAUSED_GRANT:
             self._processes[worker].send_signal(signal.SIGSTOP)
             self._paused = worker
-            self._narrator.tell(worker, "PAUSED (SIGSTOP) in the middle of its work: it can renew nothing", YELLOW)
+            self._timeline.tell(worker, "PAUSED (SIGSTOP) in the middle of its work: it can renew nothing", YELLOW)
             self._await_takeover("pause")
         else:
-            self._cue(worker)
+            self._proceed(worker)
 
     def _await_takeover(self, accident: str) -> None:
-        self._trouble = accident, time.monotonic()
-        self._narrator.tell("", f"the others wait until its lease ends, which takes {TTL:g} s at most", DIM)
+        self._fault = accident, time.monotonic()
+        self._timeline.tell("", f"the others wait until its lease ends, which takes {TTL:g} s at most", DIM)
 
     def _resume(self) -> None:
         """Wake the paused worker, which has no idea how much time went by, with its write yet to come."""
         worker, self._paused, self._missed = self._paused, "", 0
-        self._narrator.tell(worker, "RESUMED (SIGCONT): goes on where it was, as if it held the lock", YELLOW)
-        self._cue(worker)
+        self._timeline.tell(worker, "RESUMED (SIGCONT): goes on where it was, as if it held the lock", YELLOW)
+        self._proceed(worker)
         self._processes[worker].send_signal(signal.SIGCONT)
 
-    def _cue(self, worker: str) -> None:
+    def _proceed(self, worker: str) -> None:
         stdin = self._processes[worker].stdin
         assert stdin is not None
         with suppress(BrokenPipeError):  # it crashed, which the checks will show
@@ -234,7 +234,7 @@ class Stage:
         pending = b""
         while True:
             if not select.select([self._reader], [], [], max(deadline - time.monotonic(), 0.0))[0]:
-                self._narrator.tell("", f"still not over after {DEADLINE:g} s: giving up", RED)
+                self._timeline.tell("", f"still not over after {DEADLINE:g} s: giving up", RED)
                 return
             received = os.read(self._reader, 65536)
             if not received:

@@ -50,19 +50,19 @@ def work(worker: str, locks: DistributedLock, name: str, ledger: Ledger, increme
         sys.stdout.write(json.dumps({"worker": worker, "what": what, "time": time.monotonic(), **details}) + "\n")
         sys.stdout.flush()
 
-    def await_cue() -> None:
+    def wait_to_proceed() -> None:
         if not sys.stdin.readline():
             sys.exit()
 
     with locks:
         locks.is_locked(name)  # connects
         tell("ready")
-        await_cue()
+        wait_to_proceed()
         while increments:
             handle = locks.acquire(name, metadata={"worker": worker})
             counter = ledger.read()
             tell("holds", fence=handle.fence)
-            await_cue()
+            wait_to_proceed()
             newest = ledger.write(counter + 1, handle.fence)
             if newest > handle.fence:
                 tell("refused", counter=counter + 1, fence=handle.fence, newest=newest)

@@ -8,7 +8,7 @@ from argparse import Namespace
 
 from lockstead.cli.client import open_client
 from lockstead.cli.outcome import Exit
-from lockstead.cli.text import BOLD, painted, takes_colour, visible
+from lockstead.cli.text import BOLD, escaped, styled, takes_colour
 
 SIGNS = {"ok": "ok", "warning": "warning", "error": "ERROR"}
 
@@ -21,6 +21,6 @@ def doctor(arguments: Namespace) -> int:
         print(json.dumps([finding._asdict() for finding in findings], indent=2))
     else:
         for finding in findings:
-            sign = painted(SIGNS[finding.level].ljust(7), BOLD, wanted=takes_colour(sys.stdout))
-            print(f"{sign}  {visible(finding.subject)}  {visible(finding.message)}")
-    return 0 if all(finding.level == "ok" for finding in findings) else Exit.UNSOUND
+            sign = styled(SIGNS[finding.level].ljust(7), BOLD, wanted=takes_colour(sys.stdout))
+            print(f"{sign}  {escaped(finding.subject)}  {escaped(finding.message)}")
+    return 0 if all(finding.level == "ok" for finding in findings) else Exit.FINDINGS

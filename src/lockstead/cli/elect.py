@@ -11,7 +11,7 @@ from typing import Any
 from lockstead.blocking import DistributedLock, LockHandle
 from lockstead.cli.client import open_client
 from lockstead.cli.signals import Interruption, SignalQueue
-from lockstead.cli.supervisor import Guard, ended_by, fitting_grace, log, parse_metadata, release
+from lockstead.cli.supervisor import Guard, ended_by, log, parse_metadata, release, resolve_grace
 from lockstead.errors import LockAcquisitionError, LockLostError, StoreError
 
 PAUSE = 1.0
@@ -20,7 +20,7 @@ PAUSE = 1.0
 
 def elect(arguments: Namespace) -> int:
     """Stand for election, run the command while elected, stand again if that is lost; return the code to exit with."""
-    grace = fitting_grace(arguments.grace, arguments.ttl)
+    grace = resolve_grace(arguments.grace, arguments.ttl)
     metadata = parse_metadata(arguments.metadata)
     with SignalQueue() as signals, open_client(arguments.url, arguments.ttl) as locks:
         locks.info(arguments.name)  # a store that was never there is a mistake to be told, not an outage to sit out
@@ -35,7 +35,7 @@ def elect(arguments: Namespace) -> int:
             except LockLostError as error:
                 log.warning("%s; standing again", error)
                 continue
-            if not end.why_stopped or end.was_told_to_end:
+            if not end.why_stopped or end.was_signalled_to_end:
                 release(handle, end)
                 break
             log.warning("%s; %s; standing again", end.why_stopped, end.describe())

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from lockstead.cli.client import open_client
 from lockstead.cli.outcome import Exit, Failure
-from lockstead.cli.text import BOLD, humane, painted, pairs, table, takes_colour, visible
+from lockstead.cli.text import BOLD, escaped, format_duration, pairs, styled, table, takes_colour
 from lockstead.core.model import WHOLE
 from lockstead.primitives.info import Holder, LockInfo
 
@@ -39,7 +39,7 @@ def ls(arguments: Namespace) -> int:
         return 0
     if not arguments.json:
         for info in damages:
-            print(f"lockstead: {visible(info.damage or '')}", file=sys.stderr)
+            print(f"lockstead: {escaped(info.damage or '')}", file=sys.stderr)
     return Exit.DAMAGED
 
 
@@ -53,7 +53,7 @@ def _print_table(held: Sequence[tuple[LockInfo, Holder]]) -> None:
         sessions = [SESSION_COLUMNS, *(_session(holder) for _, holder in held)]
         rows = [(*row, *more) for row, more in zip(rows, sessions, strict=True)]
     header, *lines = table(rows, width=width, shrinkable=SHRINKABLE)
-    print(painted(header, BOLD, wanted=takes_colour(sys.stdout)))
+    print(styled(header, BOLD, wanted=takes_colour(sys.stdout)))
     for line in lines:
         print(line)
 
@@ -74,14 +74,14 @@ def show(arguments: Namespace) -> int:
                 ("holder", holder.holder_id),
                 *([("holds", share)] if share else []),
                 ("fence", _fence(holder)),
-                ("since", f"{_moment(holder.acquired_at)} ({humane(held_for(holder))} ago)"),
+                ("since", f"{_moment(holder.acquired_at)} ({format_duration(held_for(holder))} ago)"),
                 ("expires", _expiry(holder)),
                 ("metadata", pairs(holder.metadata) or "none"),
                 *([("session", "pid {} of {!r} from {}".format(*_session(holder)))] if holder.session else []),
             ]
         damage = [] if info.damage is None else [("damage", info.damage)]
         for key, value in (*lines, ("waiting", str(info.waiting)), *damage):
-            print(f"{key:<9} {visible(value)}")
+            print(f"{key:<9} {escaped(value)}")
     return 0 if info.damage is None else Exit.DAMAGED
 
 
@@ -103,10 +103,10 @@ def release(arguments: Namespace) -> int:
         print(json.dumps(info.as_json(), indent=2))
     else:
         for holder in info.holders:
-            print(f"took {info.name!r} from {visible(holder.holder_id)}, who {_past(holder)} (fence {_fence(holder)})")
+            print(f"took {info.name!r} from {escaped(holder.holder_id)}, who {_past(holder)} (fence {_fence(holder)})")
         if info.damage is not None:
-            print(f"cleared what could not be read: {visible(info.damage)}")
-        if not all(holder.lingers for holder in info.holders):
+            print(f"cleared what could not be read: {escaped(info.damage)}")
+        if not all(holder.reserved for holder in info.holders):
             print("whoever of them is alive learns of it at the next renewal")
     return 0
 
@@ -118,13 +118,13 @@ def held_for(holder: LockInfo | Holder) -> float:
 def _left(holder: Holder) -> str:
     if holder.expires_at is None:
         return "with its session"
-    return humane((holder.expires_at - datetime.now(UTC)).total_seconds())
+    return format_duration((holder.expires_at - datetime.now(UTC)).total_seconds())
 
 
 def _expiry(holder: Holder) -> str:
     if holder.expires_at is None:
         return _left(holder)
-    unless = "" if holder.lingers else " unless renewed"
+    unless = "" if holder.reserved else " unless renewed"
     return f"{_moment(holder.expires_at)} (in {_left(holder)}{unless})"
 
 
@@ -134,7 +134,7 @@ def _fence(holder: LockInfo | Holder) -> str:
 
 def _share(info: LockInfo, holder: Holder) -> str:
     """Tell what somebody holds of a name, if not simply a lock."""
-    if holder.lingers:
+    if holder.reserved:
         return "left taken"
     if info.capacity == WHOLE:
         return "reads" if holder.weight < WHOLE else "writes"
@@ -146,7 +146,7 @@ def _row(info: LockInfo, holder: Holder) -> tuple[str, ...]:
         info.name,
         holder.holder_id,
         _fence(holder),
-        f"{humane(held_for(holder))} ago",
+        f"{format_duration(held_for(holder))} ago",
         _left(holder),
         str(info.waiting),
         pairs(holder.metadata),
@@ -160,9 +160,9 @@ def _session(holder: Holder) -> tuple[str, str, str]:
 
 
 def _past(holder: Holder) -> str:
-    if holder.lingers:
+    if holder.reserved:
         return f"was done with it, and had left it taken for another {_left(holder)}"
-    return f"held it for {humane(held_for(holder))}"
+    return f"held it for {format_duration(held_for(holder))}"
 
 
 def _moment(moment: datetime) -> str:

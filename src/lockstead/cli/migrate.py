@@ -7,7 +7,7 @@ import os
 from argparse import Namespace
 
 from lockstead.cli.outcome import Exit, Failure
-from lockstead.cli.text import visible
+from lockstead.cli.text import escaped
 from lockstead.stores.registry import POSTGRES_SCHEMES, shown
 
 HEADER = """\
@@ -31,7 +31,7 @@ def migrate(arguments: Namespace) -> int:
         raise Failure(Exit.BAD_INPUT, msg)
     try:
         from lockstead.stores.postgres.address import Options, parse_url  # noqa: PLC0415
-        from lockstead.stores.postgres.table import migrate as _migrating  # noqa: PLC0415
+        from lockstead.stores.postgres.table import migrate as migration  # noqa: PLC0415
         from lockstead.stores.postgres.table import schema as _migrations  # noqa: PLC0415
     except ImportError as error:  # of psycopg, or of libpq
         msg = f"this needs psycopg: pip install 'lockstead[postgres]' ({error})"
@@ -40,9 +40,9 @@ def migrate(arguments: Namespace) -> int:
     schema = arguments.schema if arguments.schema is not None else options.schema
     if arguments.print or address is None:
         sql = _migrations.migration_sql(schema, grant=arguments.grant)
-        print(HEADER.format(version=_migrations.VERSION, schema=visible(schema)), sql, sep="\n", end="")
+        print(HEADER.format(version=_migrations.VERSION, schema=escaped(schema)), sql, sep="\n", end="")
         return 0
-    done = _migrating.migrate(address, schema, arguments.grant)
+    done = migration.migrate(address, schema, arguments.grant)
     if arguments.json:
         told = {
             "schema": schema,
@@ -56,9 +56,9 @@ def migrate(arguments: Namespace) -> int:
     else:
         was = "none" if done.was is None else done.was
         print(
-            visible(f"schema {schema} of {done.database} at {done.server} is at version {_migrations.VERSION}")
+            escaped(f"schema {schema} of {done.database} at {done.server} is at version {_migrations.VERSION}")
             + f" (was: {was})"
         )
         if arguments.grant:
-            print(visible(f"may be used by: {', '.join(arguments.grant)}"))
+            print(escaped(f"may be used by: {', '.join(arguments.grant)}"))
     return 0

@@ -12,7 +12,7 @@ class Exit(IntEnum):
     """Exit codes of lockstead's own; those above 64 are what sysexits.h and shells use for the same."""
 
     FREE = 1
-    UNSOUND = 1
+    FINDINGS = 1
     BAD_INPUT = 2
     DAMAGED = 65
     STORE_UNREACHABLE = 69

@@ -10,15 +10,15 @@ from lockstead.cli.client import open_client
 from lockstead.cli.inspection import held_for
 from lockstead.cli.outcome import Exit, Failure
 from lockstead.cli.signals import Interruption, SignalQueue
-from lockstead.cli.supervisor import Guard, ended_by, fitting_grace, parse_metadata, release
-from lockstead.cli.text import humane
+from lockstead.cli.supervisor import Guard, ended_by, parse_metadata, release, resolve_grace
+from lockstead.cli.text import format_duration
 from lockstead.errors import LockAcquisitionError, StoreError
 
 
 def run(arguments: Namespace) -> int:
     """Acquire, run the command, release; return the code to exit with."""
     life = min(arguments.ttl, inf if arguments.max_hold is None else arguments.max_hold)
-    grace = fitting_grace(arguments.grace, life)
+    grace = resolve_grace(arguments.grace, life)
     metadata = parse_metadata(arguments.metadata)
     with SignalQueue() as signals, open_client(arguments.url, arguments.ttl) as locks:
         try:
@@ -47,8 +47,8 @@ def _busy(locks: DistributedLock, error: LockAcquisitionError) -> Failure:
     except StoreError:
         info = None
     message = str(error)
-    if info is not None and info.holder_id == error.holder and not info.holders[0].lingers:
-        message += f", for {humane(held_for(info))} now"
+    if info is not None and info.holder_id == error.holder and not info.holders[0].reserved:
+        message += f", for {format_duration(held_for(info))} now"
         if info.waiting:
             message += f", with {info.waiting} waiting"
     return Failure(Exit.BUSY, message, name=error.name, holder=info and info.as_json())

@@ -21,27 +21,27 @@ from lockstead.blocking import LockHandle
 from lockstead.cli.child import Child
 from lockstead.cli.outcome import SIGNALLED, Exit, Failure
 from lockstead.cli.signals import ENDING, Interruption, SignalQueue
-from lockstead.cli.text import humane
+from lockstead.cli.text import format_duration
 from lockstead.errors import LockLostError, StoreError
 
 log = logging.getLogger("lockstead.cli")
 
-LEAST_LIFE = 0.5
+MIN_TTL = 0.5
 """The shortest lease within which a process can be stopped in time."""
-LONGEST_DEFAULT_GRACE = 10.0
-LAST_MOMENT = 0.5
+MAX_DEFAULT_GRACE = 10.0
+GRACE_AFTER_LOSS = 0.5
 """How long a command has after SIGTERM when somebody else may hold already."""
 LONGEST_NAP = 1.0
 """How long to sleep at most: while the machine is suspended a sleep stands still, but the lease goes on."""
 
 
-def fitting_grace(asked: float | None, life: float) -> float:
+def resolve_grace(asked: float | None, life: float) -> float:
     """Choose how long before the lease's end the command is told to stop. Raises Failure if that leaves it no time."""
-    if not life >= LEAST_LIFE:
-        msg = f"--ttl and --max-hold must be at least {LEAST_LIFE} s: a command is not stopped in less"
+    if not life >= MIN_TTL:
+        msg = f"--ttl and --max-hold must be at least {MIN_TTL} s: a command is not stopped in less"
         raise Failure(Exit.BAD_INPUT, msg)
     if asked is None:
-        return min(LONGEST_DEFAULT_GRACE, life / 4)
+        return min(MAX_DEFAULT_GRACE, life / 4)
     if not 0 <= asked <= life / 2:
         msg = (
             f"--grace must be from 0 to half of the lease's {life:g} s, got {asked:g}: with more, a command would be "
@@ -75,7 +75,7 @@ class End(NamedTuple):
     """Its exit code, or the negative number of the signal that ended it."""
     why_stopped: str
     """Nothing, if it was not."""
-    was_told_to_end: bool
+    was_signalled_to_end: bool
     """Whether somebody has asked for it with a signal."""
     was_interrupted: bool
     """Whether Ctrl-C on the terminal has."""
@@ -131,7 +131,7 @@ class Guard:
                 child.signal_group(Signals.SIGTERM)
                 child.signal_group(Signals.SIGCONT)
             if stopping:
-                kill_at = min(kill_at, now + (left - self._slack if left else min(self._grace, LAST_MOMENT)))
+                kill_at = min(kill_at, now + (left - self._slack if left else min(self._grace, GRACE_AFTER_LOSS)))
                 nap = kill_at - now
                 if nap <= 0:
                     child.signal_group(Signals.SIGKILL)
@@ -154,7 +154,7 @@ class Guard:
         name = self._handle.name
         # a quarter, because the grant may have reached us late, and renewals near the end gain little
         if self._max_hold is not None and self._lease_length >= self._max_hold - self._life / 4:
-            return f"{name!r} may not be held for more than --max-hold ({humane(self._max_hold)})"
+            return f"{name!r} may not be held for more than --max-hold ({format_duration(self._max_hold)})"
         try:
             self._handle.check()
         except LockLostError as error:

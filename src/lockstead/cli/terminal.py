@@ -34,7 +34,7 @@ class Terminal:
         """Guess whether nobody else in our job needs it: the reader of our output, such as a pager, might."""
         return self.is_ours() and not stat.S_ISFIFO(os.fstat(STDOUT).st_mode)
 
-    def listen_to(self, group: int) -> None:
+    def set_foreground(self, group: int) -> None:
         """Make a process group the one in the foreground. SIGTTOU must be ignored, lest it stop the caller."""
         with _hung_up_or_none():
             os.tcsetpgrp(STDIN, group)

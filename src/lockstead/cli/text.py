@@ -11,7 +11,7 @@ from typing import Any, TextIO
 BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
 
 GAP = "  "
-LEAST_WIDTH = 8
+MIN_WIDTH = 8
 """How narrow a column may be cut."""
 
 
@@ -20,11 +20,11 @@ def takes_colour(stream: TextIO) -> bool:
     return stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
 
-def painted(text: str, colour: str, *, wanted: bool) -> str:
+def styled(text: str, colour: str, *, wanted: bool) -> str:
     return f"\033[{colour}m{text}\033[0m" if wanted else text
 
 
-def humane(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Write a duration in its two largest units."""
     seconds = max(seconds, 0.0)
     if seconds < 9.95:  # noqa: PLR2004 - what rounds to 10 reads better without decimals
@@ -37,7 +37,7 @@ def humane(seconds: float) -> str:
     return f"{whole}s"
 
 
-def visible(text: str) -> str:
+def escaped(text: str) -> str:
     """Escape what a terminal would obey rather than show: others chose these texts."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
@@ -61,11 +61,11 @@ def table(rows: Sequence[Sequence[str]], *, width: int | None, shrinkable: Seque
     To fit `width`, the widest of the `shrinkable` columns is cut, again and again; a very narrow terminal may
     still be too narrow. None means as wide as it takes.
     """
-    cells = [[visible(cell) for cell in row] for row in rows]
+    cells = [[escaped(cell) for cell in row] for row in rows]
     widths = [max(_width(row[column]) for row in cells) for column in range(len(cells[0]))]
     while width is not None and sum(widths) + len(GAP) * (len(widths) - 1) > width:
         widest = max(shrinkable, key=lambda column: widths[column])
-        if widths[widest] <= LEAST_WIDTH:
+        if widths[widest] <= MIN_WIDTH:
             break
         widths[widest] -= 1
     return [GAP.join(_fit(cell, room) for cell, room in zip(row, widths, strict=True)).rstrip() for row in cells]

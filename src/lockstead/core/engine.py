@@ -16,10 +16,10 @@ from typing import TypeVar
 from lockstead.core import lifecycle
 from lockstead.core.keeper import Keeper, log
 from lockstead.core.lease import HELD, INHERITED, LOST, PATIENCE, WAITING, Claim, Lease
-from lockstead.core.model import LINGERING, WHOLE, Ask, Finding, Line, Refusal, Standing, Wake
+from lockstead.core.model import RESERVED, WHOLE, Ask, Finding, Line, Refusal, Standing, Wake
 from lockstead.core.retry import RetryPolicy
 from lockstead.core.runtime import NESTED
-from lockstead.core.store import Examinable, Mendable, Store
+from lockstead.core.store import Examinable, Repairable, Store
 from lockstead.errors import (
     CapacityMismatchError,
     ClosedError,
@@ -33,9 +33,9 @@ from lockstead.errors import (
 A = TypeVar("A")
 T = TypeVar("T")
 
-LEAST_PATIENCE = 0.25
+MIN_REQUEST_TIMEOUT = 0.25
 """What a request is given even if its caller has less time: knowing is worth more than being punctual."""
-UNSURE = (0.005, 0.02, 0.1)
+EXTEND_RETRY_DELAYS = (0.005, 0.02, 0.1)
 """The pauses before asking again for an extension that the store could not tell about."""
 POLL = RetryPolicy(retry_delay=0.005, max_delay=0.1)
 """The pauses of a waiter whom no store wakes."""
@@ -79,7 +79,7 @@ class Engine:
         began = self.runtime.now()
         deadline = began + (timeout if ask.queue else PATIENCE)
         started = began if since is None else since
-        ask, asks_again = self.fit(ask)
+        ask, must_poll = self.adapt(ask)
         attempts = late = 0
         while True:
             attempts += 1
@@ -90,7 +90,7 @@ class Engine:
                 self.drop(lease, error)
                 self.check_open(ask.name)
                 now = self.runtime.now()
-                if (ask.queue or asks_again) and self.is_late(error, deadline, retry):
+                if (ask.queue or must_poll) and self.is_late(error, deadline, retry):
                     raise self.too_busy(ask, attempts, now - started) from error
                 raise
             except BaseException as interruption:
@@ -107,7 +107,7 @@ class Engine:
                 self.keeper.forget(lease)
             else:
                 await self.abandon(lease)
-            if refusal is not None and asks_again and not refusal.capacity and now < deadline:
+            if refusal is not None and must_poll and not refusal.capacity and now < deadline:
                 pause = retry.pause(attempts - 1, self.runtime.random())
                 await self.runtime.sleep(min(pause, refusal.recheck, deadline - now))
             elif refusal is not None or late > retry.max_retries or now >= deadline:
@@ -154,7 +154,7 @@ class Engine:
             lease.entered_as = (self.runtime.context(), lease.ask.name)
             self._entered[lease.entered_as] = lease
 
-    def _uncount(self, lease: Lease, claim: Claim | None) -> bool:
+    def _decrement(self, lease: Lease, claim: Claim | None) -> bool:
         """Take one acquisition off, with the mutex held, and say whether it was the last.
 
         Safe to repeat for the same claim: whatever was interrupted may have counted it already. Of several names, none
@@ -172,9 +172,9 @@ class Engine:
         """Have leases given up in the background: what held or awaited them under this claim was interrupted."""
         for lease in leases:
             with self.keeper.mutex:
-                is_last = self._uncount(lease, claim)
+                is_last = self._decrement(lease, claim)
             if is_last and lease.ask.owner in self.keeper.leases:
-                self.keeper.take_over(lease)
+                self.keeper.release_in_background(lease)
 
     async def extend(self, lease: Lease, seconds: float) -> None:
         """Let the lease live at least `seconds` from now; it never shortens it."""
@@ -182,7 +182,7 @@ class Engine:
         self.check(lease)
         sent = self.runtime.now()
         lease.longest = max(lease.longest, sent + seconds)
-        for pause in (*UNSURE, None):
+        for pause in (*EXTEND_RETRY_DELAYS, None):
             (standing,) = await self.store.renew([lease.renewal(seconds)], PATIENCE)
             self.keeper.note(lease, sent, seconds, standing)
             self.check(lease)
@@ -204,7 +204,7 @@ class Engine:
         try:
             is_nested = self.runtime.is_nested(self.keeper.mutex)
             with self.keeper.mutex:
-                is_last = self._uncount(lease, claim)
+                is_last = self._decrement(lease, claim)
                 if lease.state is LOST:
                     raise lease.error()  # noqa: TRY301 (with the mutex held)
                 if lease.state is not HELD or lease.leaving or not is_last:
@@ -212,11 +212,11 @@ class Engine:
                 is_ours = True
                 lease.give_up(self.runtime.now(), due=inf)
             if is_nested:
-                self.keeper.take_over(lease)
+                self.keeper.release_in_background(lease)
                 return
             was_there = await self.keeper.leave(lease, PATIENCE)
         except StoreError:
-            self.keeper.take_over(lease)
+            self.keeper.release_in_background(lease)
             raise
         except BaseException as interruption:
             if is_ours:
@@ -282,9 +282,9 @@ class Engine:
         line = await self._read(name)
         if line is not None:
             if line.damage is not None:
-                if not isinstance(self.store, Mendable):
+                if not isinstance(self.store, Repairable):
                     raise line.damage
-                await self.store.mend(name, PATIENCE)
+                await self.store.repair(name, PATIENCE)
             for place in line.places:
                 if place.acquired_at is not None:
                     await self.store.leave(name, place.owner, PATIENCE)
@@ -301,7 +301,7 @@ class Engine:
         if lease.state is not HELD or lease.leaving:
             raise lease.error()
 
-    def fit(self, ask: Ask) -> tuple[Ask, bool]:
+    def adapt(self, ask: Ask) -> tuple[Ask, bool]:
         """Ask only what the store can do, and say whether to ask again for want of a line to wait in."""
         can = self.store.capabilities
         if not can.carry(ask.capacity, ask.weight):
@@ -327,7 +327,7 @@ class Engine:
     async def _stand_in_line(self, lease: Lease, deadline: float, retry: RetryPolicy) -> Refusal | None:
         """Join and wait until the lease holds or its place is gone (None), or is refused."""
         ask = lease.ask
-        outcome, sent = await self.insist(self._join, lease, deadline, retry)
+        outcome, sent = await self.with_retries(self._join, lease, deadline, retry)
         if isinstance(outcome, Refusal):
             return outcome
         self.keeper.note(lease, sent, ask.ttl, outcome)
@@ -342,11 +342,11 @@ class Engine:
                 until = min(until, now + POLL.pause(polls, self.runtime.random()))
                 polls += 1
             wake = await self.store.wait(ask.name, ask.owner, until - now)
-            if wake is Wake.GRANT and self.keeper.take_grant(lease):
+            if wake is Wake.GRANT and self.keeper.accept_grant(lease):
                 return None
-            has_reason = wake or polls or self.runtime.now() >= min(deadline, lease.recheck_at)
-            if has_reason and lease.state is WAITING:
-                standing, sent = await self.insist(self._look, lease, deadline, retry)
+            should_ask = wake or polls or self.runtime.now() >= min(deadline, lease.recheck_at)
+            if should_ask and lease.state is WAITING:
+                standing, sent = await self.with_retries(self._look, lease, deadline, retry)
                 self.keeper.note(lease, sent, ask.ttl, standing)
         return None
 
@@ -361,7 +361,7 @@ class Engine:
         (standing,) = await self.store.renew([lease.renewal(lease.ask.ttl)], timeout)
         return standing
 
-    async def insist(
+    async def with_retries(
         self, send: Callable[[A, float], Awaitable[T]], what: A, deadline: float, retry: RetryPolicy
     ) -> tuple[T, float]:
         """Repeat a request until it is answered, and say when the answered one was sent."""
@@ -369,7 +369,7 @@ class Engine:
         while True:
             sent = self.runtime.now()
             try:
-                return await send(what, max(min(PATIENCE, deadline - sent), LEAST_PATIENCE)), sent
+                return await send(what, max(min(PATIENCE, deadline - sent), MIN_REQUEST_TIMEOUT)), sent
             except StoreError as error:
                 pause = retry.pause(retries, self.runtime.random())
                 if not error.transient or retries >= retry.max_retries or self.runtime.now() + pause >= deadline:
@@ -380,7 +380,7 @@ class Engine:
     def drop(self, lease: Lease, error: StoreError) -> None:
         """Have a place given up that may or may not be there; one that the store refused is not."""
         if error.transient or lease.unanswered != 1:
-            self.keeper.take_over(lease)
+            self.keeper.release_in_background(lease)
         else:
             self.keeper.forget(lease)
 
@@ -396,9 +396,9 @@ class Engine:
         try:
             await self.runtime.shield(self.keeper.leave(lease, PATIENCE))
         except StoreError:
-            self.keeper.take_over(lease)
+            self.keeper.release_in_background(lease)
         except BaseException:
-            self.keeper.take_over(lease)
+            self.keeper.release_in_background(lease)
             raise
 
     def not_acquired(self, ask: Ask, refusal: Refusal | None, attempts: int, waited: float) -> Exception:
@@ -415,7 +415,7 @@ class Engine:
         holder = owner.rpartition("/")[0] or owner
         if refusal is None:
             why = f"the store takes longer to answer than the ttl of {ask.ttl:g} s lasts; raise the ttl"
-        elif owner.endswith(LINGERING):
+        elif owner.endswith(RESERVED):
             until = f" for another {refusal.recheck:.3g} s" if refusal.recheck < inf else ""
             why = f"{holder} is done with it, and left it taken{until}"
         elif holder == self.holder_id:

@@ -8,29 +8,29 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from lockstead.core.model import Balance, Charge
+from lockstead.core.model import RateRequest, RateResult
 
 ROUNDING = 1e-9
 """The part of the limit that sums of fractions may be off by."""
 
 
-class Debt(NamedTuple):
+class RateState(NamedTuple):
     amount: float
     at: float
     """When it was that much, on the store's clock."""
 
 
-def debt_at(debt: Debt | None, now: float) -> float:
+def level_at(debt: RateState | None, now: float) -> float:
     """Tell what is left of a debt. A clock that was set back lets nothing wear off."""
     return 0.0 if debt is None else max(debt.amount - max(now - debt.at, 0.0), 0.0)
 
 
-def spend(debt: Debt | None, charge: Charge, now: float) -> tuple[Balance, Debt | None]:
+def spend(debt: RateState | None, charge: RateRequest, now: float) -> tuple[RateResult, RateState | None]:
     """Charge a name's debt; say what came of it, and what to remember (None: what there was)."""
-    left = debt_at(debt, now)
+    left = level_at(debt, now)
     owed = left + charge.cost
     allowed = owed <= charge.limit * (1 + ROUNDING) + charge.patience
     if allowed and charge.cost:
-        return Balance(True, owed), Debt(owed, now)
+        return RateResult(True, owed), RateState(owed, now)
     was_set_back = debt is not None and now < debt.at
-    return Balance(allowed, left), Debt(left, now) if was_set_back else None
+    return RateResult(allowed, left), RateState(left, now) if was_set_back else None

@@ -18,9 +18,9 @@ from weakref import WeakMethod, ref
 
 from lockstead.core import lifecycle
 from lockstead.core.lease import HELD, LEFT, LOST, PATIENCE, WAITING, Lease
-from lockstead.core.model import Standing, Stay
+from lockstead.core.model import Reservation, Standing
 from lockstead.core.runtime import Bell, drive
-from lockstead.core.store import GHOST, Lingering, Store, Watchful
+from lockstead.core.store import LATE_REQUEST_WINDOW, Reserving, Store, Watching
 from lockstead.errors import StoreError
 
 log = logging.getLogger("lockstead")
@@ -30,14 +30,14 @@ BATCH = 500
 IDLE = 2.0
 """How long the keeper stays about with nothing to keep."""
 LONGEST_NAP = 1.0
-SHORTEST_NAP = 0.1
+MIN_IDLE_SLEEP = 0.1
 """With nothing to keep it sleeps for so long at a time as leases of late would have let it: so that short holds,
 one after another, need not wake it each."""
-REVIVAL = 0.1
+KEEPER_RESTART_DELAY = 0.1
 """How long the keeper lies low after it stumbled or was cancelled."""
 GONE = "the store no longer knows it"
 REFUTED = "the store answered that its place is waiting, not holding"
-CLOCK_STEP = 0.25
+CLOCK_STEP_THRESHOLD = 0.25
 """How far the store's clock may get ahead of ours, or behind, between two renewals."""
 
 
@@ -49,7 +49,7 @@ class Keeper:
         self._leave_at_exit = leave_at_exit
         self._offset: tuple[float, float] | None = None
         self.start_afresh()
-        if isinstance(store, Watchful):
+        if isinstance(store, Watching):
             doubt = WeakMethod(self.doubt)  # a store may outlive its clients
             store.watch(lambda owner: call(owner) if (call := doubt()) else None)
 
@@ -60,8 +60,8 @@ class Keeper:
         self._running = False
         self._bell: Bell | None = None
         self._wakes_at = inf  # which also says: awake, or not there
-        self._announced = inf  # until then no lease needs anything
-        self._nap = LONGEST_NAP
+        self._next_due_at = inf  # until then no lease needs anything
+        self._idle_sleep = LONGEST_NAP
         self._pace = self.runtime.random()
         self._idle_since = -inf
         self._complained = False
@@ -106,17 +106,17 @@ class Keeper:
             elif self.runtime.now() >= lease.trusted_until:  # its place may be another by now, that a late join made
                 return ""
             lease.trust(sent, life, self._pace)
-            if lease.doubted_at >= sent:  # the answer may be older than the doubt
+            if lease.suspected_at >= sent:  # the answer may be older than the doubt
                 lease.due, lease.slack = self.runtime.now(), 0.0
         elif lease.state is HELD or not standing.ticket:  # unknown, or older than the grant
             if not lease.is_exhausted():
-                lease.ask_again(self.runtime.now())
+                lease.retry_soon(self.runtime.now())
         else:
             recheck_at = self.runtime.now() + standing.recheck
             lease.wait(sent, standing, recheck_at, self._pace)
         return ""
 
-    def take_grant(self, lease: Lease) -> bool:
+    def accept_grant(self, lease: Lease) -> bool:
         """Take the store's word that a place holds, without asking; False if it may have ended since.
 
         A place that holds goes on holding until it is given up or expires, which it does not before its last
@@ -149,19 +149,19 @@ class Keeper:
             lease = self.leases.get(owner)
             if lease is None or lease.leaving or lease.state is not HELD:
                 return
-            lease.due, lease.slack, lease.doubted_at = now, 0.0, now
-        self.runtime.at_home(lambda: self._see_to_it_by(now))
+            lease.due, lease.slack, lease.suspected_at = now, 0.0, now
+        self.runtime.call_in_owner(lambda: self._see_to_it_by(now))
 
     def lose(self, lease: Lease, reason: str) -> None:
         with self.mutex:
             if lease.state is not HELD or lease.leaving:
                 return
             lease.state, lease.reason = LOST, reason
-        self.runtime.at_home(lambda: self._mourn(lease))
+        self.runtime.call_in_owner(lambda: self._handle_loss(lease))
 
-    def _mourn(self, lease: Lease) -> None:
+    def _handle_loss(self, lease: Lease) -> None:
         self.signal_loss(lease)
-        self.take_over(lease, lease.grace)
+        self.release_in_background(lease, lease.grace)
 
     def signal_loss(self, lease: Lease) -> None:
         """Tell everybody who watches, once."""
@@ -189,24 +189,26 @@ class Keeper:
     async def leave(self, lease: Lease, timeout: float) -> bool:
         """Give the place up, for good once the store has answered; say whether it was still there."""
         ask = lease.ask
-        unsure = max(ask.ttl, GHOST) if lease.unanswered else 0.0
+        tombstone = max(ask.ttl, LATE_REQUEST_WINDOW) if lease.unanswered else 0.0
         lease.leaves += 1
         left = lease.lingers_until - self.runtime.now()
-        if left > 0 and isinstance(self.store, Lingering):
+        if left > 0 and isinstance(self.store, Reserving):
             try:
-                was_there = await self.store.linger(Stay(ask.name, ask.owner, left, lease.last_words, unsure), timeout)
+                was_there = await self.store.reserve(
+                    Reservation(ask.name, ask.owner, left, lease.reserved_metadata, tombstone), timeout
+                )
             except StoreError as error:
                 if not error.transient:  # to ask for it again would be in vain, and in the way of others meanwhile
-                    await self.store.leave(ask.name, ask.owner, timeout, unsure)
+                    await self.store.leave(ask.name, ask.owner, timeout, tombstone)
                     log.warning("%r could not be left taken, and is free: %s", ask.name, error)
                     self.forget(lease)
                 raise
         else:
-            was_there = await self.store.leave(ask.name, ask.owner, timeout, unsure)
+            was_there = await self.store.leave(ask.name, ask.owner, timeout, tombstone)
         self.forget(lease)
         return was_there or lease.leaves > 1  # if not there, then because we ourselves gave it up elsewhere
 
-    def take_over(self, lease: Lease, grace: float = 0.0) -> None:
+    def release_in_background(self, lease: Lease, grace: float = 0.0) -> None:
         """Give the place up in the background, as often as it takes; but leave whoever held it his grace first."""
         now = self.runtime.now()
         lease.give_up(now, due=now + grace)
@@ -224,7 +226,7 @@ class Keeper:
         lease = self.leases.get(owner)
         if lease is not None and not lease.leaving:
             with suppress(RuntimeError):  # no more threads to be had, or no loop: it ends after its ttl
-                self.runtime.at_home(lambda: self.take_over(lease))
+                self.runtime.call_in_owner(lambda: self.release_in_background(lease))
 
     def stop(self) -> None:
         """End once nothing is left to keep."""
@@ -239,7 +241,7 @@ class Keeper:
         leases = list(self.leases.values())
         if self.runtime.is_nested(self.mutex):  # what was interrupted must end first
             for lease in leases:
-                self.take_over(lease)
+                self.release_in_background(lease)
             return
         for lease in leases:
             lease.give_up(now, due=inf)
@@ -251,7 +253,7 @@ class Keeper:
                 self.forget(lease)
             except BaseException:
                 for left in list(self.leases.values()):
-                    self.take_over(left)
+                    self.release_in_background(left)
                 raise
 
     def exit(self, budget: float) -> None:
@@ -267,9 +269,9 @@ class Keeper:
             with self.mutex:
                 starting, self._running = not self._running, True
                 asleep = self._wakes_at < inf
-                self._announced = min(self._announced, moment)
-                if moment > now + SHORTEST_NAP:
-                    self._nap = min(self._nap, moment - now)
+                self._next_due_at = min(self._next_due_at, moment)
+                if moment > now + MIN_IDLE_SLEEP:
+                    self._idle_sleep = min(self._idle_sleep, moment - now)
                 former = self._bell
                 if starting:
                     bell = self._bell = self.runtime.bell()
@@ -296,17 +298,17 @@ class Keeper:
         except Exception:
             log.exception("the keeper stumbled; it goes on")
             with self.mutex:
-                self._announced = -inf  # for it may not have looked at all of them
-            await self.runtime.sleep(REVIVAL)
+                self._next_due_at = -inf  # for it may not have looked at all of them
+            await self.runtime.sleep(KEEPER_RESTART_DELAY)
             return 0.0
 
     def _was_cancelled(self) -> None:
         """Come back: somebody has cancelled whatever runs in his loop, but goes on using it."""
         with self.mutex:
             self._running, self._wakes_at = False, inf
-        self.runtime.later(REVIVAL, self._revive)
+        self.runtime.later(KEEPER_RESTART_DELAY, self._restart)
 
-    def _revive(self) -> None:
+    def _restart(self) -> None:
         if self.leases:
             self._see_to_it_by(self.runtime.now())
 
@@ -315,12 +317,12 @@ class Keeper:
         with self.mutex:
             self._wakes_at = inf
         now = self.runtime.now()
-        if now >= self._announced:
+        if now >= self._next_due_at:
             with self.mutex:
-                self._announced = inf
-            due, next_at = self._survey(now)
+                self._next_due_at = inf
+            due, next_at = self._scan(now)
             with self.mutex:
-                self._announced = min(self._announced, next_at)
+                self._next_due_at = min(self._next_due_at, next_at)
             if due:
                 await self._send_off(due)
                 return 0.0
@@ -331,12 +333,12 @@ class Keeper:
                 self._running = bool(self.leases)
                 return 0.0 if self._running else None
         with self.mutex:
-            if self._announced == inf:
-                self._announced = now + self._nap
-            self._wakes_at = self._announced
-            return self._announced - now
+            if self._next_due_at == inf:
+                self._next_due_at = now + self._idle_sleep
+            self._wakes_at = self._next_due_at
+            return self._next_due_at - now
 
-    def _survey(self, now: float) -> tuple[list[Lease], float]:
+    def _scan(self, now: float) -> tuple[list[Lease], float]:
         """Look once at every lease: signal what is lost, find what is due, and when something else will be.
 
         With whatever is due goes what soon will be; but nothing goes before its time alone, or it would be ever less.
@@ -353,7 +355,7 @@ class Keeper:
                 ahead.append(lease.due)
             elif self._is_dropped(lease):
                 log.warning("%r was dropped without a release: it ends after its ttl", lease.ask.name)
-                lease.let_end()
+                lease.stop_renewing()
             else:
                 soon.append(lease)
         if any(lease.due <= now for lease in soon):
@@ -408,7 +410,7 @@ class Keeper:
             wanted = [*(lease for lease in renewing if not lease.leaving and not lease.is_exhausted()), *leaving]
             again = [lease for lease in wanted if lease.due == inf and lease.ask.owner in self.leases]
             for lease in again:
-                lease.ask_again(now)
+                lease.retry_soon(now)
         if again:
             self._see_to_it_by(min(lease.due for lease in again))
 
@@ -440,7 +442,7 @@ class Keeper:
         if self._offset is not None:
             was_low, was_high = self._offset
             step = low - was_high if low > was_high else min(high - was_low, 0.0)
-            if abs(step) > CLOCK_STEP:
+            if abs(step) > CLOCK_STEP_THRESHOLD:
                 log.warning("the store's clock stepped by %+.1f s", step)
         self._offset = low, high
 

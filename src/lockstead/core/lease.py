@@ -8,7 +8,7 @@ from math import inf
 from weakref import ref
 
 from lockstead.core.model import Ask, Renewal, Standing
-from lockstead.core.store import GHOST
+from lockstead.core.store import LATE_REQUEST_WINDOW
 from lockstead.errors import InvalidLockError, LockLostError
 
 PATIENCE = 5.0
@@ -78,14 +78,12 @@ class Lease:
         "claim",
         "dead_by",
         "depth",
-        "doubted_at",
         "due",
         "entered_as",
         "fence",
         "grace",
         "granted_at",
         "holder",
-        "last_words",
         "leaves",
         "leaving",
         "lingers_until",
@@ -94,8 +92,10 @@ class Lease:
         "recheck_at",
         "renew_for",
         "renew_until",
+        "reserved_metadata",
         "slack",
         "state",
+        "suspected_at",
         "ticket",
         "trusted_until",
         "unanswered",
@@ -109,7 +109,7 @@ class Lease:
         self.renew_for = renew_for
         self.grace = grace
         self.lingers_until = -inf
-        self.last_words: str | None = None
+        self.reserved_metadata: str | None = None
         self.state = WAITING
         self.depth = 1
         self.entered_as: tuple[Hashable, str] | None = None
@@ -121,7 +121,7 @@ class Lease:
         self.holder = ""
         self.reason = ""
         self.leaving = False
-        self.doubted_at = -inf
+        self.suspected_at = -inf
         self.leaves = 0
         self.unanswered = 0
         self.dead_by = inf
@@ -167,13 +167,13 @@ class Lease:
         early = ttl * (0.6 + 0.1 * pace) - self.grace
         self.due = inf if self.is_exhausted() else self.trusted_until - early
 
-    def lengthen(self, ttl: float, sent: float, renew_for: float) -> None:
+    def change_ttl(self, ttl: float, sent: float, renew_for: float) -> None:
         """Live for another ttl from the next renewal on, as if granted then."""
         self.ask = self.ask._replace(ttl=ttl)
         self.renew_for = renew_for
         self.renew_until = sent + renew_for
 
-    def let_end(self) -> None:
+    def stop_renewing(self) -> None:
         """Renew no more. Whoever dropped it may still be at work, so the lease runs its course."""
         self.renew_until = -inf
         self.due = inf
@@ -199,9 +199,9 @@ class Lease:
     def trust_heartbeat(self, now: float) -> None:
         """Hold for as long as the place surely lives, and buy its ttl soon: whoever is quick need not."""
         self.trusted_until = self.alive_until - self.grace
-        self.ask_again(now)
+        self.retry_soon(now)
 
-    def ask_again(self, now: float) -> None:
+    def retry_soon(self, now: float) -> None:
         """Repeat soon what the store gave no answer to, or none that proves anything; the window stays."""
         self.due = now + self.ask.heartbeat / 10
         self.slack = 0.0
@@ -211,7 +211,7 @@ class Lease:
         self.leaving = True
         self.due = due
         self.slack = 0.0
-        late = GHOST if self.unanswered else PATIENCE  # a join that was not answered may yet arrive
+        late = LATE_REQUEST_WINDOW if self.unanswered else PATIENCE  # a join that was not answered may yet arrive
         self.dead_by = min(self.dead_by, max(self.trusted_until, self.longest, now + self.ask.ttl) + late)
 
     def life(self) -> float:

@@ -74,7 +74,7 @@ class Renewal(NamedTuple):
     """Raise the counter, and the place's own ticket, to at least this, if the place holds."""
 
 
-class Stay(NamedTuple):
+class Reservation(NamedTuple):
     """A holder's request to go, but to leave its name taken for a while."""
 
     name: str
@@ -83,7 +83,7 @@ class Stay(NamedTuple):
     """For how long from now: longer or shorter than the place would have lived."""
     metadata: str | None = None
     """What the place shows from now on, if something else."""
-    unsure: float = 0.0
+    tombstone: float = 0.0
     """As in `Store.leave`."""
 
 
@@ -118,7 +118,7 @@ class Refusal(NamedTuple):
     """The line that refused, where places in several were asked for."""
 
 
-class Charge(NamedTuple):
+class RateRequest(NamedTuple):
     """A request to take so much from a rate: a debt that wears off by itself, a second in a second."""
 
     name: str
@@ -130,7 +130,7 @@ class Charge(NamedTuple):
     """How long the caller would wait for the debt to wear off to that."""
 
 
-class Balance(NamedTuple):
+class RateResult(NamedTuple):
     """What came of a charge."""
 
     allowed: bool
@@ -185,12 +185,12 @@ class Place:
     session: Session | None = field(default=None, kw_only=True)
 
     @property
-    def lingers(self) -> bool:
+    def reserved(self) -> bool:
         """Whether its owner has gone, and only the name stays taken for a while."""
-        return self.owner.endswith(LINGERING)
+        return self.owner.endswith(RESERVED)
 
 
-LINGERING = "+"
+RESERVED = "+"
 """What is added to an owner's name when its place stays on after it: so that late renewals find nothing."""
 
 

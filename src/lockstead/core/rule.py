@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from typing import NamedTuple, Protocol
 
-from lockstead.core.model import LINGERING, Ask, Place, Refusal, Renewal, Standing, Stay
+from lockstead.core.model import RESERVED, Ask, Place, Refusal, Renewal, Reservation, Standing
 
 
 class Ledger(Protocol):
@@ -119,27 +119,27 @@ def renew(ledger: Ledger, renewal: Renewal, now: float) -> tuple[Standing | None
     return _refresh(ledger, head, own, renewal, now, claim=renewal.claim), head.woken
 
 
-def leave(ledger: Ledger, owner: str, now: float, unsure: float) -> tuple[bool, list[Place]]:
-    """Remove `owner`'s place; with `unsure`, also refuse for that long a join of its that is still on its way."""
+def leave(ledger: Ledger, owner: str, now: float, tombstone: float) -> tuple[bool, list[Place]]:
+    """Remove `owner`'s place; with `tombstone`, also refuse for that long a join of its that is still on its way."""
     was_there = now < ledger.remove(owner)
-    if unsure:
-        ledger.refuse(owner, now + unsure)
+    if tombstone:
+        ledger.refuse(owner, now + tombstone)
     return was_there, settle(ledger, now).woken
 
 
-def linger(ledger: Ledger, stay: Stay, now: float) -> tuple[bool, list[Place]]:
+def reserve(ledger: Ledger, stay: Reservation, now: float) -> tuple[bool, list[Place]]:
     """Let a place that holds stand for so long from now, as nobody's; one that waits is given up."""
     head = settle(ledger, now)
     own = next((place for place in head.holders if place.owner == stay.owner), None)
-    if own is None or ledger.find(stay.owner + LINGERING):  # a join that came after all must not be in its own way
-        _, woken = leave(ledger, stay.owner, now, stay.unsure)
+    if own is None or ledger.find(stay.owner + RESERVED):  # a join that came after all must not be in its own way
+        _, woken = leave(ledger, stay.owner, now, stay.tombstone)
         return False, head.woken + woken
-    ledger.rename(own, stay.owner + LINGERING)
+    ledger.rename(own, stay.owner + RESERVED)
     own.expires_at = now + stay.seconds
     own.metadata = own.metadata if stay.metadata is None else stay.metadata
     ledger.update(own)
-    if stay.unsure:
-        ledger.refuse(stay.owner, now + stay.unsure)
+    if stay.tombstone:
+        ledger.refuse(stay.owner, now + stay.tombstone)
     return True, [place for place in head.woken if place is not own]
 
 

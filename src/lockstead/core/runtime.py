@@ -87,7 +87,7 @@ class Runtime(Protocol):
         """Call `action` after a while, unless everything has ended by then."""
         ...
 
-    def at_home(self, action: Callable[[], None]) -> None:
+    def call_in_owner(self, action: Callable[[], None]) -> None:
         """Call `action` where background work may be started: now, or soon if this is another thread."""
         ...
 

@@ -10,19 +10,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 from typing import NamedTuple
 
-from lockstead.core.engine import LEAST_PATIENCE, Engine
+from lockstead.core.engine import MIN_REQUEST_TIMEOUT, Engine
 from lockstead.core.keeper import BATCH
 from lockstead.core.lease import PATIENCE, Claim, Lease
 from lockstead.core.model import Ask, Refusal, Standing
 from lockstead.core.retry import RetryPolicy
-from lockstead.core.store import Joint
+from lockstead.core.store import MultiJoining
 from lockstead.errors import LockAcquisitionError, StoreError
 
-TIDYING = 0.5
+CLEANUP_BUDGET = 0.5
 """How long giving names up may keep the caller; what is left by then is left to the keeper."""
 
 
-class Wish(NamedTuple):
+class MultiRequest(NamedTuple):
     """What is asked for, by whom, since when, and for how long it is worth asking."""
 
     asks: Sequence[Ask]
@@ -41,12 +41,12 @@ async def acquire_all(
     Raises as `Engine.acquire` does, naming the one that could not be had; then none is held.
     """
     started = engine.runtime.now()
-    wish = Wish(asks, claim, renew_for, started, started + (timeout if asks[0].queue else PATIENCE), retry)
-    leases = await _at_once(engine, wish)
+    wish = MultiRequest(asks, claim, renew_for, started, started + (timeout if asks[0].queue else PATIENCE), retry)
+    leases = await _join_together(engine, wish)
     attempts = 1
     while leases is None:
-        leases = await _in_turn(engine, wish)
-        if await _buy(engine, wish, leases):
+        leases = await _acquire_in_order(engine, wish)
+        if await _claim_ttls(engine, wish, leases):
             break
         await _abandon(engine, leases)
         attempts += 1
@@ -57,15 +57,15 @@ async def acquire_all(
     return leases
 
 
-async def _at_once(engine: Engine, wish: Wish) -> list[Lease] | None:
+async def _join_together(engine: Engine, wish: MultiRequest) -> list[Lease] | None:
     """Take all if all are free; None if somebody holds any and we may wait, or if the store has no such step."""
-    if not isinstance(engine.store, Joint):
+    if not isinstance(engine.store, MultiJoining):
         return None
-    fitting = [engine.fit(ask)[0]._replace(queue=False) for ask in wish.asks]
+    fitting = [engine.adapt(ask)[0]._replace(queue=False) for ask in wish.asks]
     leases: list[Lease] = []
     try:
         leases.extend(engine.begin(ask, wish.claim, wish.renew_for) for ask in fitting)
-        outcome, sent = await engine.insist(_joining(engine.store, leases), leases[0], wish.deadline, wish.retry)
+        outcome, sent = await engine.with_retries(_joining(engine.store, leases), leases[0], wish.deadline, wish.retry)
     except StoreError as error:
         for lease in leases:
             engine.drop(lease, error)
@@ -89,7 +89,7 @@ async def _at_once(engine: Engine, wish: Wish) -> list[Lease] | None:
 
 
 def _joining(
-    store: Joint, leases: Sequence[Lease]
+    store: MultiJoining, leases: Sequence[Lease]
 ) -> Callable[[Lease, float], Awaitable[list[Standing] | Refusal | None]]:
     async def join_all(_: Lease, timeout: float) -> list[Standing] | Refusal | None:
         for lease in leases:
@@ -102,7 +102,7 @@ def _joining(
     return join_all
 
 
-async def _in_turn(engine: Engine, wish: Wish) -> list[Lease]:
+async def _acquire_in_order(engine: Engine, wish: MultiRequest) -> list[Lease]:
     """Wait for one after another.
 
     Until all are held, each lives from heartbeat to heartbeat only: whoever dies waiting for the last must not keep
@@ -122,7 +122,7 @@ async def _in_turn(engine: Engine, wish: Wish) -> list[Lease]:
     return leases
 
 
-def _check_in_time(wish: Wish, ask: Ask, held: int, now: float) -> None:
+def _check_in_time(wish: MultiRequest, ask: Ask, held: int, now: float) -> None:
     """Raise if the time is over before the next name was asked for; the first is, in any case."""
     if held and now >= wish.deadline:
         waited = now - wish.started
@@ -130,12 +130,12 @@ def _check_in_time(wish: Wish, ask: Ask, held: int, now: float) -> None:
         raise LockAcquisitionError(msg, name=ask.name, attempts=1, waited=waited)
 
 
-async def _buy(engine: Engine, wish: Wish, leases: Sequence[Lease]) -> bool:
+async def _claim_ttls(engine: Engine, wish: MultiRequest, leases: Sequence[Lease]) -> bool:
     """Buy them all their full lives in one round trip; False if one was lost meanwhile, or nobody can tell."""
     sent = engine.runtime.now()
     for lease, ask in zip(leases, wish.asks, strict=True):
-        lease.lengthen(ask.ttl, sent, wish.renew_for)
-    patience = max(min(PATIENCE, wish.deadline - sent), LEAST_PATIENCE)
+        lease.change_ttl(ask.ttl, sent, wish.renew_for)
+    patience = max(min(PATIENCE, wish.deadline - sent), MIN_REQUEST_TIMEOUT)
     standings: list[Standing | None] = []
     try:
         for start in range(0, len(leases), BATCH):
@@ -165,7 +165,7 @@ async def _abandon(engine: Engine, leases: Sequence[Lease], interruption: BaseEx
 
     Once the store does not answer for one, or it takes long, the others are left to the keeper.
     """
-    until = engine.runtime.now() + TIDYING
+    until = engine.runtime.now() + CLEANUP_BUDGET
     left = list(leases)
     for lease in left:  # nobody is to renew the last of them while the first is left
         lease.give_up(engine.runtime.now(), due=inf)
@@ -177,4 +177,4 @@ async def _abandon(engine: Engine, leases: Sequence[Lease], interruption: BaseEx
                 break
     finally:
         for lease in left:
-            engine.keeper.take_over(lease)
+            engine.keeper.release_in_background(lease)

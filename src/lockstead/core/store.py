@@ -7,21 +7,21 @@ from typing import Protocol, runtime_checkable
 
 from lockstead.core.model import (
     Ask,
-    Balance,
     Capabilities,
-    Charge,
     Finding,
     Line,
     Membership,
+    RateRequest,
+    RateResult,
     Refusal,
     Renewal,
+    Reservation,
     Standing,
-    Stay,
     Wake,
 )
 from lockstead.core.runtime import Runtime
 
-GHOST = 30.0
+LATE_REQUEST_WINDOW = 30.0
 """How long a request that nobody answered may still be under way, say in the buffers of a server that was stopped."""
 
 
@@ -48,10 +48,10 @@ class Store(Protocol):
         """Keep places alive in one batch; None for each that is gone. Never shortens, never resurrects."""
         ...
 
-    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+    async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
         """Give a place up and say whether it was still alive. Safe to repeat.
 
-        `unsure` is how long the store refuses this owner a place, for when a join may still be on its way.
+        `tombstone` is how long the store refuses this owner a place, for when a join may still be on its way.
         """
         ...
 
@@ -83,10 +83,10 @@ class Examinable(Protocol):
 
 
 @runtime_checkable
-class Mendable(Protocol):
+class Repairable(Protocol):
     """A store that can remove what it cannot read."""
 
-    async def mend(self, name: str, timeout: float) -> None:
+    async def repair(self, name: str, timeout: float) -> None:
         """Remove everything kept under a name if any of it is damaged, and repair what it shares with others.
 
         Places that it had are gone, whether they held or waited.
@@ -95,7 +95,7 @@ class Mendable(Protocol):
 
 
 @runtime_checkable
-class Watchful(Protocol):
+class Watching(Protocol):
     """A store that may notice by itself that a place is gone."""
 
     def watch(self, doubt: Callable[[str], None]) -> None:
@@ -104,10 +104,10 @@ class Watchful(Protocol):
 
 
 @runtime_checkable
-class Lingering(Protocol):
+class Reserving(Protocol):
     """A store whose names may stay taken for a while after their holder has gone."""
 
-    async def linger(self, stay: Stay, timeout: float) -> bool:
+    async def reserve(self, stay: Reservation, timeout: float) -> bool:
         """Give up a place that holds, but let it stand for a while under its owner's name with LINGERING added.
 
         One atomic round trip, safe to repeat. No renewal, join or leave of the owner's finds the place any more.
@@ -117,7 +117,7 @@ class Lingering(Protocol):
 
 
 @runtime_checkable
-class Joint(Protocol):
+class MultiJoining(Protocol):
     """A store that can give places in several lines in one step."""
 
     async def join_all(self, asks: Sequence[Ask], timeout: float) -> list[Standing] | Refusal | None:
@@ -132,7 +132,7 @@ class Joint(Protocol):
 class Rated(Protocol):
     """A store that keeps rates, under names that have nothing to do with those of lines."""
 
-    async def spend(self, charge: Charge, timeout: float) -> Balance:
+    async def spend(self, charge: RateRequest, timeout: float) -> RateResult:
         """Add to a name's debt if it then wears off to the limit within the caller's patience: one atomic round trip.
 
         Judged by the server's clock; a backward step of it lets nothing wear off, and starves nobody. Not idempotent.
@@ -140,7 +140,7 @@ class Rated(Protocol):
         ...
 
 
-class Member(Store, Lingering, Protocol):
+class Member(Store, Reserving, Protocol):
     """A store that may be one of a quorum's.
 
     It can tell that it has come back empty, and gives no place (`Refusal.abstains`) until it was admitted: so

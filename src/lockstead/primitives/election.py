@@ -33,11 +33,11 @@ from lockstead.primitives.plans import Defaults, Plan, plan
 
 Seen = tuple[str, int] | None
 """By what one time of leading is told from another; None is for nobody's."""
-NOBODY_YET: Seen = ("", -1)
+NOT_SEEN_YET: Seen = ("", -1)
 """What differs from whatever can be seen."""
 GRACE = 1 / 5
 """The part of the ttl that a leader has to stop in, if nothing else is said."""
-MOST_GRACE = 1 / 2
+MAX_GRACE = 1 / 2
 """With more of the ttl, a leader would have to stop while renewals are still on time."""
 
 
@@ -71,11 +71,11 @@ class Leader:
     """Whether it is the client that was asked."""
 
 
-class Ending:
+class OneShotEvent:
     """The end of something, for any number to wait for."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._new_bell = runtime.bell
+        self._new_event = runtime.bell
         self._mutex = runtime.mutex()
         self._bells: list[Bell] = []
         self.is_past = False
@@ -91,7 +91,7 @@ class Ending:
         with self._mutex:
             if self.is_past:
                 return True
-            bell = self._new_bell()
+            bell = self._new_event()
             self._bells.append(bell)
         await bell.wait(timeout)
         return self.is_past
@@ -102,13 +102,13 @@ class Term:
 
     def __init__(self, runtime: Runtime) -> None:
         self._mutex = runtime.mutex()
-        self._began = self._stops = False
+        self._began = self._is_stopping = False
         self.stirred = runtime.bell()
         """Rung when it is lost or resigned."""
-        self.work = Ending(runtime)
+        self.work = OneShotEvent(runtime)
         """That of on_elected."""
         self.work_failed = False
-        self.whole = Ending(runtime)
+        self.whole = OneShotEvent(runtime)
         self.callers: set[Hashable] = set()
         """The threads or tasks that run callbacks, which cannot wait for their own end."""
         self.failure: LockError | None = None
@@ -116,13 +116,13 @@ class Term:
     def begin_work(self) -> bool:
         """Say whether there is still time to: nothing may be started after it was stopped."""
         with self._mutex:
-            self._began = not self._stops
+            self._began = not self._is_stopping
             return self._began
 
     def stop_work(self) -> bool:
         """Let no work begin any more, and say whether it has."""
         with self._mutex:
-            self._stops = True
+            self._is_stopping = True
             return self._began
 
 
@@ -147,7 +147,7 @@ class Leading(Single):
             await super()._release()
             return
         self._resign()
-        await self._see_end(inf)
+        await self._wait_for_end(inf)
 
     def _resign(self) -> None:
         """Lead no more, but hold until the callbacks have ended, or for another ttl."""
@@ -157,7 +157,7 @@ class Leading(Single):
             self._leases[0].retire(self._engine.runtime.now())
         self._term.stirred.ring()
 
-    async def _see_end(self, patience: float) -> None:
+    async def _wait_for_end(self, patience: float) -> None:
         """Wait until the lock is given up, or must have ended; from a callback or a nested call not at all."""
         term, lease = self._term, self._leases[0]
         assert term is not None
@@ -171,12 +171,12 @@ class Leading(Single):
         if term.failure is not None:
             raise term.failure
 
-    async def _let_go(self) -> None:
+    async def _release_leases(self) -> None:
         try:
-            await super()._let_go()
+            await super()._release_leases()
         finally:
             if self._leases[0].state is LOST:  # leave the rest of the grace to the next
-                self._engine.keeper.take_over(self._leases[0])
+                self._engine.keeper.release_in_background(self._leases[0])
 
     def _abandon(self) -> None:
         if self._term is None or self._term.whole.is_past:
@@ -189,7 +189,7 @@ class Leading(Single):
         if self._term is not None and not self._term.whole.is_past:
             self._released = True
             self._engine.leaders.pop(self._owner, None)
-            self._engine.keeper.take_over(self._leases[0])
+            self._engine.keeper.release_in_background(self._leases[0])
             self._term.whole.come()
 
 
@@ -271,7 +271,7 @@ class Contest(Generic[L]):
             try:
                 leadership._term = term
                 self._engine.leaders[leadership._owner] = leadership._release
-                work = partial(self._see_through, leadership, term)
+                work = partial(self._run_term, leadership, term)
                 self._runtime.spawn(work, "lockstead-election", leadership._orphaned)
             except BaseException:  # no more threads to be had, or an interrupt, after which one may have begun
                 leadership._orphaned()
@@ -312,7 +312,7 @@ class Contest(Generic[L]):
             if leadership.is_held:
                 leadership._resign()
             with suppress(LockLostError, StoreError):
-                await leadership._see_end(patience)
+                await leadership._wait_for_end(patience)
         elif leadership._claim is not None:
             await self._engine.withdraw(leadership._claim)
 
@@ -327,7 +327,7 @@ class Contest(Generic[L]):
         failures = 0
         try:
             while candidacy.stands:
-                if await self._stand_once(candidacy, logging.DEBUG if failures else logging.WARNING):
+                if await self._campaign_once(candidacy, logging.DEBUG if failures else logging.WARNING):
                     failures = 0
                 else:
                     pause = self._plan.retry.pause(failures, self._runtime.random())
@@ -338,7 +338,7 @@ class Contest(Generic[L]):
         finally:
             self._ended(candidacy)
 
-    async def _stand_once(self, candidacy: Candidacy[L], level: int) -> bool:
+    async def _campaign_once(self, candidacy: Candidacy[L], level: int) -> bool:
         """Campaign, and lead if elected; say whether there is nothing to be mended before the next time."""
         term = Term(self._runtime)
         leadership = self._new(self._engine)
@@ -357,11 +357,11 @@ class Contest(Generic[L]):
                 await leadership._release()
             return True
         self._engine.leaders[leadership._owner] = leadership._release
-        await self._see_through(leadership, term)
+        await self._run_term(leadership, term)
         await term.work.wait()
         return not term.work_failed
 
-    async def _see_through(self, leadership: L, term: Term) -> None:
+    async def _run_term(self, leadership: L, term: Term) -> None:
         """Call on_elected; call on_lost when it is lost or resigned; and only then give the lock up."""
         term.callers.add(self._runtime.context())
         interruption: BaseException | None = None
@@ -373,7 +373,7 @@ class Contest(Generic[L]):
             except BaseException as error:
                 interruption = interruption or error
         try:
-            await leadership._let_go()
+            await leadership._release_leases()
         except (LockLostError, StoreError) as failure:
             term.failure = failure
         finally:
@@ -433,7 +433,7 @@ class Contest(Generic[L]):
     async def _leader(self) -> Leader | None:
         line = await self._engine.find(self.name)
         holders = () if line is None else info.describe(line).holders
-        if not holders or holders[0].lingers:
+        if not holders or holders[0].reserved:
             return None
         head = holders[0]
         is_me = head.holder_id == self._engine.holder_id
@@ -471,7 +471,7 @@ def _plan(name: str, defaults: Defaults, **options: Unpack[ElectionOptions]) -> 
     planned = plan(name, defaults, ttl=options.get("ttl"), metadata=options.get("metadata"))
     life, grace = planned.asks[0].ttl, options.get("grace")
     seconds = life * GRACE if grace is None else check_seconds(grace, "grace")
-    if seconds > life * MOST_GRACE:
+    if seconds > life * MAX_GRACE:
         msg = (
             f"grace may be half of the ttl of {life:g} s at the most, got {seconds:g} s: with more, a leader would "
             "stop while renewals are still on time; raise the ttl to have more grace"

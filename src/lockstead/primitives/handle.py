@@ -12,7 +12,7 @@ from lockstead.core.engine import Engine
 from lockstead.core.keeper import log
 from lockstead.core.lease import Claim, Lease
 from lockstead.core.several import acquire_all
-from lockstead.core.store import Lingering
+from lockstead.core.store import Reserving
 from lockstead.errors import InvalidLockError, LockError, LockLostError, StoreError, UnsupportedError
 from lockstead.primitives.plans import Plan
 
@@ -30,7 +30,7 @@ class Handle:
     async def _acquire(self, plan: Plan) -> Self:
         """Get what was planned. Whatever interrupts it, nothing of it stays behind."""
         try:
-            await self._get(plan)
+            await self._acquire_planned(plan)
         except BaseException:
             self._abandon()
             raise
@@ -49,12 +49,12 @@ class Handle:
             for lease in self._leases:
                 self._engine.keeper.watch_claim(lease)
 
-    async def _get(self, plan: Plan) -> None:
+    async def _acquire_planned(self, plan: Plan) -> None:
         asks, timeout, renew_for, at_least, grace, retry, reentrant, _, is_scoped = plan
         engine, claim = self._engine, self._claim
         assert claim is not None
         claim.is_scoped = is_scoped
-        if at_least and not isinstance(engine.store, Lingering):
+        if at_least and not isinstance(engine.store, Reserving):
             msg = "this store cannot leave a name taken once its holder has gone: at_least needs one that can"
             raise UnsupportedError(msg, name=asks[0].name)
         if reentrant and (entered := await engine.reenter(asks[0], claim)):
@@ -97,14 +97,14 @@ class Handle:
             return
         try:
             self._released = True
-            await self._let_go()
+            await self._release_leases()
         except LockError:
             raise
         except BaseException:
             self._abandon()
             raise
 
-    async def _let_go(self) -> None:
+    async def _release_leases(self) -> None:
         failure: LockLostError | StoreError | None = None
         claim = self._claim
         left = list(self._leases)
@@ -119,7 +119,7 @@ class Handle:
                     break
         finally:
             for lease in left:
-                self._engine.keeper.take_over(lease)
+                self._engine.keeper.release_in_background(lease)
         self._claim = None
         if failure is not None:
             raise failure
@@ -131,11 +131,11 @@ class Handle:
         for lease in self._leases:
             await self._engine.extend(lease, seconds)
 
-    def _leave_taken(self, seconds: float, words: str) -> None:
+    def _reserve_name(self, seconds: float, words: str) -> None:
         """When released, leave the name taken for so long from now, showing these words."""
         for lease in self._leases:
             lease.lingers_until = self._engine.runtime.now() + seconds
-            lease.last_words = words
+            lease.reserved_metadata = words
 
     @property
     def holder_id(self) -> str:

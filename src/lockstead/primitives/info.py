@@ -13,7 +13,7 @@ from typing import Any
 from lockstead.core.model import Line, Place, Session
 from lockstead.errors import DamagedError
 
-DEEPEST = 100
+MAX_DEPTH = 100
 """How deep metadata may be nested to be shown: what writes it out recurses, in Python."""
 SHOWN = 100
 """How many characters to show of metadata that cannot be read."""
@@ -35,7 +35,7 @@ class Holder:
     metadata: dict[str, Any]
     session: Session | None
     """The connection it came by, where a server knows its connections, as PostgreSQL does."""
-    lingers: bool
+    reserved: bool
     """Whether this holder is done, and only left the name taken until it expires."""
 
     def as_json(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _holder(place: Place, now: float, wall: datetime, metadata: dict[str, Any]) 
         expires_at=None if place.expires_at == inf else wall + timedelta(seconds=place.expires_at - now),
         metadata=metadata,
         session=place.session,
-        lingers=place.lingers,
+        reserved=place.reserved,
     )
 
 
@@ -155,7 +155,7 @@ def _metadata(text: str) -> dict[str, Any] | None:
 
 def _is_deep(value: object) -> bool:
     level = [value]
-    for _ in range(DEEPEST + 1):
+    for _ in range(MAX_DEPTH + 1):
         containers = [
             each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)
         ]

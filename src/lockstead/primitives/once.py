@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from lockstead.core.checks import encode_metadata
 from lockstead.core.engine import POLL, Engine
-from lockstead.core.store import Lingering
+from lockstead.core.store import Reserving
 from lockstead.errors import DamagedError, InvalidInputError, LockAcquisitionError, UnsupportedError
 from lockstead.primitives import info as _info
 from lockstead.primitives.plans import Plan
@@ -41,7 +41,7 @@ async def begin(engine: Engine, acquire: Callable[[Plan], Awaitable[T]], plan: P
     Raises LockAcquisitionError if that takes longer than planned.
     """
     name = plan.asks[0].name
-    if not isinstance(engine.store, Lingering):
+    if not isinstance(engine.store, Reserving):
         msg = "this store cannot leave a name taken once its holder has gone, so it cannot remember what was done"
         raise UnsupportedError(msg, name=name)
     runtime = engine.runtime
@@ -70,7 +70,7 @@ async def find(engine: Engine, name: str) -> Outcome[Any] | None:
     Raises InvalidInputError if it is done, but what came of it could not be kept.
     """
     line = await engine.find(name)
-    if line is None or not line.places[0].lingers:
+    if line is None or not line.places[0].reserved:
         return None
     info = _info.describe(line)
     if info.damage is not None:

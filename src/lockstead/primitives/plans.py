@@ -15,7 +15,7 @@ from lockstead.primitives.options import LockOptions
 HEARTBEAT = 3.0
 """How long a waiting place outlives its client. A dead waiter holds the line up for that long, not for a ttl."""
 
-MOST_NAMES = 1000
+MAX_NAMES = 1000
 """How many may be held as one."""
 
 
@@ -123,7 +123,7 @@ def single(
 def in_order(names: Iterable[str]) -> list[str]:
     """Put names into the one order in which everybody waits for them, each once."""
     ordered = sorted({check_name(name) for name in names})
-    if not 0 < len(ordered) <= MOST_NAMES:
-        msg = f"there must be from 1 to {MOST_NAMES} names at once, got {len(ordered)}"
+    if not 0 < len(ordered) <= MAX_NAMES:
+        msg = f"there must be from 1 to {MAX_NAMES} names at once, got {len(ordered)}"
         raise InvalidInputError(msg)
     return ordered

@@ -15,7 +15,7 @@ from lockstead.core.checks import MAX_TTL, Seconds, check_count, check_name, che
 from lockstead.core.engine import Engine
 from lockstead.core.gcra import ROUNDING
 from lockstead.core.lease import PATIENCE
-from lockstead.core.model import Balance, Charge
+from lockstead.core.model import RateRequest, RateResult
 from lockstead.core.retry import RetryPolicy
 from lockstead.core.store import Rated
 from lockstead.errors import InvalidInputError, RateLimitError, UnsupportedError
@@ -29,7 +29,7 @@ MAX_PER = MAX_TTL
 
 
 @dataclass(frozen=True, slots=True)
-class Spending:
+class RateDecision:
     """What came of spending; true if it was allowed."""
 
     allowed: bool
@@ -51,19 +51,19 @@ class Rate(NamedTuple):
     """Seconds in which, in the long run, one is."""
     burst: int
 
-    def charge(self, name: str, cost: int) -> Charge:
+    def charge(self, name: str, cost: int) -> RateRequest:
         """Plan to spend. Raises InvalidInputError for a cost that could never be allowed."""
         check_count(cost, "cost", least=0, most=MOST)
         if cost > self.burst:
             msg = f"a cost of {cost} could never be allowed: at most {self.burst} are let through at once; raise burst"
             raise InvalidInputError(msg, name=name)
-        return Charge(name, cost * self.interval, self.burst * self.interval)
+        return RateRequest(name, cost * self.interval, self.burst * self.interval)
 
-    def describe(self, charge: Charge, balance: Balance) -> Spending:
+    def describe(self, charge: RateRequest, balance: RateResult) -> RateDecision:
         """Tell in events what the store told in seconds of debt."""
         free = charge.limit * (1 + ROUNDING) - balance.debt
         missing = 0.0 if balance.allowed else balance.debt + charge.cost - charge.limit
-        return Spending(balance.allowed, max(int(free / self.interval), 0), missing, balance.debt)
+        return RateDecision(balance.allowed, max(int(free / self.interval), 0), missing, balance.debt)
 
 
 def rate(limit: int, per: Seconds, burst: int | None) -> Rate:
@@ -94,7 +94,7 @@ class Limiter:
             raise UnsupportedError(msg, name=self._name)
         self._store = engine.store
 
-    async def _spend(self, cost: int) -> Spending:
+    async def _spend(self, cost: int) -> RateDecision:
         charge = self._rate.charge(self._own_name(), cost)
         return self._rate.describe(charge, await self._ask(self._store.spend, charge, PATIENCE))
 
@@ -102,15 +102,15 @@ class Limiter:
         patience = MAX_PER if timeout is None else min(check_seconds(timeout, "timeout"), MAX_PER)
         await self._reserve(self._rate.charge(self._own_name(), cost), patience)
 
-    async def _wait_as(self, name: str) -> None:
+    async def _acquire_for_call(self, name: str) -> None:
         await self._reserve(self._rate.charge(check_name(name), 1), MAX_PER)
 
-    async def _reserve(self, charge: Charge, patience: float) -> None:
+    async def _reserve(self, charge: RateRequest, patience: float) -> None:
         """Spend now what will be allowed in a while, and sleep until then: whoever comes later waits for longer."""
         now, sleep = self._engine.runtime.now, self._engine.runtime.sleep
         deadline = now() + patience
 
-        async def spend(charge: Charge, timeout: float) -> Balance:
+        async def spend(charge: RateRequest, timeout: float) -> RateResult:
             return await self._store.spend(charge._replace(patience=max(deadline - now(), 0.0)), timeout)
 
         balance = await self._ask(spend, charge, patience or PATIENCE)
@@ -124,12 +124,12 @@ class Limiter:
             await sleep(left)
 
     async def _ask(
-        self, spend: Callable[[Charge, float], Awaitable[Balance]], charge: Charge, patience: float
-    ) -> Balance:
+        self, spend: Callable[[RateRequest, float], Awaitable[RateResult]], charge: RateRequest, patience: float
+    ) -> RateResult:
         """Ask the store, and again if there is no answer. That may count twice: less is let through, never more."""
         self._engine.check_open(charge.name)
         deadline = self._engine.runtime.now() + patience
-        balance, _ = await self._engine.insist(spend, charge, deadline, self._retry)
+        balance, _ = await self._engine.with_retries(spend, charge, deadline, self._retry)
         return balance
 
     def _own_name(self) -> str:

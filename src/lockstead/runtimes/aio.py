@@ -36,15 +36,15 @@ def running_loop() -> asyncio.AbstractEventLoop:
         raise NoLoopError(msg) from None
 
 
-class _LoopBell:
+class _LoopEvent:
     """A future that is made only when somebody listens."""
 
-    __slots__ = ("_loop", "_rung", "_thread", "_waiter")
+    __slots__ = ("_is_set", "_loop", "_thread", "_waiter")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, thread: int) -> None:
         self._loop = loop
         self._thread = thread
-        self._rung = False
+        self._is_set = False
         self._waiter: asyncio.Future[None] | None = None
 
     def ring(self) -> None:
@@ -55,7 +55,7 @@ class _LoopBell:
                 self._loop.call_soon_threadsafe(self._ring)
 
     def _ring(self) -> None:
-        self._rung = True
+        self._is_set = True
         self._end_wait()
 
     def _end_wait(self) -> None:
@@ -63,7 +63,7 @@ class _LoopBell:
             self._waiter.set_result(None)
 
     async def wait(self, timeout: float) -> bool:
-        if not self._rung and timeout > 0:
+        if not self._is_set and timeout > 0:
             self._waiter = self._loop.create_future()
             alarm = None if timeout == inf else self._loop.call_later(timeout, self._end_wait)
             try:
@@ -72,7 +72,7 @@ class _LoopBell:
                 self._waiter = None
                 if alarm is not None:
                     alarm.cancel()
-        rung, self._rung = self._rung, False
+        rung, self._is_set = self._is_set, False
         return rung
 
 
@@ -115,7 +115,7 @@ class AsyncRuntime:
         self._worker: ThreadPoolExecutor | None = None
 
     def bell(self) -> Bell:
-        return _LoopBell(self.bind(), self._thread)
+        return _LoopEvent(self.bind(), self._thread)
 
     def mutex(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -138,7 +138,7 @@ class AsyncRuntime:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_later(seconds, action)
 
-    def at_home(self, action: Callable[[], None]) -> None:
+    def call_in_owner(self, action: Callable[[], None]) -> None:
         if self._loop is None or threading.get_ident() == self._thread:
             action()
         else:

@@ -198,26 +198,26 @@ class Task(Generic[T]):
             self.on_end()
 
 
-class _SimulatedBell:
+class _SimulatedEvent:
     def __init__(self, process: Process) -> None:
         self._process = process
-        self._rung = False
+        self._is_set = False
         self._listener: Parking[None] | None = None
 
     def ring(self) -> None:
-        self._rung = True
+        self._is_set = True
         if self._listener is not None:
             self._listener.wake(None)
 
     async def wait(self, timeout: float) -> bool:
-        if not self._rung:
+        if not self._is_set:
             listener = self._listener = Parking()
             self._process.after(max(timeout, 0.0), lambda: listener.wake(None))
             try:
                 await listener
             finally:
                 self._listener = None
-        rung, self._rung = self._rung, False
+        rung, self._is_set = self._is_set, False
         return rung
 
 
@@ -235,7 +235,7 @@ class SimulatedRuntime:
         return self._random.random()
 
     def bell(self) -> Bell:
-        return _SimulatedBell(self._process)
+        return _SimulatedEvent(self._process)
 
     def bind(self) -> None:
         """Belong everywhere."""
@@ -257,7 +257,7 @@ class SimulatedRuntime:
     def later(self, seconds: float, action: Callable[[], None]) -> None:
         self._process.after(seconds, action)
 
-    def at_home(self, action: Callable[[], None]) -> None:
+    def call_in_owner(self, action: Callable[[], None]) -> None:
         action()
 
     async def sleep(self, seconds: float) -> None:

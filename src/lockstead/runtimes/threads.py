@@ -26,7 +26,7 @@ from lockstead.runtimes.nesting import is_in_step
 T = TypeVar("T")
 
 
-class _ThreadBell:
+class _ThreadEvent:
     """A lock used as a latch: locked until rung."""
 
     __slots__ = ("_latch",)
@@ -148,7 +148,7 @@ class ThreadRuntime:
     random = staticmethod(random.random)
 
     def bell(self) -> Bell:
-        return _ThreadBell()
+        return _ThreadEvent()
 
     def mutex(self) -> AbstractContextManager[Any]:
         return threading.RLock()
@@ -192,7 +192,7 @@ class ThreadRuntime:
         timer.daemon = True
         _start(timer)
 
-    def at_home(self, action: Callable[[], None]) -> None:
+    def call_in_owner(self, action: Callable[[], None]) -> None:
         action()
 
     async def sleep(self, seconds: float) -> None:

@@ -15,24 +15,24 @@ from weakref import WeakSet
 from lockstead.core import gcra, lifecycle, rule
 from lockstead.core.model import (
     Ask,
-    Balance,
     Capabilities,
-    Charge,
     Line,
     Place,
+    RateRequest,
+    RateResult,
     Refusal,
     Renewal,
+    Reservation,
     Standing,
-    Stay,
     Wake,
 )
 from lockstead.core.runtime import Runtime
 from lockstead.errors import NestedCallError
 from lockstead.runtimes import clock as _clock
 from lockstead.runtimes.nesting import step
-from lockstead.stores.waiters import Mailbox
+from lockstead.stores.waiters import WaiterEvents
 
-REACH = 1_000_000
+MAX_TICKET_LEAD = 1_000_000
 """How far ahead of the clock a ticket that is wished for may be: a second."""
 
 
@@ -53,9 +53,9 @@ class MemoryServer:
         self._sweep_above = 64
         self._sweep_at = inf
         """When the first of those refused since the last sweep may be forgotten."""
-        self._debts: dict[str, gcra.Debt] = {}
-        self._sweep_debts_above = 64
-        self._mailboxes: WeakSet[Mailbox] = WeakSet()
+        self._rates: dict[str, gcra.RateState] = {}
+        self._sweep_rates_above = 64
+        self._listeners: WeakSet[WaiterEvents] = WeakSet()
         lifecycle.at_fork(self, in_child="_forked")
 
     def join(self, ask: Ask) -> tuple[Standing | Refusal, list[str]]:
@@ -64,7 +64,7 @@ class MemoryServer:
             if len(self._lines) > self._sweep_above or now >= self._sweep_at:
                 self._sweep(now)
             outcome, woken = rule.join(self._line(ask.name, now), ask, now)
-            self._tidy(ask.name, now)
+            self._drop_if_empty(ask.name, now)
             return outcome, _owners(woken)
 
     def renew(self, renewals: Sequence[Renewal]) -> tuple[list[Standing | None], list[str]]:
@@ -74,27 +74,27 @@ class MemoryServer:
             now = self._clock()
             for renewal in renewals:
                 standing, woken = rule.renew(self._line(renewal.name, now), renewal, now)
-                self._tidy(renewal.name, now)
+                self._drop_if_empty(renewal.name, now)
                 standings.append(standing)
                 to_wake += _owners(woken)
         return standings, to_wake
 
-    def leave(self, name: str, owner: str, unsure: float) -> tuple[bool, list[str]]:
+    def leave(self, name: str, owner: str, tombstone: float) -> tuple[bool, list[str]]:
         with self._mutex:
             now = self._clock()
-            was_alive, woken = rule.leave(self._line(name, now), owner, now, unsure)
-            self._tidy(name, now)
-            if unsure:
-                self._sweep_at = min(self._sweep_at, now + unsure)
+            was_alive, woken = rule.leave(self._line(name, now), owner, now, tombstone)
+            self._drop_if_empty(name, now)
+            if tombstone:
+                self._sweep_at = min(self._sweep_at, now + tombstone)
             return was_alive, _owners(woken)
 
-    def linger(self, stay: Stay) -> tuple[bool, list[str]]:
+    def reserve(self, stay: Reservation) -> tuple[bool, list[str]]:
         with self._mutex:
             now = self._clock()
-            was_there, woken = rule.linger(self._line(stay.name, now), stay, now)
-            self._tidy(stay.name, now)
-            if stay.unsure:
-                self._sweep_at = min(self._sweep_at, now + stay.unsure)
+            was_there, woken = rule.reserve(self._line(stay.name, now), stay, now)
+            self._drop_if_empty(stay.name, now)
+            if stay.tombstone:
+                self._sweep_at = min(self._sweep_at, now + stay.tombstone)
             return was_there, _owners(woken)
 
     def join_all(self, asks: Sequence[Ask]) -> tuple[list[Standing] | Refusal, list[str]]:
@@ -102,18 +102,18 @@ class MemoryServer:
             now = self._clock()
             outcome, woken = rule.join_all([(self._line(ask.name, now), ask) for ask in asks], now)
             for ask in asks:
-                self._tidy(ask.name, now)
+                self._drop_if_empty(ask.name, now)
             return outcome, _owners(woken)
 
-    def spend(self, charge: Charge) -> Balance:
+    def spend(self, charge: RateRequest) -> RateResult:
         with self._mutex:
             now = self._clock()
-            if len(self._debts) > self._sweep_debts_above:
-                self._debts = {name: debt for name, debt in self._debts.items() if gcra.debt_at(debt, now)}
-                self._sweep_debts_above = 2 * len(self._debts) + 64
-            balance, debt = gcra.spend(self._debts.get(charge.name), charge, now)
+            if len(self._rates) > self._sweep_rates_above:
+                self._rates = {name: debt for name, debt in self._rates.items() if gcra.level_at(debt, now)}
+                self._sweep_rates_above = 2 * len(self._rates) + 64
+            balance, debt = gcra.spend(self._rates.get(charge.name), charge, now)
             if debt is not None:
-                self._debts[charge.name] = debt
+                self._rates[charge.name] = debt
             return balance
 
     def inspect(self, prefix: str, *, exact: bool) -> list[Line]:
@@ -130,17 +130,17 @@ class MemoryServer:
     def wake(self, owners: Sequence[str]) -> None:
         if owners:
             with self._mutex:
-                mailboxes = list(self._mailboxes)
+                mailboxes = list(self._listeners)
             for owner in owners:
                 any(mailbox.ring(owner) for mailbox in mailboxes)
 
-    def connect(self, mailbox: Mailbox) -> None:
+    def connect(self, mailbox: WaiterEvents) -> None:
         with self._mutex:
-            self._mailboxes.add(mailbox)
+            self._listeners.add(mailbox)
 
-    def disconnect(self, mailbox: Mailbox) -> None:
+    def disconnect(self, mailbox: WaiterEvents) -> None:
         with self._mutex:
-            self._mailboxes.discard(mailbox)
+            self._listeners.discard(mailbox)
 
     def _line(self, name: str, now: float) -> _MemoryLine:
         line = self._lines.get(name)
@@ -149,7 +149,7 @@ class MemoryServer:
         line.catch_up(now)
         return line
 
-    def _tidy(self, name: str, now: float) -> None:
+    def _drop_if_empty(self, name: str, now: float) -> None:
         if self._lines[name].is_empty(now):
             del self._lines[name]
 
@@ -163,23 +163,23 @@ class MemoryServer:
             if all(place.expires_at <= now for place in line.places()):
                 for place in list(line.places()):
                     line.remove(place.owner)
-                self._tidy(name, now)
+                self._drop_if_empty(name, now)
         self._sweep_above = 2 * len(self._lines) + 64
-        self._sweep_at = max((line.refuses_until() for line in self._lines.values()), default=-inf)
+        self._sweep_at = max((line.tombstones_until() for line in self._lines.values()), default=-inf)
         if self._sweep_at <= now:
             self._sweep_at = inf
 
-    def _next_ticket(self, wished: int) -> int:
+    def _next_ticket(self, requested: int) -> int:
         """Draw a ticket: the one wished for if it is in reach, so that no client makes them run away."""
         floor = self._floor()
-        self._ticket = max(self._ticket + 1, floor, wished if wished <= floor + REACH else 0)
+        self._ticket = max(self._ticket + 1, floor, requested if requested <= floor + MAX_TICKET_LEAD else 0)
         return self._ticket
 
     def _forked(self) -> None:
         self._mutex = threading.Lock()
         self._lines.clear()
         self._sweep_at = inf
-        self._debts.clear()
+        self._rates.clear()
 
 
 class _MemoryLine:
@@ -233,7 +233,7 @@ class _MemoryLine:
             self._refused = {owner: until - back for owner, until in self._refused.items()}
         self._time = now
 
-    def refuses_until(self) -> float:
+    def tombstones_until(self) -> float:
         return max(self._refused.values(), default=-inf)
 
     def is_empty(self, now: float) -> bool:
@@ -267,7 +267,7 @@ class MemoryStore:
     def __init__(self, runtime: Runtime, server: MemoryServer | None = None) -> None:
         self.runtime = runtime
         self._server = server or MemoryServer()
-        self._mailbox = Mailbox(runtime)
+        self._mailbox = WaiterEvents(runtime)
         self._server.connect(self._mailbox)
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
@@ -284,16 +284,16 @@ class MemoryStore:
             self._server.wake(woken)
         return standings
 
-    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+    async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
         with step():
-            was_alive, woken = self._server.leave(name, owner, unsure)
+            was_alive, woken = self._server.leave(name, owner, tombstone)
             self._mailbox.close(owner)
             self._server.wake(woken)
         return was_alive
 
-    async def linger(self, stay: Stay, timeout: float) -> bool:
+    async def reserve(self, stay: Reservation, timeout: float) -> bool:
         with step():
-            was_there, woken = self._server.linger(stay)
+            was_there, woken = self._server.reserve(stay)
             self._mailbox.close(stay.owner)
             self._server.wake(woken)
         return was_there
@@ -304,7 +304,7 @@ class MemoryStore:
             self._server.wake(woken)
         return outcome
 
-    async def spend(self, charge: Charge, timeout: float) -> Balance:
+    async def spend(self, charge: RateRequest, timeout: float) -> RateResult:
         with step():
             return self._server.spend(charge)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lockstead.core.runtime import Bell, Runtime
 
 
-class Mailbox:
+class WaiterEvents:
     """A bell for every place that may have to wait, hung up before the place is asked for.
 
     So a wake-up that arrives between the store's answer and the wait is kept, not lost.

@@ -45,14 +45,14 @@ class MemberServer(MemoryServer):
             for number, (renewal, standing) in enumerate(zip(renewals, standings, strict=True)):
                 if standing is not None and standing.held and self._marker is not None:
                     self._marker.longest = max(self._marker.longest, renewal.ttl)
-                    standings[number] = standing._replace(ticket=self._lift(renewal))
+                    standings[number] = standing._replace(ticket=self._raise_ticket(renewal))
             return standings, woken
 
     def knock(self) -> Membership:
         with self._mutex:
             now = self._clock()
             if self._marker is None:
-                self._marker = _Marker(token=uuid4().hex, knocked_at=now)
+                self._marker = _Marker(token=uuid4().hex, probed_at=now)
             marker = self._marker
             return Membership(marker.token, self._ticket, marker.longest, marker.votes_in(now))
 
@@ -62,7 +62,7 @@ class MemberServer(MemoryServer):
             if marker is None or marker.token != token or membership.votes_in == 0:
                 return membership
             marker.longest = max(marker.longest, longest)
-            marker.votes_at = marker.knocked_at + marker.longest
+            marker.votes_at = marker.probed_at + marker.longest
             self._ticket = max(self._ticket, ticket)
             return self.knock()
 
@@ -73,7 +73,7 @@ class MemberServer(MemoryServer):
             self._ticket = 0
             self._marker = None
 
-    def _lift(self, renewal: Renewal) -> int:
+    def _raise_ticket(self, renewal: Renewal) -> int:
         """Raise a place that holds, and with it the counter, to the ticket its quorum agreed on."""
         place = self._lines[renewal.name].find(renewal.owner)
         assert place is not None
@@ -91,7 +91,7 @@ class _Marker:
     """What is gone when everything is: as long as it is there, so are the votes that were given."""
 
     token: str
-    knocked_at: float
+    probed_at: float
     longest: float = 0.0
     votes_at: float = inf
 
@@ -100,7 +100,7 @@ class _Marker:
     def votes_in(self, now: float) -> float:
         """Tell when it votes, taking backward steps of the clock off what it waits for, as lines do."""
         if back := max(self.time - now, 0.0):
-            self.knocked_at -= back
+            self.probed_at -= back
             self.votes_at -= back
         self.time = now
         return max(self.votes_at - now, 0.0)

@@ -245,7 +245,7 @@ class _Link:
         self._proxy = proxy
         self._client = client
         self._server = server
-        self._conversation = proxy.dialect()
+        self._dialect = proxy.dialect()
         self.is_frozen = False
         self.has_lost_something = False
         """In a black hole. Heal resets it: no TCP goes on without what was lost."""
@@ -302,7 +302,7 @@ class _Link:
 
     def _is_request_lost(self, chunk: bytes) -> bool:
         is_lost = False
-        for command in self._conversation.requests(chunk):
+        for command in self._dialect.requests(chunk):
             self._proxy.commands += 1
             is_lost |= self._proxy.loses("requests", command)
             self._doomed.append(self._proxy.loses("replies", command))
@@ -310,7 +310,7 @@ class _Link:
 
     def _is_reply_lost(self, chunk: bytes) -> bool:
         is_lost = False
-        for _ in range(self._conversation.replies(chunk)):
+        for _ in range(self._dialect.replies(chunk)):
             if self._doomed:
                 is_lost |= self._doomed.popleft()
         return is_lost

@@ -13,7 +13,7 @@ import pytest
 from lockstead import DistributedLock, __version__
 from lockstead.cli import main
 from lockstead.cli.parser import EXIT_CODES
-from lockstead.cli.text import humane, pairs, table
+from lockstead.cli.text import format_duration, pairs, table
 from tests.harness.command import Lockstead, eventually
 
 
@@ -157,7 +157,7 @@ def test_main_can_be_called(lockstead: Lockstead, capfd: pytest.CaptureFixture[s
     ],
 )
 def test_durations_are_humane(seconds: float, text: str) -> None:
-    assert humane(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_metadata_is_written_as_pairs() -> None:

@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy
 
 from lockstead import AsyncDistributedLock, DistributedLock
-from lockstead.core.model import Ask, Charge, Stay
+from lockstead.core.model import Ask, RateRequest, Reservation
 from lockstead.core.runtime import drive
 from lockstead.errors import InvalidInputError, StoreError
 from lockstead.runtimes.threads import ThreadRuntime
@@ -168,7 +168,7 @@ def test_an_old_table_is_brought_up_to_date_while_locks_are_held(
             assert "lease table of version 1" in found.stdout
             assert "missing or too old: run `lockstead migrate" in found.stdout
             with pytest.raises(StoreError, match="run `lockstead migrate") as caught:
-                drive(store.spend(Charge("x", 1.0, 1.0), 5.0))
+                drive(store.spend(RateRequest("x", 1.0, 1.0), 5.0))
             assert not caught.value.transient
             done: list[str] = []
             with pytest.raises(StoreError, match="run `lockstead migrate"):
@@ -185,10 +185,10 @@ def test_an_old_table_is_brought_up_to_date_while_locks_are_held(
                 locks.once("z", period=60).run(lambda: done.append("once"))
             assert done == ["once"]
         # Nobody named the role again: it has on the new table the rights it had on the others.
-        assert drive(store.spend(Charge("x", 1.0, 1.0), 5.0)).allowed
+        assert drive(store.spend(RateRequest("x", 1.0, 1.0), 5.0)).allowed
         asks = [Ask(name, f"me/{name}", 30.0, 10.0, queue=False) for name in ("x", "y")]
         assert isinstance(drive(store.join_all(asks, 5.0)), list)
-        assert drive(store.linger(Stay("x", "me/x", 30.0), 5.0))
+        assert drive(store.reserve(Reservation("x", "me/x", 30.0), 5.0))
         query(url, "SELECT lockstead.sweep_locks(), lockstead.sweep_rates(), lockstead.check_rate('x', 1, '1 s')")
         drive(store.close())
     finally:

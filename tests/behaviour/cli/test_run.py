@@ -54,7 +54,7 @@ def test_the_lock_stays_taken_for_at_least_so_long(lockstead: Lockstead) -> None
     assert "is done with it, and left it taken for another 5" in second.stderr
     info = lockstead.info("cron:x")
     assert info is not None
-    assert info.holders[0].lingers
+    assert info.holders[0].reserved
     assert "left taken" in lockstead("ls").stdout
 
 

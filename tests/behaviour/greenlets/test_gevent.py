@@ -13,7 +13,7 @@ import pytest
 
 from lockstead import DistributedLock
 from tests.behaviour.greenlets.running import PATIENCE, run
-from tests.harness.sqlite import transaction_of_a_stranger, url_of
+from tests.harness.sqlite import transaction_of_another_program, url_of
 from tests.servers.binaries import POSTGRES18, VALKEY9
 from tests.servers.proxy import FaultProxy
 from tests.servers.tls import Authority
@@ -141,7 +141,7 @@ def test_greenlets_run_while_another_process_locks_the_file(tmp_path: Path) -> N
     busy = threading.Event()
 
     def keep_busy() -> None:
-        with transaction_of_a_stranger(path):
+        with transaction_of_another_program(path):
             busy.set()
             time.sleep(BUSY)
 

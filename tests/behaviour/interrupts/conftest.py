@@ -20,7 +20,7 @@ EACH_KIND = ["memory", "sqlite", f"redis-{VALKEY9.name}", "redlock"] + [
 
 
 @pytest.fixture(autouse=True)
-def _silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def _liveness(monkeypatch: pytest.MonkeyPatch) -> None:
     """Log nothing: before Python 3.13 an interrupt in `logging` may leave pytest's handlers locked for all threads."""
     monkeypatch.setattr(logging.getLogger("lockstead"), "disabled", True)
 

@@ -21,7 +21,7 @@ from lockstead import (
     get_async_distributed_lock,
     get_distributed_lock,
 )
-from lockstead.core.model import Ask, Refusal, Renewal, Standing, Stay
+from lockstead.core.model import Ask, Refusal, Renewal, Reservation, Standing
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.memory import MemoryServer, MemoryStore
@@ -47,9 +47,9 @@ class UnreliableStore(MemoryStore):
         self._refuse_if_down()
         return await super().renew(renewals, timeout)
 
-    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+    async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
         self._refuse_if_down()
-        return await super().leave(name, owner, timeout, unsure)
+        return await super().leave(name, owner, timeout, tombstone)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_keeper_does_not_spin_while_the_store_is_down() -> None:
     store.down = True
     with pytest.raises(StoreError):
         released.release()
-    locks._engine.keeper.take_over(held._leases[0])
+    locks._engine.keeper.release_in_background(held._leases[0])
     time.sleep(1.0)  # a leave is tried again every 0.3 s
     assert store.asked_in_vain < 20
     store.down = False
@@ -197,8 +197,8 @@ def test_a_check_in_a_worker_thread_signals_the_loss_in_the_loop() -> None:
 
 def test_closing_while_a_lock_is_released_is_no_loss(server: MemoryServer) -> None:
     class SlowStore(MemoryStore):
-        async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
-            was_there = await super().leave(name, owner, timeout, unsure)
+        async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
+            was_there = await super().leave(name, owner, timeout, tombstone)
             time.sleep(0.1)  # noqa: ASYNC251 - under the threads driver a store blocks
             return was_there
 
@@ -306,7 +306,7 @@ def test_a_name_that_cannot_be_left_taken_is_given_up_and_its_holder_told(
     server: MemoryServer, operator: DistributedLock, transient: bool
 ) -> None:
     class Unlingering(MemoryStore):
-        async def linger(self, stay: Stay, timeout: float) -> bool:
+        async def reserve(self, stay: Reservation, timeout: float) -> bool:
             raise StoreError("too old", transient=transient)
 
     with DistributedLock(Unlingering(ThreadRuntime(), server)) as locks:
@@ -400,12 +400,12 @@ def test_a_release_that_crosses_a_close_is_no_loss(server: MemoryServer) -> None
             self.second_done = asyncio.Event()
             self.first_answered = asyncio.Event()
 
-        async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+        async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
             self.leaves += 1
             if self.leaves == 1:
                 await self.second_done.wait()
-                return await super().leave(name, owner, timeout, unsure)
-            was_there = await super().leave(name, owner, timeout, unsure)
+                return await super().leave(name, owner, timeout, tombstone)
+            was_there = await super().leave(name, owner, timeout, tombstone)
             self.second_done.set()
             await self.first_answered.wait()
             return was_there

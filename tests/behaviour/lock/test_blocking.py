@@ -359,11 +359,11 @@ def test_a_release_the_store_does_not_answer_says_so_and_goes_on(locks: Distribu
     calls = []
     original = store.leave
 
-    async def leave(name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+    async def leave(name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
         calls.append(name)
         if len(calls) < 3:
             raise StoreError("silent", transient=True)
-        return await original(name, owner, timeout, unsure)
+        return await original(name, owner, timeout, tombstone)
 
     store.leave = leave  # type: ignore[method-assign]
     with pytest.raises(StoreError):

@@ -22,15 +22,15 @@ from lockstead import (
     DistributedLock,
     InvalidInputError,
     LockError,
+    RateDecision,
     RateLimitError,
     RetryPolicy,
-    Spending,
     StoreError,
     UnsupportedError,
 )
 from lockstead.core import gcra as rule
 from lockstead.core.engine import Engine
-from lockstead.core.model import Balance, Charge
+from lockstead.core.model import RateRequest, RateResult
 from lockstead.primitives.rate_limit import MOST, Limiter, rate
 from lockstead.runtimes.simulated import Process, World
 from lockstead.runtimes.threads import ThreadRuntime
@@ -101,7 +101,7 @@ def stories(draw: st.DrawFn, *, patient: bool) -> Story:
     )
 
 
-def follows(story: Story, take: Callable[[float, int, float], Spending]) -> None:
+def follows(story: Story, take: Callable[[float, int, float], RateDecision]) -> None:
     """Compare what comes of every step, and what is told of it, with the model."""
     model = Model(story.limit, story.per, story.burst)
     now = Fraction(START)
@@ -109,23 +109,23 @@ def follows(story: Story, take: Callable[[float, int, float], Spending]) -> None
         now += step.pause * TICK
         patience = step.patience * TICK
         turn = model.earliest(now, step.cost)
-        spending = take(float(now), step.cost, float(patience))
-        assert spending.allowed == bool(spending) == (turn - now <= patience)
-        assert spending.retry_after == pytest.approx(0 if spending.allowed else float(turn - now), abs=1e-6)
-        if spending.allowed and step.cost:
+        decision = take(float(now), step.cost, float(patience))
+        assert decision.allowed == bool(decision) == (turn - now <= patience)
+        assert decision.retry_after == pytest.approx(0 if decision.allowed else float(turn - now), abs=1e-6)
+        if decision.allowed and step.cost:
             model.events.append((turn, step.cost))
-        assert spending.remaining == model.remaining(now)
-        assert spending.reset_after == pytest.approx(float(model.earliest(now, story.burst) - now), abs=1e-6)
+        assert decision.remaining == model.remaining(now)
+        assert decision.reset_after == pytest.approx(float(model.earliest(now, story.burst) - now), abs=1e-6)
     model.check_every_window()
 
 
 @given(stories(patient=True))
 @settings(max_examples=100, deadline=None)
 def test_the_rule_lets_through_what_the_model_does_and_who_waits_waits_as_long(story: Story) -> None:
-    debt: rule.Debt | None = None
+    debt: rule.RateState | None = None
     terms = rate(story.limit, float(story.per), story.burst)
 
-    def take(now: float, cost: int, patience: float) -> Spending:
+    def take(now: float, cost: int, patience: float) -> RateDecision:
         nonlocal debt
         charge = terms.charge("x", cost)
         balance, changed = rule.spend(debt, charge._replace(patience=patience), now)
@@ -143,7 +143,7 @@ def test_a_client_lets_through_what_the_model_does(story: Story) -> None:
     with DistributedLock(store) as locks:
         limiter = locks.rate_limiter("x", story.limit, timedelta(seconds=float(story.per)), story.burst)
 
-        def take(now: float, cost: int, _: float) -> Spending:
+        def take(now: float, cost: int, _: float) -> RateDecision:
             clock[0] = now
             return limiter.spend(cost)
 
@@ -153,7 +153,7 @@ def test_a_client_lets_through_what_the_model_does(story: Story) -> None:
 @pytest.mark.parametrize("per", [0.001, 1.0, 365 * 24 * 3600.0])
 def test_the_largest_burst_is_let_through_to_the_last_event(per: float) -> None:
     terms = rate(MOST, per, MOST)
-    debt: rule.Debt | None = None
+    debt: rule.RateState | None = None
     for cost in [97] * (MOST // 97) + [1] * (MOST % 97):
         balance, debt = rule.spend(debt, terms.charge("x", cost), START)
         assert balance.allowed
@@ -185,7 +185,7 @@ class Forgetful(MemoryStore):
         self.requests = 0
         self._time = runtime
 
-    async def spend(self, charge: Charge, timeout: float) -> Balance:
+    async def spend(self, charge: RateRequest, timeout: float) -> RateResult:
         self.requests += 1
         balance = await super().spend(charge, timeout)
         if self.lost:
@@ -433,10 +433,10 @@ def test_a_refusal_is_a_time_out_and_pickles() -> None:
     assert isinstance(error, TimeoutError)
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.name, copy.retry_after) == ("too soon", "x", 1.5)
-    spending = Spending(False, 0, 1.5, 3.0)
-    assert pickle.loads(pickle.dumps(spending)) == spending
+    decision = RateDecision(False, 0, 1.5, 3.0)
+    assert pickle.loads(pickle.dumps(decision)) == decision
     with pytest.raises(AttributeError):
-        spending.allowed = True  # type: ignore[misc]
+        decision.allowed = True  # type: ignore[misc]
 
 
 async def ask(answer: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from lockstead.core.model import Ask, Refusal
-from lockstead.core.store import GHOST
+from lockstead.core.store import LATE_REQUEST_WINDOW
 from lockstead.stores.memory import MemoryServer
 
 STORM = 3000
@@ -17,9 +17,9 @@ def test_in_memory_a_storm_is_forgotten_with_the_next_use_of_any_name() -> None:
     server.join(Ask("held", "me/1", 3600.0, 3.0))
     for number in range(STORM):
         server.join(Ask(f"job:{number}", f"gone/{number}", 30.0, 3.0))
-        server.leave(f"job:{number}", f"gone/{number}", GHOST)
+        server.leave(f"job:{number}", f"gone/{number}", LATE_REQUEST_WINDOW)
     assert server.size() == STORM + 1
-    now += GHOST + 1
+    now += LATE_REQUEST_WINDOW + 1
     server.join(Ask("y", "me/2", 30.0, 3.0))
     assert server.size() == 2
 
@@ -32,20 +32,20 @@ def test_in_memory_one_name_bears_a_storm() -> None:
     for size in (STORM, 4 * STORM):
         began = time.process_time()
         for number in range(size):
-            server.leave("x", f"gone/{size}/{number}", GHOST)
+            server.leave("x", f"gone/{size}/{number}", LATE_REQUEST_WINDOW)
         took.append(time.process_time() - began)
     assert took[1] < 10 * took[0]
     late, _ = server.join(Ask("x", f"gone/{STORM}/0", 30.0, 3.0))
     assert isinstance(late, Refusal)
-    server.leave("x", "long/1", 10 * GHOST)
-    now += GHOST + 1
+    server.leave("x", "long/1", 10 * LATE_REQUEST_WINDOW)
+    now += LATE_REQUEST_WINDOW + 1
     for number in range(STORM):
-        server.leave("x", f"late/{number}", GHOST / 2)
+        server.leave("x", f"late/{number}", LATE_REQUEST_WINDOW / 2)
     assert len(server._lines["x"]._refused) == STORM + 1
-    now += GHOST
+    now += LATE_REQUEST_WINDOW
     for number in range(3 * STORM):
-        server.leave("x", f"later/{number}", GHOST)
+        server.leave("x", f"later/{number}", LATE_REQUEST_WINDOW)
     assert len(server._lines["x"]._refused) == 3 * STORM + 1, "those behind one that lives longer are forgotten too"
-    now += 10 * GHOST
+    now += 10 * LATE_REQUEST_WINDOW
     server.join(Ask("y", "me/1", 30.0, 3.0))
     assert server.size() == 1

@@ -92,5 +92,5 @@ class Table:
                 text = statement.text.replace(b"pg_catalog.clock_timestamp()", f"{self.schema}.test_clock()".encode())
                 setattr(store._statements, name, statement._replace(text=text))
         self._stack.callback(store._node.close)
-        self._stack.callback(store._ear.close)
+        self._stack.callback(store._subscriber.close)
         return store

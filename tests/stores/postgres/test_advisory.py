@@ -34,7 +34,7 @@ from lockstead.stores import open_store
 from lockstead.stores.postgres.advisory.statements import COMMENT, comment, label, read_comment
 from lockstead.stores.postgres.advisory.store import AdvisoryStore, State
 from lockstead.stores.postgres.key import advisory_key
-from lockstead.testing.contract.rigs import DRIVERS, Rig, ask
+from lockstead.testing.contract.rigs import RUNTIME_NAMES, Rig, ask
 from tests.harness.conditions import eventually
 from tests.harness.processes import Worker, boottime
 from tests.servers.binaries import POSTGRES18, PostgresFlavour
@@ -73,7 +73,7 @@ def url(server: PostgresServer) -> str:
     return advisory(server.url)
 
 
-@pytest.fixture(params=DRIVERS)
+@pytest.fixture(params=RUNTIME_NAMES)
 def rig(request: pytest.FixtureRequest, url: str) -> Rig:
     return Rig(request.param, lambda runtime: open_store(url, runtime))
 
@@ -245,7 +245,7 @@ def test_a_release_on_a_session_that_is_replaced_meanwhile_is_no_loss(server: Po
     assert outcomes == [True]
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("driver", RUNTIME_NAMES)
 def test_a_holder_that_is_killed_holds_no_longer(
     start_worker: Callable[..., Worker], locks: DistributedLock, driver: str
 ) -> None:
@@ -295,7 +295,7 @@ def test_a_forked_child_that_ends_takes_nothing_from_its_parent(
     assert worker.ask("state") == {"held": True, "lost": False}
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("driver", RUNTIME_NAMES)
 def test_a_parent_that_dies_is_not_survived_by_its_lock_though_its_child_lives(
     start_worker: Callable[..., Worker], locks: DistributedLock, driver: str
 ) -> None:
@@ -308,7 +308,7 @@ def test_a_parent_that_dies_is_not_survived_by_its_lock_though_its_child_lives(
     assert Path(f"/proc/{child}").exists()
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("driver", RUNTIME_NAMES)
 def test_an_exit_without_a_release_is_quiet_and_frees(
     start_worker: Callable[..., Worker], locks: DistributedLock, driver: str
 ) -> None:
@@ -365,7 +365,7 @@ def test_time_outs_at_any_moment_leave_nothing_behind(locks: DistributedLock, se
 
 
 def test_fences_grow_from_holder_to_holder(start_worker: Callable[..., Worker], tmp_path: Path) -> None:
-    workers = [start_worker(driver) for driver in (*DRIVERS, *DRIVERS)]
+    workers = [start_worker(driver) for driver in (*RUNTIME_NAMES, *RUNTIME_NAMES)]
     journal = tmp_path / "fences"
     for worker in workers:
         worker.send("hand_over", "x", 50, str(journal))
@@ -598,7 +598,7 @@ def test_too_many_connections_are_told_and_leave_nothing_behind() -> None:
         assert locks.acquire("x", timeout=1).is_held
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("driver", RUNTIME_NAMES)
 def test_a_pooler_of_transactions_is_refused_and_one_of_sessions_taken_on_trust(
     server: PostgresServer, driver: str
 ) -> None:

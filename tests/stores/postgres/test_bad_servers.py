@@ -22,7 +22,7 @@ from tests.servers.binaries import POSTGRES_SYSTEM, postgres_flavours
 from tests.servers.ports import Port
 from tests.servers.postgres import PostgresServer, random_name
 from tests.servers.tls import Authority
-from tests.servers.wrong_server import Stranger
+from tests.servers.wrong_server import WrongServer
 from tests.stores.postgres.sessions import places
 
 Start = Callable[..., PostgresServer]
@@ -190,7 +190,7 @@ async def test_an_unknown_role(party: Party, postgres_server: PostgresServer) ->
 
 
 async def test_something_that_is_no_postgres(party: Party, caplog: pytest.LogCaptureFixture) -> None:
-    with Stranger(lambda _: b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n") as stranger:
+    with WrongServer(lambda _: b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n") as stranger:
         said = await refusal(
             party, f"postgresql://me:{SECRET}@127.0.0.1:{stranger.port}/db", caplog, is_transient=False
         )
@@ -209,7 +209,7 @@ async def test_one_of_several_servers_that_is_silent_or_down_is_passed_over(
     party: Party, server: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     down = Port()
-    with Stranger(lambda _: b"") as silent:
+    with WrongServer(lambda _: b"") as silent:
         hosts = f"127.0.0.1:{down.number},127.0.0.1:{silent.port},127.0.0.1:{server.port}"
         locks = party.client(f"postgresql://postgres@{hosts}/postgres?target_session_attrs=read-write", ttl=6)
         began = time.monotonic()

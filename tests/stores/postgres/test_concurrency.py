@@ -13,7 +13,7 @@ from math import inf
 import psycopg
 import pytest
 
-from lockstead.core.model import UNKNOWN, Ask, Refusal, Renewal, Standing, Stay, Wake
+from lockstead.core.model import UNKNOWN, Ask, Refusal, Renewal, Reservation, Standing, Wake
 from lockstead.core.runtime import drive
 from lockstead.errors import StoreError
 from tests.harness.conditions import eventually
@@ -109,8 +109,8 @@ class Worker(threading.Thread):
         self.longest_wait = max(self.longest_wait, time.monotonic() - began)
 
     def _linger(self, name: str, promised: float, owner: str) -> None:
-        stay = Stay(name, owner, self._chance.choice((0.01, 0.1)))
-        if not drive(self._store.linger(stay, 5.0)) and time.monotonic() < promised:
+        stay = Reservation(name, owner, self._chance.choice((0.01, 0.1)))
+        if not drive(self._store.reserve(stay, 5.0)) and time.monotonic() < promised:
             self.failures.append(f"{owner} lost {name} too early to linger")
         if drive(self._store.renew([Renewal(name, owner, TTL, HEARTBEAT)], 5.0)) != [None]:
             self.failures.append(f"{owner} lingers at {name}, and is renewed")
@@ -267,7 +267,7 @@ def test_who_lingers_waits_for_a_renewal_and_has_the_last_word(table: Table) -> 
     user = table.connect(autocommit=False)
     assert table.sql("SELECT {s}.extend_lock('x', 'me', 3600)", on=user)
     answers: list[bool] = []
-    lingering = threading.Thread(target=lambda: answers.append(drive(store.linger(Stay("x", "me", 7.0), 5.0))))
+    lingering = threading.Thread(target=lambda: answers.append(drive(store.reserve(Reservation("x", "me", 7.0), 5.0))))
     lingering.start()
     blocked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s"
     eventually(lambda: table.sql(blocked, f'%"{table.schema}".line_linger%'), "it waits")

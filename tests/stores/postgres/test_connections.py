@@ -202,7 +202,7 @@ async def test_a_client_that_waits_in_vain_keeps_nothing_of_it(party: Party, ser
     for _ in range(20):
         with pytest.raises(LockError):
             await ask(locks.acquire("x", timeout=0.02))
-    ear = locks._engine.store._ear
+    ear = locks._engine.store._subscriber
     heard_for = ear._waiters if party.driver == "threads" else ear._mailbox._bells
     assert not heard_for
     assert not locks._engine.keeper.leases

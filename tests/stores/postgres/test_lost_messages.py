@@ -227,7 +227,7 @@ async def test_a_join_that_arrives_after_its_leave_takes_no_place(party: Party, 
     proxy.hold("requests")
     with pytest.raises(StoreError, match="in time"):
         await slow.join(wish, 0.2)
-    await quick.leave("x", "me/1", 5.0, unsure=30.0)
+    await quick.leave("x", "me/1", 5.0, tombstone=30.0)
     proxy.heal()
     await party.until(lambda: not proxy.server.connections(me), "all that was sent is carried out")
     assert not places(party, proxy.server)
@@ -236,7 +236,7 @@ async def test_a_join_that_arrives_after_its_leave_takes_no_place(party: Party, 
 async def test_a_refused_owner_takes_no_place_and_is_forgotten_in_time(party: Party, server: PostgresServer) -> None:
     store = party.store(server.url)
     wish = Ask("x", "ghost/1", ttl=30.0, heartbeat=3.0)
-    await store.leave("x", "ghost/1", 5.0, unsure=0.3)
+    await store.leave("x", "ghost/1", 5.0, tombstone=0.3)
     assert isinstance(await store.join(wish, 5.0), Refusal)
     schema = party.options["schema"]
 
@@ -260,7 +260,7 @@ async def test_a_leave_waits_for_a_join_that_is_just_being_carried_out(
     with psycopg.connect(server.url) as slow:
         join = f"SELECT {party.options['schema']}.line_join('x', 'ghost/1', 30, 3, 1, 1, true, '{{}}', '', '')"
         slow.execute(join.encode())
-        leaving = party.start(lambda: store.leave("x", "ghost/1", 5.0, unsure=5.0))
+        leaving = party.start(lambda: store.leave("x", "ghost/1", 5.0, tombstone=5.0))
         in_line = "SELECT pid FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
         pid = slow.info.backend_pid
         await party.until(lambda: leaving.is_done or server.sql(in_line, [pid]), "the leave waits, or is done")

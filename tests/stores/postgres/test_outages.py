@@ -240,7 +240,7 @@ async def test_a_grant_survives_a_crash_right_after_it_was_told(party: Party, fr
         fresh.restart()
     other = party.client(fresh.url)
     assert [(await ask(other.info(f"x-{n}"))).fence for n in range(2)] == [handle.fence for handle in handles]
-    assert all([(await ask(other.info(f"stays-{n}"))).holders[0].lingers for n in range(2)])
+    assert all([(await ask(other.info(f"stays-{n}"))).holders[0].reserved for n in range(2)])
     assert await ask(other.try_acquire("x-1")) is None
     assert handles[0].fence < handles[1].fence < (await ask(other.acquire("y"))).fence
     for handle in handles:

@@ -18,7 +18,7 @@ from tests.harness.party import Party, ask
 from tests.servers.postgres import PostgresServer
 from tests.stores.postgres.sessions import named, places
 
-WORKERS = Path(__file__).parents[2] / "harness" / "programs" / "scenarios.py"
+SCENARIOS = Path(__file__).parents[2] / "harness" / "programs" / "scenarios.py"
 SLACK = 1.0
 
 Process = subprocess.Popen[str]
@@ -31,7 +31,7 @@ def spawn(server: PostgresServer, schema: str) -> Iterator[Spawn]:
     processes: list[Process] = []
 
     def spawn(scenario: str) -> Process:
-        command = [sys.executable, str(WORKERS), scenario, named(server.url, schema), f"schema={schema}"]
+        command = [sys.executable, str(SCENARIOS), scenario, named(server.url, schema), f"schema={schema}"]
         pipe = subprocess.PIPE
         processes.append(
             subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)

@@ -12,9 +12,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from lockstead.core.model import Ask, Charge, Standing
+from lockstead.core.model import Ask, RateRequest, Standing
 from lockstead.core.runtime import drive
-from lockstead.core.store import Joint, Lingering, Rated
+from lockstead.core.store import MultiJoining, Rated, Reserving
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores import open_store
@@ -24,7 +24,7 @@ from tests.servers.postgres import PostgresServer
 from tests.stores.postgres.table import Table
 
 CHECK = "SELECT * FROM {s}.check_rate('mail', %s, %s)"
-SPEND = "SELECT allowed FROM {s}.spend_rate(%s, %s, %s)"
+CONSUME = "SELECT allowed FROM {s}.spend_rate(%s, %s, %s)"
 BLOCKED = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s"
 
 
@@ -43,7 +43,7 @@ def timed(postgres_server: PostgresServer, postgres_schema: str) -> Iterator[Tab
 
 def test_the_table_has_the_abilities_and_advisory_locks_have_not(table: Table) -> None:
     advisory = open_store(table.url.replace("postgresql:", "postgresql+advisory:"), ThreadRuntime())
-    for ability in (Lingering, Joint, Rated):
+    for ability in (Reserving, MultiJoining, Rated):
         assert isinstance(table.store(), ability)
         assert not isinstance(advisory, ability)
     drive(advisory.close())
@@ -59,7 +59,7 @@ def test_eight_who_spend_at_once_never_exceed_the_limit(table: Table) -> None:
     def spend(store: TableStore) -> None:
         for number in range(rounds):
             together.wait(20)
-            balances = [drive(store.spend(Charge(f"rate-{number}", 100.0, 300.0), 10.0)) for _ in range(2)]
+            balances = [drive(store.spend(RateRequest(f"rate-{number}", 100.0, 300.0), 10.0)) for _ in range(2)]
             allowed.extend(number for balance in balances if balance.allowed)
 
     def sweep(connection: psycopg.Connection) -> None:
@@ -81,9 +81,9 @@ def test_a_charge_is_of_the_moment_it_had_its_turn(table: Table, *, is_new: bool
     """It waited for another's, and nothing of it has worn off meanwhile."""
     second, first = table.connect(), table.connect(autocommit=False)
     if not is_new:
-        table.sql(SPEND, "x", 1, 60)
-    assert table.sql(SPEND, "x", 1, 60, on=first)
-    waiting = threading.Thread(target=table.sql, args=(SPEND, "x", 1, 60), kwargs={"on": second})
+        table.sql(CONSUME, "x", 1, 60)
+    assert table.sql(CONSUME, "x", 1, 60, on=first)
+    waiting = threading.Thread(target=table.sql, args=(CONSUME, "x", 1, 60), kwargs={"on": second})
     waiting.start()
     eventually(lambda: table.sql(BLOCKED, f"%{table.schema}.spend_rate%"), "it waits")
     before = table.sql("SELECT clock_timestamp()")
@@ -100,19 +100,19 @@ def test_who_looks_or_is_refused_writes_nothing(timed: Table) -> None:
         user.commit()
         return bool(is_assigned)
 
-    assert timed.sql(SPEND, "x", 61, 60, on=user) is False
-    assert timed.sql(SPEND, "x", 0, 60, on=user) is True
+    assert timed.sql(CONSUME, "x", 61, 60, on=user) is False
+    assert timed.sql(CONSUME, "x", 0, 60, on=user) is True
     assert not wrote()
-    assert timed.sql(SPEND, "x", 60, 60, on=user) is True
+    assert timed.sql(CONSUME, "x", 60, 60, on=user) is True
     assert wrote()
-    assert timed.sql(SPEND, "x", 1, 60, on=user) is False
-    assert timed.sql(SPEND, "x", 0, 60, on=user) is True
+    assert timed.sql(CONSUME, "x", 1, 60, on=user) is False
+    assert timed.sql(CONSUME, "x", 0, 60, on=user) is True
     assert not wrote()
     timed.step_clock(-100)
-    assert timed.sql(SPEND, "x", 0, 60, on=user) is True
+    assert timed.sql(CONSUME, "x", 0, 60, on=user) is True
     assert wrote(), "the clock was set back: what is left wears off from now"
     timed.step_clock(59)
-    assert timed.sql(SPEND, "x", 59, 60, on=user) is True
+    assert timed.sql(CONSUME, "x", 59, 60, on=user) is True
 
 
 def test_so_many_in_every_interval(timed: Table) -> None:
@@ -186,15 +186,15 @@ def test_an_old_snapshot_gets_an_error_and_not_a_wrong_answer(table: Table) -> N
     user.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     for _ in range(2):  # one that is new since, and one that has changed
         table.sql("SELECT count(*) FROM {s}.rate_limits", on=user)
-        assert table.sql(SPEND, "x", 10, 60)
+        assert table.sql(CONSUME, "x", 10, 60)
         with pytest.raises(psycopg.errors.SerializationFailure):
-            table.sql(SPEND, "x", 10, 60, on=user)
+            table.sql(CONSUME, "x", 10, 60, on=user)
         user.rollback()
 
 
 def test_sweeps_remove_what_has_worn_off(timed: Table) -> None:
     timed.sql("SELECT count({s}.spend_rate('rate-' || n, 1, 1)) FROM generate_series(1, 2500) n")
-    timed.sql(SPEND, "rate-kept", 3600, 3600)
+    timed.sql(CONSUME, "rate-kept", 3600, 3600)
     timed.step_clock(1)
     user = timed.connect(autocommit=False)
     timed.sql("SELECT {s}.spend_rate('rate-7', 1, 1)", on=user)
@@ -205,13 +205,13 @@ def test_sweeps_remove_what_has_worn_off(timed: Table) -> None:
     user.rollback()
     store = timed.store()
     store._joins = 255
-    drive(store.spend(Charge("rate-kept", 0.0, 1.0), 5.0))
+    drive(store.spend(RateRequest("rate-kept", 0.0, 1.0), 5.0))
     eventually(lambda: timed.sql("SELECT count(*) FROM {s}.rate_limits") == 1, "those who only spend sweep as well")
 
 
 def test_a_sweep_goes_on_where_the_last_one_ended(timed: Table) -> None:
     for name, cost in {"a": 60, "b": 60, "c": 1}.items():
-        timed.sql(SPEND, name, cost, 60)
+        timed.sql(CONSUME, name, cost, 60)
     timed.step_clock(1)
     for left in (3, 2):
         timed.sql("SELECT {s}.sweep_rates(2)")
@@ -224,13 +224,13 @@ def test_a_stuck_rate_holds_up_no_other_and_a_stuck_name_no_rate(table: Table) -
     async def together(user: psycopg.Connection) -> None:
         store = open_store(table.url, AsyncRuntime(), schema=table.schema)
         assert isinstance(store, TableStore)
-        stuck = [asyncio.create_task(store.spend(Charge("stuck", 1.0, 600.0), 20.0)) for _ in range(10)]
+        stuck = [asyncio.create_task(store.spend(RateRequest("stuck", 1.0, 600.0), 20.0)) for _ in range(10)]
         names = [asyncio.create_task(store.join(Ask("stuck", f"me/{n}", 60.0, 30.0), 20.0)) for n in range(10)]
         began = time.monotonic()
-        while not store._stuck_rates or began + 0.1 > time.monotonic():
-            await store.spend(Charge("other", 0.0, 1.0), 5.0)
+        while not store._blocked_rates or began + 0.1 > time.monotonic():
+            await store.spend(RateRequest("other", 0.0, 1.0), 5.0)
         began = time.monotonic()
-        charges = (store.spend(Charge("other", 1.0, 600.0), 5.0) for _ in range(30))
+        charges = (store.spend(RateRequest("other", 1.0, 600.0), 5.0) for _ in range(30))
         assert all(balance.allowed for balance in await asyncio.gather(*charges))
         assert isinstance(await store.join(Ask("other", "me", 60.0, 30.0), 5.0), Standing)
         assert time.monotonic() - began < 3
@@ -241,6 +241,6 @@ def test_a_stuck_rate_holds_up_no_other_and_a_stuck_name_no_rate(table: Table) -
         await store.close()
 
     with table.connect(autocommit=False) as user:
-        table.sql(SPEND, "stuck", 1, 600, on=user)
+        table.sql(CONSUME, "stuck", 1, 600, on=user)
         table.sql("SELECT {s}.acquire_lock('stuck', 'sql', 60)", on=user)
         asyncio.run(together(user))

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from lockstead.core.model import LINGERING, Ask, Charge, Line, Refusal, Renewal, Standing, Stay
+from lockstead.core.model import RESERVED, Ask, Line, RateRequest, Refusal, Renewal, Reservation, Standing
 from lockstead.core.runtime import drive
 from lockstead.stores.memory import MemoryServer
 from tests.servers.binaries import postgres_flavours
@@ -18,7 +18,7 @@ from tests.servers.postgres import PostgresServer
 from tests.stores.postgres.table import EPOCH, Table
 
 TICK = 10.0
-LIVES = (0.5 * TICK, 1.5 * TICK, 3.5 * TICK)
+DURATIONS = (0.5 * TICK, 1.5 * TICK, 3.5 * TICK)
 NAMES = ("x", "y")
 CLIENTS = range(7)
 STEPS = 400
@@ -43,9 +43,9 @@ class Pair:
         self.time = 0.0
         self.model = MemoryServer(clock=lambda: self.time)
         self.store = table.store()
-        self._ear = table.connect()
-        self._ear.add_notify_handler(self._hear)
-        self._ear.execute(f"LISTEN {self.store._channel}".encode())
+        self._subscriber = table.connect()
+        self._subscriber.add_notify_handler(self._hear)
+        self._subscriber.execute(f"LISTEN {self.store._channel}".encode())
         self._refused: dict[str, float] = {}
         self._heard: set[str] = set()
         """Owners told that they hold, since they last took a place."""
@@ -72,15 +72,15 @@ class Pair:
         assert list(map(told, theirs)) == list(map(told, ours))
         self._check_woken(woken)
 
-    def leave(self, name: str, owner: str, unsure: float) -> None:
-        theirs = drive(self.store.leave(name, owner, 5.0, unsure))
-        ours, woken = self.model.leave(name, owner, self._refuse(owner, unsure))
+    def leave(self, name: str, owner: str, tombstone: float) -> None:
+        theirs = drive(self.store.leave(name, owner, 5.0, tombstone))
+        ours, woken = self.model.leave(name, owner, self._refuse(owner, tombstone))
         assert theirs == ours
         self._check_woken(woken, name)
 
-    def linger(self, stay: Stay) -> None:
-        theirs = drive(self.store.linger(stay, 5.0))
-        ours, woken = self.model.linger(stay._replace(unsure=self._refuse(stay.owner, stay.unsure)))
+    def reserve(self, stay: Reservation) -> None:
+        theirs = drive(self.store.reserve(stay, 5.0))
+        ours, woken = self.model.reserve(stay._replace(tombstone=self._refuse(stay.owner, stay.tombstone)))
         assert theirs == ours
         self._check_woken(woken, stay.name, gone={stay.owner})
 
@@ -100,19 +100,19 @@ class Pair:
             assert list(map(told, theirs)) == list(map(told, ours))
         self._check_woken(woken, *names, gone=gone)
 
-    def spend(self, charge: Charge) -> None:
+    def spend(self, charge: RateRequest) -> None:
         assert drive(self.store.spend(charge, 5.0)) == self.model.spend(charge)
 
-    def lingers(self, owner: str) -> bool:
+    def reserved(self, owner: str) -> bool:
         """Tell whether an owner has left a place behind already: who goes twice was never the same owner."""
-        return bool(self.table.sql("SELECT count(*) FROM {s}.distributed_locks WHERE holder = %s", owner + LINGERING))
+        return bool(self.table.sql("SELECT count(*) FROM {s}.distributed_locks WHERE holder = %s", owner + RESERVED))
 
-    def _refuse(self, owner: str, unsure: float) -> float:
+    def _refuse(self, owner: str, tombstone: float) -> float:
         """Remember a refusal: here, a second one does not shorten what the first asked for."""
-        if unsure:
-            self._refused[owner] = max(self._refused.get(owner, 0.0), self.time + unsure)
-            unsure = self._refused[owner] - self.time
-        return unsure
+        if tombstone:
+            self._refused[owner] = max(self._refused.get(owner, 0.0), self.time + tombstone)
+            tombstone = self._refused[owner] - self.time
+        return tombstone
 
     def check_lines(self) -> None:
         theirs = drive(self.store.inspect())
@@ -135,7 +135,7 @@ class Pair:
         Those who held only at the moment they were `gone` may be told.
         """
         before = set(self._heard)
-        self._ear.execute(f"NOTIFY {self.store._channel}, 'that is all'".encode())
+        self._subscriber.execute(f"NOTIFY {self.store._channel}, 'that is all'".encode())
         self._heard.discard("that is all")
         holding = {
             place.owner
@@ -185,9 +185,9 @@ def step(pair: Pair, chance: random.Random) -> tuple[Any, ...]:
     """Draw a step: what to call, and with what."""
     name = chance.choice(NAMES)
     owner = owner_of(name, chance.choice(CLIENTS))
-    ttl = chance.choice(LIVES)
-    heartbeat = LIVES[0] if chance.random() < 0.5 else min(ttl, chance.choice(LIVES))
-    kind = chance.choices(("join", "join_all", "renew", "leave", "linger", "tick"), (5, 2, 3, 3, 1, 2))[0]
+    ttl = chance.choice(DURATIONS)
+    heartbeat = DURATIONS[0] if chance.random() < 0.5 else min(ttl, chance.choice(DURATIONS))
+    kind = chance.choices(("join", "join_all", "renew", "leave", "reserve", "tick"), (5, 2, 3, 3, 1, 2))[0]
     if kind.startswith("join"):
         asks = []
         for each in chance.sample(NAMES, 2):
@@ -203,11 +203,13 @@ def step(pair: Pair, chance: random.Random) -> tuple[Any, ...]:
             for name in chance.sample(NAMES, 1)
         ]
         return pair.renew, in_line(pair, renewals)
-    unsure = chance.choice((0.0, 0.0, *LIVES))
-    if kind == "leave" or (kind == "linger" and pair.lingers(owner)):
-        return pair.leave, name, owner, unsure
-    if kind == "linger":
-        return pair.linger, Stay(name, owner, chance.choice(LIVES), chance.choice((None, '{"b": 2}')), unsure)
+    tombstone = chance.choice((0.0, 0.0, *DURATIONS))
+    if kind == "leave" or (kind == "reserve" and pair.reserved(owner)):
+        return pair.leave, name, owner, tombstone
+    if kind == "reserve":
+        return pair.reserve, Reservation(
+            name, owner, chance.choice(DURATIONS), chance.choice((None, '{"b": 2}')), tombstone
+        )
     return (pair.tick,)
 
 
@@ -237,9 +239,9 @@ def test_random_charges_are_answered_as_the_rule_answers_them(pair: Pair, seed: 
     for _ in range(STEPS):
         limit = chance.choice((1.0, 1.0, 0.3, 7.0))
         cost = chance.choice((0.0, 0.1, 0.1, 0.1, 0.7, limit, 1.2 * limit))
-        pair.spend(Charge(chance.choice(NAMES), cost, limit, patience=chance.choice((0.0, 0.0, 0.2, inf))))
+        pair.spend(RateRequest(chance.choice(NAMES), cost, limit, patience=chance.choice((0.0, 0.0, 0.2, inf))))
         kept = pair.table.rows("SELECT name, debt, extract(epoch FROM at)::float8 - %s FROM {s}.rate_limits", EPOCH)
-        assert {name: (debt, at) for name, debt, at in kept} == pair.model._debts
+        assert {name: (debt, at) for name, debt, at in kept} == pair.model._rates
         pair.store._joins = 0  # so that none is swept, which the model remembers when the clock is set back
         if chance.random() < 0.3:
             pair.tick(chance.choice((0.125, 0.125, 1, 4, -0.25, -100)) / TICK)
@@ -264,14 +266,16 @@ def test_nobody_dead_outlives_a_clock_that_is_set_back_by_more_than_a_life(pair:
             # All are dead. Somebody who asks for nothing else holds, at the latest, when one life has passed.
             name = chance.choice(NAMES)
             capacity = pair.table.sql("SELECT max(capacity) FROM {s}.distributed_locks WHERE name = %s", name) or 1
-            ask = Ask(name, f"survivor/{name}", LIVES[0], LIVES[0], capacity, capacity)
+            ask = Ask(name, f"survivor/{name}", DURATIONS[0], DURATIONS[0], capacity, capacity)
             for _ in range(10):
                 answer = drive(pair.store.join(ask, 5.0))
                 if isinstance(answer, Standing) and answer.held:
                     break
                 pair.tick(0.45)
             else:
-                pytest.fail(f"{answer} after {LIVES[-1]} s: {pair.table.rows('SELECT * FROM {s}.distributed_locks')}")
+                pytest.fail(
+                    f"{answer} after {DURATIONS[-1]} s: {pair.table.rows('SELECT * FROM {s}.distributed_locks')}"
+                )
             drive(pair.store.leave(name, ask.owner, 5.0))
 
 
@@ -293,22 +297,22 @@ def assert_fits(table: Table) -> None:
 
 def test_a_place_behind_the_front_does_not_keep_what_a_clock_set_back_gave_it(pair: Pair) -> None:
     """It asks again in time, so that it is alive; then it dies."""
-    asks = [Ask("x", f"{who}/x", ttl=LIVES[2], heartbeat=LIVES[0]) for who in ("holder", "first", "second")]
+    asks = [Ask("x", f"{who}/x", ttl=DURATIONS[2], heartbeat=DURATIONS[0]) for who in ("holder", "first", "second")]
     for ask in asks:
         drive(pair.store.join(ask, 5.0))
     pair.tick(-100)
-    drive(pair.store.renew([Renewal("x", f"{who}/x", LIVES[2], LIVES[0]) for who in ("holder", "first")], 5.0))
+    drive(pair.store.renew([Renewal("x", f"{who}/x", DURATIONS[2], DURATIONS[0]) for who in ("holder", "first")], 5.0))
     drive(pair.store.join(asks[2], 5.0))
     drive(pair.store.leave("x", "holder/x", 5.0))
     pair.tick(0.6)
-    last = Ask("x", "last/x", ttl=LIVES[2], heartbeat=LIVES[0])
+    last = Ask("x", "last/x", ttl=DURATIONS[2], heartbeat=DURATIONS[0])
     answer = drive(pair.store.join(last, 5.0))
     assert isinstance(answer, Standing)
     assert answer.held, answer
 
 
 def test_who_asks_for_several_names_twice_has_them_once(pair: Pair) -> None:
-    asks = [Ask(name, f"me/{name}", LIVES[1], LIVES[0], queue=False) for name in ("y", "x")]
+    asks = [Ask(name, f"me/{name}", DURATIONS[1], DURATIONS[0], queue=False) for name in ("y", "x")]
     for _ in range(2):
         pair.join_all(asks)
         pair.check_lines()
@@ -318,16 +322,16 @@ def test_who_asks_for_several_names_twice_has_them_once(pair: Pair) -> None:
 
 
 def test_who_asks_for_several_names_in_vain_wakes_who_holds_by_now(pair: Pair) -> None:
-    pair.join(Ask("x", "holder/x", LIVES[0], LIVES[0]))
-    pair.join(Ask("x", "next/x", LIVES[2], LIVES[2]))
+    pair.join(Ask("x", "holder/x", DURATIONS[0], DURATIONS[0]))
+    pair.join(Ask("x", "next/x", DURATIONS[2], DURATIONS[2]))
     pair.tick()
-    pair.join_all([Ask(name, f"you/{name}", LIVES[2], LIVES[0], queue=False) for name in ("y", "x")])
+    pair.join_all([Ask(name, f"you/{name}", DURATIONS[2], DURATIONS[0], queue=False) for name in ("y", "x")])
     pair.check_lines()
 
 
 def test_who_asks_for_several_names_again_and_again_outlives_a_clock_that_is_set_back(pair: Pair) -> None:
-    pair.join(Ask("x", "dead/x", LIVES[0], LIVES[0]))
-    asks = [Ask(name, f"me/{name}", LIVES[2], LIVES[0], queue=False) for name in ("y", "x")]
+    pair.join(Ask("x", "dead/x", DURATIONS[0], DURATIONS[0]))
+    asks = [Ask(name, f"me/{name}", DURATIONS[2], DURATIONS[0], queue=False) for name in ("y", "x")]
     pair.tick(-100)
     pair.join_all(asks)
     pair.tick(0.6)
@@ -337,29 +341,31 @@ def test_who_asks_for_several_names_again_and_again_outlives_a_clock_that_is_set
 
 def test_who_held_without_knowing_lingers(pair: Pair) -> None:
     """The holder before it has expired, and nobody has looked since."""
-    pair.join(Ask("x", "holder/x", LIVES[0], LIVES[0]))
-    pair.join(Ask("x", "next/x", LIVES[2], LIVES[2]))
+    pair.join(Ask("x", "holder/x", DURATIONS[0], DURATIONS[0]))
+    pair.join(Ask("x", "next/x", DURATIONS[2], DURATIONS[2]))
     pair.tick()
-    pair.linger(Stay("x", "next/x", LIVES[0]))
+    pair.reserve(Reservation("x", "next/x", DURATIONS[0]))
     pair.check_lines()
     assert [place.owner for line in drive(pair.store.inspect("x")) for place in line.places] == ["next/x+"]
 
 
 def test_who_lingers_keeps_nothing_that_a_clock_set_back_gives_it(pair: Pair) -> None:
-    pair.join(Ask("x", "me/x", LIVES[2], LIVES[0]))
+    pair.join(Ask("x", "me/x", DURATIONS[2], DURATIONS[0]))
     pair.tick()
-    pair.linger(Stay("x", "me/x", LIVES[0]))
+    pair.reserve(Reservation("x", "me/x", DURATIONS[0]))
     pair.tick(-0.8)
-    assert drive(pair.store.join(Ask("x", "you/x", LIVES[2], LIVES[0], queue=False), 5.0)) == Refusal("me/x+", LIVES[0])
+    assert drive(pair.store.join(Ask("x", "you/x", DURATIONS[2], DURATIONS[0], queue=False), 5.0)) == Refusal(
+        "me/x+", DURATIONS[0]
+    )
 
 
 def test_a_dead_waiter_blocks_a_semaphore_no_longer_than_its_life_when_the_clock_was_set_back(pair: Pair) -> None:
-    drive(pair.store.join(Ask("x", "holder/x", LIVES[2], LIVES[0], capacity=3, weight=1), 5.0))
-    drive(pair.store.join(Ask("x", "dead/x", LIVES[2], LIVES[0], capacity=3, weight=3), 5.0))
+    drive(pair.store.join(Ask("x", "holder/x", DURATIONS[2], DURATIONS[0], capacity=3, weight=1), 5.0))
+    drive(pair.store.join(Ask("x", "dead/x", DURATIONS[2], DURATIONS[0], capacity=3, weight=3), 5.0))
     pair.tick(-100)
-    small = Ask("x", "small/x", LIVES[2], LIVES[0], capacity=3, weight=1)
+    small = Ask("x", "small/x", DURATIONS[2], DURATIONS[0], capacity=3, weight=1)
     for _ in range(2):
-        drive(pair.store.renew([Renewal("x", "holder/x", LIVES[2], LIVES[0])], 5.0))
+        drive(pair.store.renew([Renewal("x", "holder/x", DURATIONS[2], DURATIONS[0])], 5.0))
         answer = drive(pair.store.join(small, 5.0))
         assert isinstance(answer, Standing)
         if answer.held:

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from lockstead import DistributedLock, LockAcquisitionError
-from lockstead.core.model import Ask, Charge, Renewal, Stay
+from lockstead.core.model import Ask, RateRequest, Renewal, Reservation
 from lockstead.stores.postgres.address import parse_url
 from lockstead.stores.postgres.table.migrate import migrate
 from lockstead.stores.postgres.table.schema import migration_sql, script
@@ -256,9 +256,9 @@ async def use_leases(party: Party, url: str) -> None:
     await store.join_all(asks, 5.0)
     await store.join_all([one._replace(owner=f"you/{one.name}") for one in asks], 5.0)
     await store.renew([Renewal(one.name, one.owner, 30.0, 3.0, claim=True) for one in asks], 5.0)
-    await store.linger(Stay("a", "me/a", 1.0), 5.0)
+    await store.reserve(Reservation("a", "me/a", 1.0), 5.0)
     await store.leave("b", "me/b", 5.0, 1.0)
-    await store.spend(Charge("r", 1.0, 10.0), 5.0)
+    await store.spend(RateRequest("r", 1.0, 10.0), 5.0)
     await store.inspect("", exact=False)
     await store.inspect("c", exact=True)
     assert (await store.examine())[0].level == "ok"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
-from lockstead.stores.postgres.slots import Turns
+from lockstead.stores.postgres.slots import Slots
 from tests.harness.conditions import eventually
 
 LONG = 10.0
@@ -20,12 +20,12 @@ def in_thread(work: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def _stand_in_line(turns: Turns, number: int) -> bool:
+def _stand_in_line(turns: Slots, number: int) -> bool:
     return len(turns._line) == number
 
 
 def test_no_more_than_so_many_go_at_a_time_and_all_do_in_their_order() -> None:
-    turns = Turns(2)
+    turns = Slots(2)
     order: list[int] = []
     inside: list[int] = []
     most: list[int] = []
@@ -54,7 +54,7 @@ def test_no_more_than_so_many_go_at_a_time_and_all_do_in_their_order() -> None:
 
 
 def test_who_has_waited_long_enough_goes_ahead_and_the_next_does_not_wait() -> None:
-    turns = Turns(1)
+    turns = Slots(1)
     with ExitStack() as stuck:
         stuck.enter_context(turns.take(LONG))
         began = time.monotonic()
@@ -67,7 +67,7 @@ def test_who_has_waited_long_enough_goes_ahead_and_the_next_does_not_wait() -> N
 
 
 def test_a_turn_given_to_who_has_just_stopped_waiting_is_not_lost() -> None:
-    turns = Turns(1)
+    turns = Slots(1)
     for _ in range(200):
         stuck = turns.take(LONG)
         stuck.__enter__()

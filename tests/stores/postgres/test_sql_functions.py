@@ -357,9 +357,9 @@ def test_a_caller_with_an_old_snapshot_gets_an_error_and_not_a_wrong_answer(
         with pytest.raises(psycopg.errors.FeatureNotSupported, match="cannot be used"):
             table.sql(statement, name, "me", 60, on=user)
         user.rollback()
-    linger = "SELECT {s}.line_linger(%s, 'other', 60, NULL, 0, '')"
+    reserve = "SELECT {s}.line_linger(%s, 'other', 60, NULL, 0, '')"
     join_all = "SELECT {s}.line_join_all(ARRAY[%s], '{{me}}', '{{9}}', '{{9}}', '{{1}}', '{{1}}', NULL, '')"
-    for statement, *arguments in ((RELEASE, name, "other"), (linger, name), (join_all, name)):
+    for statement, *arguments in ((RELEASE, name, "other"), (reserve, name), (join_all, name)):
         with pytest.raises(psycopg.errors.FeatureNotSupported, match="cannot be used"):
             table.sql(statement, *arguments, on=user)
         user.rollback()

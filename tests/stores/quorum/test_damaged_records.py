@@ -12,7 +12,7 @@ from tests.harness.conditions import eventually
 from tests.servers.redis import RedisServer
 
 
-class Nodes:
+class Members:
     """Three servers, and what one quorum keeps on them."""
 
     def __init__(self, servers: list[RedisServer], key_prefix: str) -> None:
@@ -32,13 +32,13 @@ class Nodes:
 
 
 @pytest.fixture
-def nodes(redlock_servers: list[RedisServer], key_prefix: str) -> Iterator[Nodes]:
-    nodes = Nodes(redlock_servers, key_prefix)
+def nodes(redlock_servers: list[RedisServer], key_prefix: str) -> Iterator[Members]:
+    nodes = Members(redlock_servers, key_prefix)
     yield nodes
     nodes.close()
 
 
-def test_a_name_that_a_minority_cannot_read_is_held_and_the_damage_told(nodes: Nodes) -> None:
+def test_a_name_that_a_minority_cannot_read_is_held_and_the_damage_told(nodes: Members) -> None:
     with DistributedLock(nodes.url, ttl=5.0) as locks:
         handle = locks.acquire("x")
         nodes.damage(range(1), b"x")
@@ -58,7 +58,7 @@ def test_a_name_that_a_minority_cannot_read_is_held_and_the_damage_told(nodes: N
         assert locks.inspect() == []
 
 
-def test_a_name_that_a_majority_cannot_read_is_refused_and_can_be_cleared(nodes: Nodes) -> None:
+def test_a_name_that_a_majority_cannot_read_is_refused_and_can_be_cleared(nodes: Members) -> None:
     with DistributedLock(nodes.url) as locks:
         locks.acquire("x").release()
         nodes.damage(range(2), b"x")
@@ -73,7 +73,7 @@ def test_a_name_that_a_majority_cannot_read_is_refused_and_can_be_cleared(nodes:
             assert 0 < held.fence < 2**53
 
 
-def test_a_member_whose_counter_cannot_be_read_comes_back_empty_once_it_is_cleared(nodes: Nodes) -> None:
+def test_a_member_whose_counter_cannot_be_read_comes_back_empty_once_it_is_cleared(nodes: Members) -> None:
     with DistributedLock(nodes.url, ttl=0.5) as locks:
         first = locks.acquire("x")
         fence = first.fence

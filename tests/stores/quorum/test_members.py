@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lockstead import AsyncDistributedLock, DistributedLock, StoreError
-from lockstead.core.model import LINGERING, Ask, Membership, Standing, Stay
+from lockstead.core.model import RESERVED, Ask, Membership, Reservation, Standing
 from lockstead.core.runtime import Runtime, drive
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
@@ -25,15 +25,15 @@ from lockstead.testing.members import MemberServer, MemberStore
 class Dead(MemberStore):
     """A member whose connection is refused."""
 
-    knocks = 0
+    probes = 0
 
     async def _refuse(self, *_: Any, **__: Any) -> Any:
         raise StoreError("connection refused", transient=True)
 
-    join = renew = leave = linger = inspect = admit = _refuse
+    join = renew = leave = reserve = inspect = admit = _refuse
 
     async def knock(self, timeout: float) -> Membership:
-        self.knocks += 1
+        self.probes += 1
         return await self._refuse()  # type: ignore[no-any-return]
 
 
@@ -43,11 +43,11 @@ class Hesitant(MemberStore):
     refuse = False
     stays = 0
 
-    async def linger(self, stay: Stay, timeout: float) -> bool:
+    async def reserve(self, stay: Reservation, timeout: float) -> bool:
         self.stays += 1
         if self.refuse or self.stays == 1:
             raise StoreError("no answer", transient=True)
-        return await super().linger(stay, timeout)
+        return await super().reserve(stay, timeout)
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +139,7 @@ def test_a_dead_member_is_knocked_at_by_one_and_ever_more_rarely(servers: list[M
         for _ in range(50):
             client.acquire("x").release()
         sleep(1.0)
-        assert 2 <= dead.knocks <= 8
+        assert 2 <= dead.probes <= 8
 
 
 def test_a_member_that_is_found_empty_is_looked_after_even_if_nobody_asks_for_a_lock(
@@ -178,7 +178,7 @@ def test_a_forked_child_looks_after_its_members_itself(servers: list[MemberServe
     until(lambda: quorum._nodes._nodes[0].suspected)
     child = os.fork()
     if child == 0:
-        clean = not quorum._nodes._nodes[0].suspected and not quorum._traces
+        clean = not quorum._nodes._nodes[0].suspected and not quorum._placements
         os._exit(0 if clean else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     client.close()
@@ -223,8 +223,8 @@ def test_a_name_stays_taken_on_a_majority_and_who_missed_it_loses_its_place(serv
     members = [Hesitant(runtime, servers[0]), *(MemberStore(runtime, server) for server in servers[1:])]
     quorum = Quorum(runtime, members, [f"m{number}" for number in range(5)])
     drive(quorum.join(Ask("x", "me/1", 30.0, 3.0, queue=False), 5.0))
-    assert drive(quorum.linger(Stay("x", "me/1", 30.0), 5.0))
-    assert [holders(server) for server in servers[1:]] == [[f"me/1{LINGERING}"]] * 4
+    assert drive(quorum.reserve(Reservation("x", "me/1", 30.0), 5.0))
+    assert [holders(server) for server in servers[1:]] == [[f"me/1{RESERVED}"]] * 4
     until(lambda: holders(servers[0]) == [])
 
 
@@ -235,10 +235,10 @@ def test_a_stay_that_too_few_heard_of_may_be_repeated(servers: list[MemberServer
     quorum = Quorum(runtime, members, ["m0", "m1", "m2"])
     drive(quorum.join(Ask("x", "me/1", 30.0, 3.0, queue=False), 5.0))
     with pytest.raises(StoreError, match="only 1 of 3 nodes answered"):
-        drive(quorum.linger(Stay("x", "me/1", 30.0), 5.0))
+        drive(quorum.reserve(Reservation("x", "me/1", 30.0), 5.0))
     until(lambda: not any(node.suspected for node in quorum._nodes._nodes))
-    assert drive(quorum.linger(Stay("x", "me/1", 30.0), 5.0))
-    assert [holders(server) for server in servers[:2]] == [[f"me/1{LINGERING}"]] * 2
+    assert drive(quorum.reserve(Reservation("x", "me/1", 30.0), 5.0))
+    assert [holders(server) for server in servers[:2]] == [[f"me/1{RESERVED}"]] * 2
 
 
 def test_a_stay_that_is_not_heard_of_by_those_who_matter_is_not_a_loss(servers: list[MemberServer]) -> None:
@@ -251,8 +251,8 @@ def test_a_stay_that_is_not_heard_of_by_those_who_matter_is_not_a_loss(servers: 
     quorum = Quorum(runtime, members, [f"m{number}" for number in range(5)])
     drive(quorum.join(Ask("x", "me/1", 30.0, 3.0, queue=False), 5.0))
     with pytest.raises(StoreError, match=r"^too few nodes vote: m1: no answer; m2: no answer$") as error:
-        drive(quorum.linger(Stay("x", "me/1", 30.0), 5.0))
+        drive(quorum.reserve(Reservation("x", "me/1", 30.0), 5.0))
     assert error.value.transient
     until(lambda: not any(node.suspected for node in quorum._nodes._nodes))
-    assert drive(quorum.linger(Stay("x", "me/1", 30.0), 5.0))
-    assert [holders(server) for server in servers[:3]] == [[f"me/1{LINGERING}"]] * 3
+    assert drive(quorum.reserve(Reservation("x", "me/1", 30.0), 5.0))
+    assert [holders(server) for server in servers[:3]] == [[f"me/1{RESERVED}"]] * 3

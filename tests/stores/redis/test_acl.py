@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from lockstead import StoreError
-from lockstead.core.model import Ask, Charge, Renewal, Stay
+from lockstead.core.model import Ask, RateRequest, Renewal, Reservation
 from lockstead.core.runtime import drive
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.redis.address import Address, parse_url
@@ -112,8 +112,8 @@ LACKING = {
     "hset": lambda store: store.join(ask("y", "z"), TIMEOUT),
     "hget": lambda store: store.join(ask("x", "z"), TIMEOUT),
     "hdel": lambda store: store.leave("x", "a", TIMEOUT),
-    "get": lambda store: store.spend(Charge("r", 1.0, 1.0), TIMEOUT),
-    "set": lambda store: store.spend(Charge("r", 1.0, 1.0), TIMEOUT),
+    "get": lambda store: store.spend(RateRequest("r", 1.0, 1.0), TIMEOUT),
+    "set": lambda store: store.spend(RateRequest("r", 1.0, 1.0), TIMEOUT),
     "hscan": lambda store: store.inspect(),
     "evalsha": lambda store: store.join(ask("y", "z"), TIMEOUT),
 }
@@ -134,7 +134,7 @@ def test_a_right_that_is_missing_inside_a_script_is_named_at_once(fresh_server: 
 
 
 @pytest.mark.parametrize("lacking", ["hset", "hdel"])
-@pytest.mark.parametrize("step", ["join", "renew", "leave", "leave for good", "linger", "join_all"])
+@pytest.mark.parametrize("step", ["join", "renew", "leave", "leave for good", "reserve", "join_all"])
 def test_a_user_that_lacks_a_right_leaves_a_line_as_it_was(
     fresh_server: RedisServer, admin: redis.Redis, lacking: str, step: str
 ) -> None:
@@ -145,7 +145,7 @@ def test_a_user_that_lacks_a_right_leaves_a_line_as_it_was(
         "renew": lambda: store.renew([Renewal("x", "c", 60.0, 61.0)], TIMEOUT),
         "leave": lambda: store.leave("x", "a", TIMEOUT),
         "leave for good": lambda: store.leave("x", "a", TIMEOUT, 30.0),
-        "linger": lambda: store.linger(Stay("x", "a", 30.0, unsure=30.0), TIMEOUT),
+        "reserve": lambda: store.reserve(Reservation("x", "a", 30.0, tombstone=30.0), TIMEOUT),
         "join_all": lambda: store.join_all(
             [ask("y", "d")._replace(queue=False), ask("z", "d")._replace(queue=False)], 5.0
         ),
@@ -207,7 +207,7 @@ def test_a_counter_is_not_removed_by_a_user_that_cannot_reset_it(fresh_server: R
     admin.hset("lockstead:bucket:0", b"\0", b"garbage")
     store = store_of(fresh_server, "-hset")
     with pytest.raises(StoreError) as raised:
-        drive(store.mend("x", TIMEOUT))
+        drive(store.repair("x", TIMEOUT))
     assert not raised.value.transient
     assert admin.hget("lockstead:bucket:0", b"\0") == b"garbage"
     drive(store.close())

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lockstead import InvalidInputError, StoreError
-from lockstead.core.model import Ask, Charge, Stay
+from lockstead.core.model import Ask, RateRequest, Reservation
 from lockstead.core.runtime import drive
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores import open_store
@@ -24,7 +24,7 @@ from tests.harness.party import Party, ask
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
 from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer
-from tests.servers.wrong_server import Stranger
+from tests.servers.wrong_server import WrongServer
 
 Start = Callable[..., RedisServer]
 SECRET = "s3cret-f00"
@@ -151,8 +151,8 @@ async def test_no_memory_left(party: Party, start: Start) -> None:
     assert "raise maxmemory" in said
     await ask(held.release())
     assert not await ask(locks.is_locked("y"))
-    assert await store.linger(Stay("z", "me/1", 30.0, '{"with": "more"}', unsure=30.0), 5.0)
-    assert not await store.linger(Stay("z", "me/1", 30.0, unsure=30.0), 5.0)
+    assert await store.reserve(Reservation("z", "me/1", 30.0, '{"with": "more"}', tombstone=30.0), 5.0)
+    assert not await store.reserve(Reservation("z", "me/1", 30.0, tombstone=30.0), 5.0)
     with server.client() as client:
         client.config_set("maxmemory", 0)
     assert (await ask(locks.acquire("x", timeout=5))).is_held
@@ -198,8 +198,8 @@ async def test_a_user_with_the_least_rights_can_do_everything(party: Party, fres
     assert isinstance(store, RedisStore)
     asks = [Ask(name, f"me/{name}", 30.0, 3.0, queue=False) for name in ("x", "y")]
     assert isinstance(await store.join_all(asks, 5.0), list)
-    assert await store.linger(Stay("x", "me/x", 30.0, unsure=30.0), 5.0)
-    assert (await store.spend(Charge("x", 1.0, 1.0), 5.0)).allowed
+    assert await store.reserve(Reservation("x", "me/x", 30.0, tombstone=30.0), 5.0)
+    assert (await store.spend(RateRequest("x", 1.0, 1.0), 5.0)).allowed
 
 
 @pytest.mark.parametrize("lacking", ["evalsha", "time", "hmget", "hset"])
@@ -306,7 +306,7 @@ async def test_no_tls_to_a_server_that_speaks_only_that(party: Party, tls_proxy:
 
 
 async def test_something_that_is_no_redis(party: Party, caplog: pytest.LogCaptureFixture) -> None:
-    with Stranger(lambda _: b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n") as stranger:
+    with WrongServer(lambda _: b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n") as stranger:
         said = await refusal(party, f"redis://127.0.0.1:{stranger.port}", caplog)
     assert str(stranger.port) in said
     assert "Redis" in said
@@ -316,7 +316,7 @@ async def test_something_that_is_no_redis(party: Party, caplog: pytest.LogCaptur
 @pytest.mark.parametrize("version", ["5.0.14", "6.0.16"])
 async def test_a_server_that_is_too_old(party: Party, version: str) -> None:
     info = f"# Server\r\nredis_version:{version}\r\n".encode()
-    with Stranger(lambda _: b"$%d\r\n%s\r\n*0\r\n-ERR\r\n" % (len(info), info)) as stranger:
+    with WrongServer(lambda _: b"$%d\r\n%s\r\n*0\r\n-ERR\r\n" % (len(info), info)) as stranger:
         said = await refusal(party, f"redis://127.0.0.1:{stranger.port}")
     assert version in said
     assert "6.2" in said
@@ -326,7 +326,7 @@ async def test_a_relative_that_does_not_tell_its_version_is_tried(party: Party) 
     def answer(request: bytes) -> bytes:
         return b"$0\r\n\r\n*0\r\n-ERR\r\n" if b"INFO" in request else b"*2\r\n:1\r\n:7\r\n"
 
-    with Stranger(answer) as stranger:
+    with WrongServer(answer) as stranger:
         assert (await ask(party.client(f"redis://127.0.0.1:{stranger.port}").acquire("x"))).fence == 7
 
 

@@ -94,7 +94,7 @@ async def test_a_client_that_waits_in_vain_keeps_nothing_of_it(party: Party, fre
         with pytest.raises(LockError):
             await ask(locks.acquire("x", timeout=0.02))
     store: RedisStore = locks._engine.store
-    heard_for = store._ear._waiters if party.driver == "threads" else store._ear._mailbox._bells  # type: ignore[attr-defined]
+    heard_for = store._subscriber._waiters if party.driver == "threads" else store._subscriber._mailbox._bells  # type: ignore[attr-defined]
     assert not heard_for
     assert not locks._engine.keeper.leases
 
@@ -192,7 +192,7 @@ async def test_everybody_gone_leaves_only_the_bucket(party: Party, fresh_server:
 async def test_a_refused_owner_is_forgotten_in_time(party: Party, proxy: FaultProxy) -> None:
     """A join without an answer leaves a mark against its ghost, which the sweep takes away later."""
     store = party.store(proxy.server.url)
-    await store.leave("x", "ghost/1", 5.0, unsure=0.2)
+    await store.leave("x", "ghost/1", 5.0, tombstone=0.2)
     assert "\0ghost/1" in bucket_of(proxy.server, party)
     refused = await store.join(Ask("x", "ghost/1", ttl=30.0, heartbeat=3.0), 5.0)
     assert not hasattr(refused, "ticket")

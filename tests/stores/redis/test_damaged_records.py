@@ -20,7 +20,7 @@ from lockstead import DamagedError, DistributedLock
 from lockstead.cli import main
 from lockstead.cli.outcome import Exit
 from lockstead.core.engine import Engine
-from lockstead.core.model import Ask, Charge, Refusal, Renewal, Standing, Stay
+from lockstead.core.model import Ask, RateRequest, Refusal, Renewal, Reservation, Standing
 from lockstead.core.runtime import drive
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.redis.address import parse_url
@@ -148,7 +148,7 @@ def test_a_record_that_was_cut_short_is_told_of_and_cleared(site: Site) -> None:
     for call in (
         lambda: site.join("b/1"),
         lambda: drive(site.store.leave("x", "a/1", TIMEOUT)),
-        lambda: drive(site.store.linger(Stay("x", "a/1", 5.0), TIMEOUT)),
+        lambda: drive(site.store.reserve(Reservation("x", "a/1", 5.0), TIMEOUT)),
         lambda: drive(site.engine.find("x")),
     ):
         error = refused(call, repr(site.key), "'x'", remedy)
@@ -291,7 +291,7 @@ def test_a_key_of_another_type_is_named_and_left_alone(site: Site) -> None:
     assert "error" in {finding.level for finding in drive(site.store.examine())}
     site.raw.delete(site.key)
     site.raw.lpush(site.rate_key, "something else")
-    refused(lambda: drive(site.store.spend(Charge("r", 1.0, 1.0), TIMEOUT)), repr(site.rate_key), "delete it")
+    refused(lambda: drive(site.store.spend(RateRequest("r", 1.0, 1.0), TIMEOUT)), repr(site.rate_key), "delete it")
 
 
 @pytest.mark.parametrize(
@@ -307,9 +307,9 @@ def test_a_key_of_another_type_is_named_and_left_alone(site: Site) -> None:
 )
 def test_a_rate_that_cannot_be_read_is_refused(site: Site, record: bytes) -> None:
     site.raw.set(site.rate_key, record)
-    refused(lambda: drive(site.store.spend(Charge("r", 1.0, 1.0), TIMEOUT)), repr(site.rate_key), "delete it")
+    refused(lambda: drive(site.store.spend(RateRequest("r", 1.0, 1.0), TIMEOUT)), repr(site.rate_key), "delete it")
     site.raw.delete(site.rate_key)
-    assert drive(site.store.spend(Charge("r", 1.0, 1.0), TIMEOUT)).allowed
+    assert drive(site.store.spend(RateRequest("r", 1.0, 1.0), TIMEOUT)).allowed
 
 
 @pytest.mark.parametrize("metadata", [b"no JSON", b"[1]", b"", b"[" * 4000, b"7", b'{"\xff": 1}'])
@@ -351,7 +351,7 @@ def states(site: Site, *, is_member: bool) -> list[Fields]:
 
     def lingering() -> None:
         site.join("a/1", queue=False)
-        drive(site.store.linger(Stay("x", "a/1", 600.0, '{"outcome": 1}', unsure=600.0), TIMEOUT))
+        drive(site.store.reserve(Reservation("x", "a/1", 600.0, '{"outcome": 1}', tombstone=600.0), TIMEOUT))
 
     def tombstones() -> None:
         for owner in OWNERS:
@@ -425,7 +425,7 @@ def steps(site: Site, chance: random.Random, *, is_member: bool = False) -> list
         lambda: drive(store.renew([Renewal("x", owner, 600.0, 5.0, floor=sweeping)], TIMEOUT)),
         lambda: drive(store.leave("x", owner, TIMEOUT)),
         lambda: drive(store.leave("x", owner, TIMEOUT, 600.0)),
-        lambda: drive(store.linger(Stay("x", owner, 600.0, unsure=chance.choice((0.0, 5.0))), TIMEOUT)),
+        lambda: drive(store.reserve(Reservation("x", owner, 600.0, tombstone=chance.choice((0.0, 5.0))), TIMEOUT)),
         lambda: drive(store.inspect()),
         lambda: drive(store.inspect("x", exact=True)),
     ]
@@ -497,11 +497,11 @@ def fuzz(site: Site, chance: random.Random, rounds: int, *, is_member: bool = Fa
 
 def test_whatever_a_rate_is_replaced_by_is_answered_or_refused(site: Site, seed: int) -> None:
     chance = random.Random(seed)
-    drive(site.store.spend(Charge("r", 5.0, 10.0), TIMEOUT))
+    drive(site.store.spend(RateRequest("r", 5.0, 10.0), TIMEOUT))
     record = site.raw.get(site.rate_key)
     assert isinstance(record, bytes)
     for _ in range(ROUNDS):
         site.raw.set(site.rate_key, mutated({b"r": record}, chance).get(b"r", b""))
-        balance = answer(lambda: drive(site.store.spend(Charge("r", 1.0, 10.0), TIMEOUT)))
+        balance = answer(lambda: drive(site.store.spend(RateRequest("r", 1.0, 10.0), TIMEOUT)))
         if balance is not None:
             assert 0.0 <= balance.debt < inf

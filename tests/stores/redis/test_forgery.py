@@ -36,13 +36,13 @@ class Eve:
         self._admin.execute_command("ACL", "SETUSER", self._user, *rights, "+psubscribe", "+ping")
         self._prefix = key_prefix
         self._client = server.client(username=self._user, password="eve", decode_responses=False)
-        self._ear = self._client.pubsub()
-        self._ear.psubscribe(f"{key_prefix}:*")
-        self._ear.get_message(timeout=5)
+        self._subscriber = self._client.pubsub()
+        self._subscriber.psubscribe(f"{key_prefix}:*")
+        self._subscriber.get_message(timeout=5)
 
     def overheard(self) -> list[bytes]:
         messages = []
-        while message := self._ear.get_message(timeout=0.05):
+        while message := self._subscriber.get_message(timeout=0.05):
             messages.append(message["data"])
         return messages
 
@@ -52,7 +52,7 @@ class Eve:
                 self._client.publish(channel, message)
 
     def close(self) -> None:
-        self._ear.close()
+        self._subscriber.close()
         self._admin.execute_command("ACL", "DELUSER", self._user)
 
 
@@ -117,7 +117,7 @@ async def test_whatever_is_published_is_ignored_and_counted(party: Party, server
     first = await ask(alice.acquire("x"))
     waiting = party.start(lambda: bob.acquire("x", timeout=30))
     await party.waits(alice, "x", 1)
-    ear = bob._engine.store._ear
+    ear = bob._engine.store._subscriber
     await party.until(lambda: eve._client.pubsub_channels(f"{eve._prefix}:*"), "the waiter listens")
     eve.publish(*GARBAGE)
     await party.until(lambda: ear.strays >= len(GARBAGE), "all of it has arrived")
@@ -146,7 +146,7 @@ async def test_a_pushed_grant_costs_no_request(party: Party, server: RedisServer
 async def test_with_confirm_grants_a_message_is_only_a_hint(party: Party, server: RedisServer, key_prefix: str) -> None:
     """For a server where a role may read our keys, and so the secrets, but not write them."""
     stores: list[Any] = [party.store(server.url, confirm_grants=True), party.store(f"{server.url}?confirm_grants=yes")]
-    assert all(store._ear._wake is Wake.HINT for store in stores)
+    assert all(store._subscriber._wake is Wake.HINT for store in stores)
     alice = party.client(server.url, ttl=60)
     bob = party.client(server.url, ttl=60, confirm_grants=True)
     first = await ask(alice.acquire("x"))
@@ -154,7 +154,7 @@ async def test_with_confirm_grants_a_message_is_only_a_hint(party: Party, server
     await party.waits(alice, "x", 1)
     reader = server.client(decode_responses=False)
     record = reader.hgetall(f"{key_prefix}:bucket:0")
-    secret = bob._engine.store._ear.expect(f"{bob.holder_id}/1")
+    secret = bob._engine.store._subscriber.expect(f"{bob.holder_id}/1")
     assert any(secret in value for value in record.values()), "who reads the key knows the secret"
     for channel in reader.pubsub_channels(f"{key_prefix}:*"):
         reader.publish(channel, secret)
@@ -169,7 +169,7 @@ async def test_inspection_shows_no_secret(party: Party, server: RedisServer) -> 
     await ask(alice.acquire("x"))
     party.start(lambda: bob.acquire("x", timeout=5))
     await party.waits(alice, "x", 1)
-    secret = bob._engine.store._ear.expect(f"{bob.holder_id}/1")
+    secret = bob._engine.store._subscriber.expect(f"{bob.holder_id}/1")
     (line,) = await party.store(server.url).inspect("x", exact=True)
     shown = repr(line) + repr(await ask(alice.info("x")))
     assert repr(secret)[2:-1] not in shown

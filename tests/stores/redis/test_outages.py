@@ -105,7 +105,7 @@ async def test_a_server_killed_and_restarted_with_its_log_keeps_its_locks(party:
     server.restart()
     after = party.client(server.url)
     assert (await ask(after.info("x"))).fence == handle.fence
-    assert (await ask(after.info("stays"))).holders[0].lingers
+    assert (await ask(after.info("stays"))).holders[0].reserved
     assert not await ask(after.rate_limiter("rate", 1, 60).spend())
     await party.passes(2.0)
     assert handle.is_held

@@ -17,7 +17,7 @@ import pytest
 from tests.harness.party import Party, ask
 from tests.servers.redis import RedisServer
 
-WORKERS = Path(__file__).parents[2] / "harness" / "programs" / "scenarios.py"
+SCENARIOS = Path(__file__).parents[2] / "harness" / "programs" / "scenarios.py"
 SLACK = 1.0
 
 Process = subprocess.Popen[str]
@@ -30,7 +30,7 @@ def spawn(server: RedisServer, key_prefix: str) -> Iterator[Spawn]:
     processes: list[Process] = []
 
     def spawn(scenario: str, url: str = server.url) -> Process:
-        command = [sys.executable, str(WORKERS), scenario, url, f"key_prefix={key_prefix}"]
+        command = [sys.executable, str(SCENARIOS), scenario, url, f"key_prefix={key_prefix}"]
         pipe = subprocess.PIPE
         processes.append(
             subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)

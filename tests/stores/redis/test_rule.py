@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lockstead.core import gcra
-from lockstead.core.model import Ask, Charge, Line, Refusal, Renewal, Standing, Stay
+from lockstead.core.model import Ask, Line, RateRequest, Refusal, Renewal, Reservation, Standing
 from lockstead.core.runtime import drive
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores import open_store
@@ -21,7 +21,7 @@ from tests.servers.redis import RedisServer
 
 TICK = 100.0
 """Time goes in ticks, by which the server's clock is set forward; what passes by itself is small beside one."""
-LIVES = (0.5 * TICK, 1.5 * TICK, 3.5 * TICK)
+DURATIONS = (0.5 * TICK, 1.5 * TICK, 3.5 * TICK)
 """Nothing ends near a tick."""
 NAMES = ("x", "y")
 RATES = ("r", "s")
@@ -53,7 +53,7 @@ class Pair:
         store = open_store(server.url, ThreadRuntime(), key_prefix=key_prefix)
         assert isinstance(store, RedisStore)
         self.store = store
-        self._debts: dict[str, gcra.Debt] = {}
+        self._rates: dict[str, gcra.RateState] = {}
         self._listener = server.client(decode_responses=False)
         self._channel = self._listener.pubsub()
         self._channel.psubscribe(f"{key_prefix}:*")
@@ -74,7 +74,7 @@ class Pair:
 
     def join(self, ask: Ask) -> None:
         self._begin_to_hear(ask)
-        self._owners[self.store._ear.expect(ask.owner)] = ask.owner
+        self._owners[self.store._subscriber.expect(ask.owner)] = ask.owner
         theirs = drive(self.store.join(ask, 5.0))
         ours, woken = self._model.join(ask)
         assert told(theirs) == told(ours)
@@ -86,15 +86,15 @@ class Pair:
         assert told(theirs) == told(ours)
         self._check_woken(woken)
 
-    def leave(self, name: str, owner: str, unsure: float) -> None:
-        theirs = drive(self.store.leave(name, owner, 5.0, unsure))
-        ours, woken = self._model.leave(name, owner, unsure)
+    def leave(self, name: str, owner: str, tombstone: float) -> None:
+        theirs = drive(self.store.leave(name, owner, 5.0, tombstone))
+        ours, woken = self._model.leave(name, owner, tombstone)
         assert theirs or not ours, "only of an expired place that is still there may the answer differ"
         self._check_woken(woken)
 
-    def linger(self, stay: Stay) -> None:
-        theirs = drive(self.store.linger(stay, 5.0))
-        ours, woken = self._model.linger(stay)
+    def reserve(self, stay: Reservation) -> None:
+        theirs = drive(self.store.reserve(stay, 5.0))
+        ours, woken = self._model.reserve(stay)
         assert theirs == ours
         self._check_woken(woken)
 
@@ -111,16 +111,16 @@ class Pair:
         self._server.step_clock(ticks * TICK)
         self.time += ticks * TICK
         for name in RATES:
-            self.spend(Charge(name, 0.0, 0.0))
-            if not gcra.debt_at(self._debts.get(name), self.time):
-                self._debts.pop(name, None)
+            self.spend(RateRequest(name, 0.0, 0.0))
+            if not gcra.level_at(self._rates.get(name), self.time):
+                self._rates.pop(name, None)
 
-    def spend(self, charge: Charge) -> None:
+    def spend(self, charge: RateRequest) -> None:
         theirs = drive(self.store.spend(charge, 5.0))
-        ours, debt = gcra.spend(self._debts.get(charge.name), charge, self.time)
+        ours, debt = gcra.spend(self._rates.get(charge.name), charge, self.time)
         assert (theirs.allowed, ticks(theirs.debt)) == (ours.allowed, ticks(ours.debt))
         if debt is not None:
-            self._debts[charge.name] = debt
+            self._rates[charge.name] = debt
 
     def check_lines(self) -> None:
         theirs = drive(self.store.inspect())
@@ -183,8 +183,8 @@ def step(pair: Pair, chance: random.Random) -> tuple[Any, ...]:
     """Draw a step: what to call, and with what."""
     name = chance.choice(NAMES)
     owner = owner_of(name, chance.choice(CLIENTS))
-    ttl, heartbeat = chance.choice(LIVES), LIVES[0] if chance.random() < 0.5 else chance.choice(LIVES)
-    kind = chance.choices(("join", "join_all", "renew", "leave", "linger", "tick"), (5, 2, 3, 3, 1, 2))[0]
+    ttl, heartbeat = chance.choice(DURATIONS), DURATIONS[0] if chance.random() < 0.5 else chance.choice(DURATIONS)
+    kind = chance.choices(("join", "join_all", "renew", "leave", "reserve", "tick"), (5, 2, 3, 3, 1, 2))[0]
     if kind.startswith("join"):
         capacity = chance.choices((1, 3), (1, 3))[0] if name == "x" else 1
         weight = chance.randint(1, capacity)
@@ -202,11 +202,13 @@ def step(pair: Pair, chance: random.Random) -> tuple[Any, ...]:
         ]
         return pair.renew, renewals
     if kind == "leave":
-        unsure = chance.choice((0.0, 0.0, *LIVES))
-        return pair.leave, name, owner, unsure
-    if kind == "linger":
+        tombstone = chance.choice((0.0, 0.0, *DURATIONS))
+        return pair.leave, name, owner, tombstone
+    if kind == "reserve":
         metadata = chance.choice((None, '{"b": "ü"}'))
-        return pair.linger, Stay(name, owner, chance.choice(LIVES), metadata, chance.choice((0.0, *LIVES)))
+        return pair.reserve, Reservation(
+            name, owner, chance.choice(DURATIONS), metadata, chance.choice((0.0, *DURATIONS))
+        )
     return (pair.tick,)
 
 
@@ -235,7 +237,7 @@ def test_random_charges_are_answered_as_the_rule_answers_them(pair: Pair, seed: 
         else:
             act, arg = (
                 pair.spend,
-                Charge(
+                RateRequest(
                     chance.choice(RATES),
                     chance.randint(0, 3) * TICK,
                     chance.choice((0.5, 2.5, 4.5)) * TICK,
@@ -252,7 +254,7 @@ def test_random_charges_are_answered_as_the_rule_answers_them(pair: Pair, seed: 
 
 def test_a_join_repeated_after_its_place_has_expired_has_a_place_in_a_line_that_works(pair: Pair) -> None:
     """Its first reply was lost, and it took longer than a heartbeat to ask again."""
-    short, _, long = LIVES
+    short, _, long = DURATIONS
     holder, late, other = (Ask("x", f"{who}/1", ttl=long, heartbeat=short) for who in ("holder", "late", "other"))
     pair.join(holder)
     pair.join(late)
@@ -267,16 +269,18 @@ def test_a_join_repeated_after_its_place_has_expired_has_a_place_in_a_line_that_
 
 
 def test_a_stay_ends_in_time_though_the_clock_is_set_back(pair: Pair) -> None:
-    pair.join(Ask("x", "holder/1", ttl=LIVES[2], heartbeat=LIVES[0]))
+    pair.join(Ask("x", "holder/1", ttl=DURATIONS[2], heartbeat=DURATIONS[0]))
     pair.tick()
-    pair.linger(Stay("x", "holder/1", LIVES[1]))
+    pair.reserve(Reservation("x", "holder/1", DURATIONS[1]))
     pair.step(-1)
-    pair.join(Ask("x", "other/1", ttl=LIVES[2], heartbeat=LIVES[0], queue=False))
+    pair.join(Ask("x", "other/1", ttl=DURATIONS[2], heartbeat=DURATIONS[0], queue=False))
     pair.check_lines()
 
 
 def test_tickets_that_were_drawn_at_once_are_not_drawn_again_though_the_clock_is_set_back(pair: Pair) -> None:
-    asks = [Ask(name, owner_of(name, 1), ttl=LIVES[2], heartbeat=LIVES[0], queue=False) for name in (*NAMES, "z")]
+    asks = [
+        Ask(name, owner_of(name, 1), ttl=DURATIONS[2], heartbeat=DURATIONS[0], queue=False) for name in (*NAMES, "z")
+    ]
     standings = drive(pair.store.join_all(asks[:2], 5.0))
     assert isinstance(standings, list)
     pair.step(-1)

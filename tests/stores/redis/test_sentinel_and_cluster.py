@@ -11,7 +11,7 @@ import pytest
 from redis.crc import key_slot
 
 from lockstead import LockAcquisitionError, StoreError
-from lockstead.core.model import Ask, Balance, Charge, Refusal
+from lockstead.core.model import Ask, RateRequest, RateResult, Refusal
 from lockstead.stores.redis.store import RedisStore
 from tests.harness.party import Party, ask
 from tests.servers.cluster import ClusterDeployment
@@ -53,7 +53,7 @@ async def test_a_fail_over_keeps_or_tells_and_serves_who_waits(
     kept, short = await ask(locks.acquire("kept", ttl=60)), await ask(locks.acquire("short", ttl=1.5))
     assert not kept.lost.is_set()
     assert not short.lost.is_set()
-    patient = [party.start(lambda name=name: insist(party, other, name)) for name in ("kept", "short")]
+    patient = [party.start(lambda name=name: with_retries(party, other, name)) for name in ("kept", "short")]
     for name in ("kept", "short"):
         await party.waits(locks, name)
     with sentinel.master().client() as client:
@@ -80,7 +80,7 @@ async def renewed(locks: Any, name: str) -> bool:
         return False
 
 
-async def insist(party: Party, locks: Any, name: str, timeout: float = 20) -> Any:
+async def with_retries(party: Party, locks: Any, name: str, timeout: float = 20) -> Any:
     """Acquire as a program would that goes on through a fail-over."""
     while True:
         try:
@@ -145,7 +145,7 @@ async def test_rates_are_kept_by_all_nodes(party: Party, cluster: ClusterDeploym
     store = party.store(cluster_url(cluster))
     assert isinstance(store, RedisStore)
     for name in NAMES:
-        assert await store.spend(Charge(name, 10.0, 10.0), 5.0) == Balance(True, 10.0)
+        assert await store.spend(RateRequest(name, 10.0, 10.0), 5.0) == RateResult(True, 10.0)
     for node in cluster.masters():
         with node.client() as client:
             assert client.keys(f"{party.options['key_prefix']}:rate:*")
@@ -215,7 +215,7 @@ async def test_a_dead_node_costs_only_its_own_locks(
     print(f"{time.monotonic() - began:.2f} s to acquire elsewhere")
     doomed.resume()
     await party.aside(cluster.restore)
-    again = await insist(party, locks, NAMES[0])
+    again = await with_retries(party, locks, NAMES[0])
     assert again.fence > handles[NAMES[0]].fence
 
 
@@ -229,11 +229,11 @@ async def test_a_replica_that_takes_over_in_a_cluster_has_what_it_heard_of(party
             assert client.wait(1, 5000) == 1
         await party.aside(lambda: cluster.fail_over(master))
         with pytest.raises(LockAcquisitionError):
-            await insist(party, other, "x", timeout=0)
+            await with_retries(party, other, "x", timeout=0)
         assert held.is_held
         with suppress(StoreError):  # it asks where the lock was; then it is given up in the background
             await ask(held.release())
-        following = await insist(party, other, "x")
+        following = await with_retries(party, other, "x")
         assert following.fence > held.fence
         await ask(following.release())
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from lockstead import AsyncDistributedLock
-from lockstead.core.model import Ask, Stay
+from lockstead.core.model import Ask, Reservation
 from lockstead.core.runtime import drive
-from lockstead.core.store import GHOST
+from lockstead.core.store import LATE_REQUEST_WINDOW
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.redis.address import parse_url
 from lockstead.stores.redis.store import RedisStore
@@ -59,28 +59,28 @@ def test_a_storm_of_cancelled_acquisitions_leaves_no_more_than_still_counts(serv
         peak = tombstones(server)
         assert peak >= STORM / 2, "there was no storm"
         assert peak <= STORM * 4 / 3 + SPARE
-        server.step_clock(GHOST + 1)
+        server.step_clock(LATE_REQUEST_WINDOW + 1)
     for number in range(4):  # owners that give up, as always
-        drive(store.leave("x", f"late/{number}", TIMEOUT, GHOST))
+        drive(store.leave("x", f"late/{number}", TIMEOUT, LATE_REQUEST_WINDOW))
     assert tombstones(server) <= SPARE
     drive(store.close())
 
 
-@pytest.mark.parametrize("by", ["join", "linger"])
+@pytest.mark.parametrize("by", ["join", "reserve"])
 def test_dead_tombstones_go_with_the_next_few_uses_of_any_name(server: RedisServer, by: str) -> None:
     """A use that is granted sweeps one time in sixteen, so hundreds of them do for sure."""
     (deployment,), _ = parse_url(server.url)
     store = RedisStore(ThreadRuntime(), deployment)
     for number in range(STORM):
-        drive(store.leave("x", f"gone/{number}", TIMEOUT, GHOST))
+        drive(store.leave("x", f"gone/{number}", TIMEOUT, LATE_REQUEST_WINDOW))
     assert tombstones(server) == STORM
     drive(store.join(Ask("held", "me/1", 3600.0, 3.0), TIMEOUT))
-    server.step_clock(GHOST + 1)
+    server.step_clock(LATE_REQUEST_WINDOW + 1)
     for number in range(300 if by == "join" else 2):
         name, owner = f"name-{number}", f"me/{number}"
         drive(store.join(Ask(name, owner, 3600.0, 3.0), TIMEOUT))
-        if by == "linger":
-            drive(store.linger(Stay(name, owner, 60.0, unsure=GHOST), TIMEOUT))
+        if by == "reserve":
+            drive(store.reserve(Reservation(name, owner, 60.0, tombstone=LATE_REQUEST_WINDOW), TIMEOUT))
         else:
             drive(store.leave(name, owner, TIMEOUT))
         if tombstones(server) <= SPARE:
@@ -94,12 +94,12 @@ def test_a_tombstone_counts_for_as_long_as_it_is_meant_to(server: RedisServer) -
     """However much is swept meanwhile."""
     (deployment,), _ = parse_url(server.url)
     store = RedisStore(ThreadRuntime(), deployment)
-    drive(store.leave("x", "gone/1", TIMEOUT, 2 * GHOST))
+    drive(store.leave("x", "gone/1", TIMEOUT, 2 * LATE_REQUEST_WINDOW))
     for number in range(200):
-        drive(store.leave("x", f"other/{number}", TIMEOUT, GHOST / 2))
-    server.step_clock(GHOST)
+        drive(store.leave("x", f"other/{number}", TIMEOUT, LATE_REQUEST_WINDOW / 2))
+    server.step_clock(LATE_REQUEST_WINDOW)
     for number in range(50):
-        drive(store.leave("x", f"late/{number}", TIMEOUT, GHOST))
+        drive(store.leave("x", f"late/{number}", TIMEOUT, LATE_REQUEST_WINDOW))
     late = drive(store.join(Ask("x", "gone/1", 30.0, 3.0), TIMEOUT))
     assert not hasattr(late, "ticket"), "it was refused"
     assert tombstones(server) <= SPARE + 50

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from lockstead import DamagedError, DistributedLock, LockLostError, RetryPolicy, StoreError
-from lockstead.core.model import Charge
+from lockstead.core.model import RateRequest
 from lockstead.core.runtime import drive
 from lockstead.stores.sqlite import machine
 from lockstead.stores.sqlite.store import SWEEP_EVERY
 from tests.harness.conditions import eventually
 from tests.harness.processes import Worker, boottime
-from tests.harness.sqlite import client_of, rows, transaction_of_a_stranger, url_of
+from tests.harness.sqlite import client_of, rows, transaction_of_another_program, url_of
 from tests.servers.disk import FullDisk
 
 Peer = Callable[..., Worker]
@@ -309,7 +309,7 @@ def test_a_file_that_goes_again_and_again_never_has_two_trusting_holders_of_its_
 
 def test_acquire_survives_a_short_transaction_of_another_program(path: Path, locks: DistributedLock) -> None:
     locks.is_locked("job")
-    with transaction_of_a_stranger(path):
+    with transaction_of_another_program(path):
         acquired: list[float] = []
 
         def acquire() -> None:
@@ -330,7 +330,7 @@ def test_a_long_transaction_of_another_program_is_a_transient_error_within_the_t
     path: Path, locks: DistributedLock
 ) -> None:
     locks.is_locked("job")
-    with transaction_of_a_stranger(path):
+    with transaction_of_another_program(path):
         began = boottime()
         with pytest.raises(StoreError, match="another program keeps it locked") as caught:
             locks.acquire("job", timeout=0.5)
@@ -343,7 +343,7 @@ def test_a_long_transaction_of_another_program_is_a_transient_error_within_the_t
 
 def test_a_timeout_is_kept_even_if_another_program_locks_the_file(path: Path, locks: DistributedLock) -> None:
     locks.is_locked("job")
-    with transaction_of_a_stranger(path):
+    with transaction_of_another_program(path):
         began = boottime()
         with pytest.raises(StoreError):
             locks.acquire("job", timeout=0.3)
@@ -355,7 +355,7 @@ def test_a_holder_locked_out_beyond_its_ttl_knows_that_it_lost_before_anybody_el
 ) -> None:
     holder = peer()
     granted = holder.ask("acquire", "job", ttl=0.6)
-    with transaction_of_a_stranger(path):
+    with transaction_of_another_program(path):
         eventually(lambda: holder.ask("state")["lost"], "the window closes", within=2)
         known = boottime()
     assert known < granted["at"] + 0.6 + 0.6
@@ -452,7 +452,7 @@ def test_a_rate_that_makes_no_sense_is_refused(path: Path, value: str) -> None:
         assert not locks.is_locked("x")
         scribble(path, f"INSERT INTO debt VALUES ('r', {value}, 1.0)")
         with pytest.raises(DamagedError, match="table debt"):
-            drive(locks._engine.store.spend(Charge("r", 1.0, 5.0), 5.0))  # type: ignore[attr-defined]
+            drive(locks._engine.store.spend(RateRequest("r", 1.0, 5.0), 5.0))  # type: ignore[attr-defined]
 
 
 def test_metadata_that_is_no_object_hides_no_holder(path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from lockstead import AsyncDistributedLock, AsyncLockHandle, LockLostError, StoreError
 from lockstead.stores.sqlite.store import SqliteStore
 from tests.harness.processes import Worker, boottime
-from tests.harness.sqlite import rows, transaction_of_a_stranger, url_of
+from tests.harness.sqlite import rows, transaction_of_another_program, url_of
 
 BUSY = 0.6
 """How long the stranger keeps the file."""
@@ -52,7 +52,7 @@ async def ticking() -> AsyncIterator[list[float]]:
 
 
 def keep_busy(path: Path, busy: threading.Event) -> None:
-    with transaction_of_a_stranger(path):
+    with transaction_of_another_program(path):
         busy.set()
         time.sleep(BUSY)
 
@@ -62,7 +62,7 @@ async def use_while_busy(path: Path, use: Callable[[AsyncDistributedLock], Corou
     async with AsyncDistributedLock(url_of(path)) as locks:
         await locks.is_locked("warm-up")
         async with ticking() as gaps:
-            with transaction_of_a_stranger(path):
+            with transaction_of_another_program(path):
                 task = asyncio.create_task(use(locks))
                 await asyncio.sleep(BUSY)
             await asyncio.wait_for(task, 10)
@@ -105,7 +105,7 @@ def test_the_loop_turns_on_when_it_first_waits_in_line_while_the_file_is_locked(
             join, joined, may_wait = store.join, asyncio.Event(), asyncio.Event()
             transact, asking = store._transact, threading.Event()
 
-            async def join_and_linger(*args: Any) -> Any:
+            async def join_slowly(*args: Any) -> Any:
                 answer = await join(*args)
                 joined.set()
                 await may_wait.wait()
@@ -115,7 +115,7 @@ def test_the_loop_turns_on_when_it_first_waits_in_line_while_the_file_is_locked(
                 asking.set()
                 return transact(*args, **kwargs)
 
-            store.join = join_and_linger  # type: ignore[method-assign, assignment]
+            store.join = join_slowly  # type: ignore[method-assign, assignment]
             async with ticking() as gaps:
                 waiter = asyncio.create_task(locks.acquire("job"))
                 await joined.wait()
@@ -139,7 +139,7 @@ def test_an_acquire_cancelled_while_the_file_is_locked_leaves_no_place(path: Pat
         async with AsyncDistributedLock(url_of(path), ttl=60) as locks:
             await locks.is_locked("warm-up")
             async with ticking() as gaps:
-                with transaction_of_a_stranger(path):
+                with transaction_of_another_program(path):
                     tasks = [asyncio.create_task(locks.acquire("job")) for _ in range(5)]
                     await asyncio.sleep(BUSY / 3)
                     for task in tasks:
@@ -167,7 +167,7 @@ def test_a_holder_kept_from_its_file_beyond_its_ttl_is_cancelled_in_time(path: P
                 nonlocal window, cancelled_at
                 async with locks.lock("job", ttl=ttl) as handle:
                     others.extend(asyncio.create_task(locks.acquire(f"other-{n}", timeout=1)) for n in range(3))
-                    with transaction_of_a_stranger(path):
+                    with transaction_of_another_program(path):
                         window = boottime() + handle.remaining
                         try:
                             await asyncio.sleep(5)

@@ -81,7 +81,7 @@ def test_refusals_of_late_joins_are_swept(path: Path) -> None:
     clock = Clock()
     store = SqliteStore(ThreadRuntime(), path, clock=clock)
     for number in range(1000):
-        drive(store.leave("job", f"owner/{number}", 5, unsure=5))
+        drive(store.leave("job", f"owner/{number}", 5, tombstone=5))
         abandon(store, f"job-{number}")
         clock.time += 0.5
     drive(store.close())

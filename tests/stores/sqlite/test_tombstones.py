@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lockstead.core.model import Ask
 from lockstead.core.runtime import drive
-from lockstead.core.store import GHOST
+from lockstead.core.store import LATE_REQUEST_WINDOW
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.sqlite.store import SWEEP_EVERY, SqliteStore
 
@@ -20,8 +20,8 @@ def test_in_sqlite_a_storm_is_forgotten_with_the_next_few_uses_of_any_name(tmp_p
     path = tmp_path / "locks.db"
     store = SqliteStore(ThreadRuntime(), path, push=False, clock=lambda: now)
     for number in range(STORM // 10):
-        drive(store.leave("x", f"gone/{number}", 5.0, GHOST))
-    now += GHOST + 1
+        drive(store.leave("x", f"gone/{number}", 5.0, LATE_REQUEST_WINDOW))
+    now += LATE_REQUEST_WINDOW + 1
     for number in range(SWEEP_EVERY):
         drive(store.join(Ask(f"name:{number}", f"me/{number}", 30.0, 3.0), 5.0))
     with closing(sqlite3.connect(path)) as connection:

@@ -11,7 +11,7 @@ import pytest
 from lockstead.core.model import Wake
 from lockstead.core.runtime import drive
 from lockstead.runtimes.threads import ThreadRuntime
-from lockstead.stores.transport.subscriber import BlockingEar, _Waiter
+from lockstead.stores.transport.subscriber import BlockingSubscriber, _Waiter
 
 
 class Channel:
@@ -46,9 +46,9 @@ def test_whoever_waits_for_longest_listens_next_and_nobody_comes_between(monkeyp
     async def subscribe(timeout: float) -> Channel:
         return channel
 
-    ear = BlockingEar(ThreadRuntime(), subscribe, str.encode, Wake.GRANT)
+    ear = BlockingSubscriber(ThreadRuntime(), subscribe, str.encode, Wake.GRANT)
     ear._connection = channel  # else everybody would be told to ask again
-    ear._silence.begin(ThreadRuntime.now())
+    ear._liveness.begin(ThreadRuntime.now())
     owners = [f"me/{number}" for number in range(4)]
     with ThreadPoolExecutor(len(owners)) as threads:
         waits = []

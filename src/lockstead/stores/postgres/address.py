@@ -19,7 +19,7 @@ LISTS = ("host", "hostaddr", "port")
 """Of libpq's settings, those that may have a value for each of several servers."""
 _UNSHOWN = {"password", "sslpassword", "options", "listen"}
 """Settings whose values are in no message, so that an @ in them need not be escaped."""
-_UNREADABLE = (
+_AMBIGUOUS = (
     "this postgresql:// URL cannot be read, or in more than one way: percent-encode what is special in its user, "
     "password and options (@ is %40, / is %2F, ? is %3F, # is %23, : is %3A, & is %26, % is %25)"
 )
@@ -34,11 +34,11 @@ class Address:
     settings: Mapping[str, Any] = field(repr=False)
     """libpq's, the hosts among them still in one list."""
     label: str
-    is_vouched: bool = False
+    is_session_pooled: bool = False
     """Whether a pooler in between is known to give every connection a session of its own."""
     if_missing: str = ""
     """What to do where the server lacks a table or a function."""
-    silent_until: dict[str, float] = field(default_factory=dict, repr=False, compare=False)
+    unresponsive_until: dict[str, float] = field(default_factory=dict, repr=False, compare=False)
     """Which of its servers gave no answer of late, and until when they are tried after the others."""
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class Options(NamedTuple):
     advisory: bool = False
     """Use the server's advisory locks, not the lease table."""
 
-    def for_the_table(self) -> list[str]:
+    def table_only(self) -> list[str]:
         """Name what is set that makes no difference to advisory locks."""
         return [name for name in ("schema", "push", "listen") if getattr(self, name) != self._field_defaults[name]]
 
@@ -87,8 +87,8 @@ def parse_url(url: str) -> tuple[Address, Options]:
     scheme, _, rest = url.partition(":")
     place, _, query = rest.partition("?")
     given = [pair.partition("=") for pair in query.split("&") if pair]
-    if _may_show_password(place, given):
-        raise InvalidInputError(_UNREADABLE)
+    if _may_expose_password(place, given):
+        raise InvalidInputError(_AMBIGUOUS)
     ours: dict[str, Any] = {key: unquote(value) for key, _, value in given if key in Options._fields}
     for name in {"push", "advisory"} & set(ours):
         ours[name] = _flag(name, ours[name])
@@ -98,14 +98,14 @@ def parse_url(url: str) -> tuple[Address, Options]:
     theirs = [pair for pair in given if pair[0] not in Options._fields]
     unknown = [key for key, _, _ in theirs if key not in _KEYWORDS | {"ssl"}]
     if unknown and (has_password or any(not re.fullmatch(r"\w+", key) for key in unknown)):
-        raise InvalidInputError(_UNREADABLE)  # it may be the end of a password
+        raise InvalidInputError(_AMBIGUOUS)  # it may be the end of a password
     if unknown:
         msg = f"{', '.join(unknown)}: no such option, neither of libpq's nor of ours: {', '.join(Options._fields)}"
         raise InvalidInputError(msg)
     return _address(_read(f"postgresql:{place}?{'&'.join(''.join(pair) for pair in theirs)}")), Options().changed(ours)
 
 
-def _may_show_password(place: str, given: Sequence[tuple[str, str, str]]) -> bool:
+def _may_expose_password(place: str, given: Sequence[tuple[str, str, str]]) -> bool:
     """Tell whether an @ is where none can be, or what is no port where one is: it may be a part of a password."""
     authority, _, path = place.removeprefix("//").partition("/")
     hosts = authority.rpartition("@")[2].split(",")
@@ -124,7 +124,7 @@ def _may_show_password(place: str, given: Sequence[tuple[str, str, str]]) -> boo
 def _read(conninfo: str, **more: Any) -> dict[str, Any]:
     with suppress(psycopg.Error, ValueError):  # which may quote a password, also as the context of another error
         return conninfo_to_dict(conninfo, **more)
-    raise InvalidInputError(_UNREADABLE)
+    raise InvalidInputError(_AMBIGUOUS)
 
 
 def from_object(source: Any) -> Address:
@@ -141,8 +141,8 @@ def from_object(source: Any) -> Address:
         scheme, _, rest = conninfo.partition(":")
         if scheme in {"postgresql", "postgres"}:
             place, _, query = rest.partition("?")
-            if _may_show_password(place, [pair.partition("=") for pair in query.split("&")]):
-                raise InvalidInputError(_UNREADABLE)
+            if _may_expose_password(place, [pair.partition("=") for pair in query.split("&")]):
+                raise InvalidInputError(_AMBIGUOUS)
         return _address(_read(conninfo, **extra))
     msg = f"{type(source).__name__}: pass a URL, an SQLAlchemy engine, or a psycopg connection or pool"
     raise InvalidInputError(msg)
@@ -170,7 +170,7 @@ def _from_sqlalchemy(engine: Any) -> Address:
         raise InvalidInputError(msg)
     rest = [url.database or "", *(str(value) for key, value in url.query.items() if key not in _UNSHOWN)]
     if any("@" in part for part in rest):  # SQLAlchemy has taken parts of the password for what comes after it
-        raise InvalidInputError(_UNREADABLE)
+        raise InvalidInputError(_AMBIGUOUS)
     if engine.driver in {"psycopg", "psycopg2", "psycopg_async"}:
         _, given = engine.dialect.create_connect_args(url)
         settings = {key: value for key, value in given.items() if key in _KEYWORDS}  # the others are psycopg's own
@@ -191,7 +191,7 @@ def _address(settings: Mapping[str, Any]) -> Address:
     if any(
         "@" in host[1:] for host in str(settings.get("host") or "").split(",")
     ):  # it begins that of an abstract socket
-        raise InvalidInputError(_UNREADABLE)
+        raise InvalidInputError(_AMBIGUOUS)
     for key in ("port", "connect_timeout"):
         for value in str(settings.get(key) or 0).split(","):
             if value and not re.fullmatch(r"-?\d+", value):  # it may be a password: user:password, and no host

@@ -18,12 +18,12 @@ from lockstead.stores.postgres import libpq
 from lockstead.stores.postgres.address import Address
 from lockstead.stores.postgres.errors import FAILURES, ends_session, refused, unanswered
 from lockstead.stores.postgres.libpq import ERRORS, Begun, Lane, Params, Row, Statement
-from lockstead.stores.postgres.slots import Turns
+from lockstead.stores.postgres.slots import Slots
 from lockstead.stores.transport.pool import Pool
 
 MOST = 8
 """How many threads ask at the same time: a server has few connections, each dear, and is no quicker with more."""
-MOST_STUCK = 2
+MAX_BLOCKED_CONNECTIONS = 2
 PATIENCE = 0.5
 """How long a thread waits for another's session before it opens one more."""
 
@@ -91,7 +91,7 @@ class Connection:
 
     def probe(self) -> None:
         with _ending_as_sockets_do():
-            self.pgconn.send_query_params(libpq.NOTHING.text, ())
+            self.pgconn.send_query_params(libpq.EMPTY_QUERY.text, ())
             self.pgconn.flush()
 
     def is_broken(self) -> bool:
@@ -122,8 +122,8 @@ def connect(address: Address, timeout: float, begun: Begun = lambda _: None) -> 
     deadline = time.monotonic() + timeout
     connection = Connection(libpq.connect(address, timeout, begun))
     greeting = (b"%d" % connection.pgconn.backend_pid,)
-    ((is_pooled, _),) = ask_on(connection, address, libpq.GREETING, greeting, deadline - time.monotonic())
-    connection.is_pooled = is_pooled == b"t" and not address.is_vouched
+    ((is_pooled, _),) = ask_on(connection, address, libpq.DETECT_POOLER, greeting, deadline - time.monotonic())
+    connection.is_pooled = is_pooled == b"t" and not address.is_session_pooled
     return connection
 
 
@@ -151,13 +151,13 @@ class BlockingNode:
     def __init__(self, runtime: ThreadRuntime, address: Address) -> None:
         self._address = address
         self._pool: Pool[Connection] = Pool(runtime, MOST)
-        self._turns = {Lane.COMMON: Turns(MOST), Lane.STEADY: Turns(MOST), Lane.STUCK: Turns(MOST_STUCK)}
+        self._slots = {Lane.COMMON: Slots(MOST), Lane.STEADY: Slots(MOST), Lane.STUCK: Slots(MAX_BLOCKED_CONNECTIONS)}
         self.is_pooled = False
         self.close = self._pool.close
 
     async def ask(self, statement: Statement, params: Params, timeout: float, lane: Lane = Lane.COMMON) -> list[Row]:
         deadline = time.monotonic() + timeout
-        turn = self._turns[lane].take(min(timeout / 4, PATIENCE))
+        turn = self._slots[lane].take(min(timeout / 4, PATIENCE))
         try:
             turn.begin()
             rows = self._ask(statement, params, deadline)

@@ -17,21 +17,23 @@ FAILURES = (OSError, psycopg.OperationalError)
 
 _TRANSIENT = re.compile("08|26000|40|53|54000|57|58|55P03|25006|XX000")
 """Beginnings of SQLSTATEs after which the same request may succeed, here or at another of the servers named."""
-_SHARED = "a pooler gives this session to others in between: it does not pool sessions, so take pooler=session away"
+_NOT_SESSION_POOLING = (
+    "a pooler gives this session to others in between: it does not pool sessions, so take pooler=session away"
+)
 _ADVICE = {
     "25006": "this is a standby, or read-only by default: name all servers, and add target_session_attrs=read-write",
     "42501": "whoever migrates can let this role in: `lockstead migrate --url URL --grant ROLE`",
     "53300": "raise max_connections, or let fewer processes wait",
     "54000": "end the session that listens in a transaction that stays open; the server's log names it",
     "55P03": "somebody called a lock function in a transaction that is still open",
-    "26000": _SHARED,
-    "42P05": _SHARED,
+    "26000": _NOT_SESSION_POOLING,
+    "42P05": _NOT_SESSION_POOLING,
     "3D000": "create the database, or name another one",
 }
 _UNTRANSLATABLE = "22P05"
 _MISSING = {"3F000", "42883", "42P01", "42703"}
 _PREFIX = re.compile(r"connection to server (at|on) .*? failed: |^FATAL: *", re.MULTILINE)
-_HOPELESS = re.compile(
+_PERMANENT = re.compile(
     "authentication failed|does not exist|pg_hba|no password|not permitted|permission denied|unrecognized|"
     "certificate verify|does not support SSL|server certificate|invalid response|but received|invalid value|root.crt"
 )
@@ -50,19 +52,19 @@ def refused(address: Address, result: pq.abc.PGresult) -> StoreError:
     text = _text(result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY))
     advice = address.if_missing if code in _MISSING else _ADVICE.get(code, "")
     if code == _UNTRANSLATABLE:
-        is_of_encoding = "encoding" in text
-        advice = "use a database whose encoding is UTF8" if is_of_encoding else "a NUL character cannot be stored"
+        is_about_encoding = "encoding" in text
+        advice = "use a database whose encoding is UTF8" if is_about_encoding else "a NUL character cannot be stored"
     failure = StoreError(f"{address}: {text}{advice and f' ({advice})'}", transient=_TRANSIENT.match(code) is not None)
     failure.__cause__ = error_from_result(result)
     return failure
 
 
-def was_busy(error: StoreError) -> bool:
+def is_lock_timeout(error: StoreError) -> bool:
     """Tell whether nothing was done because somebody has a name locked."""
     return getattr(error.__cause__, "sqlstate", None) == "55P03"
 
 
-def was_full(error: StoreError) -> bool:
+def is_notify_queue_full(error: StoreError) -> bool:
     """Tell whether nothing was done because the server's queue of notifications is full."""
     return getattr(error.__cause__, "sqlstate", None) == "54000"
 
@@ -92,7 +94,7 @@ def not_connected(address: Address, message: str) -> StoreError:
         text = "connection refused; is the server running there?"
     words = _QUOTED.sub("", message)
     advice = next((advice for cause, advice in _CAUSES.items() if cause.search(words)), "")
-    is_hopeless = _HOPELESS.search(words) is not None
+    is_hopeless = _PERMANENT.search(words) is not None
     failure = StoreError(f"{address}: {text}{advice and f' ({advice})'}", transient=not is_hopeless)
     failure.__cause__ = psycopg.OperationalError(message)
     return failure

@@ -45,8 +45,8 @@ class Lane(Enum):
     STUCK = "those that found a name in use, in somebody's open transaction perhaps"
 
 
-NOTHING = Statement(b"SELECT")
-GREETING = Statement(
+EMPTY_QUERY = Statement(b"SELECT")
+DETECT_POOLER = Statement(
     b"SELECT pid OPERATOR(pg_catalog.<>) $1::int, CASE WHEN pid OPERATOR(pg_catalog.=) $1::int THEN pg_catalog.concat("
     b"pg_catalog.set_config('idle_session_timeout', '0', false),"
     b" pg_catalog.set_config('extra_float_digits', '1', false),"
@@ -67,10 +67,10 @@ def connect(address: Address, timeout: float, begun: Begun = lambda _: None) -> 
     Blocks. Raises StoreError if none will have us, OSError if their names lead nowhere, and TimeoutError.
     """
     deadline = time.monotonic() + timeout
-    silent = address.silent_until
+    silent = address.unresponsive_until
     failures: list[str] = []
     attempts = sorted(
-        _attempts(address.settings, failures), key=lambda one: silent.get(_where(one), 0.0) > time.monotonic()
+        _attempts(address.settings, failures), key=lambda one: silent.get(_endpoint(one), 0.0) > time.monotonic()
     )
     wanted = int(address.settings.get("connect_timeout") or 0)
     limit = wanted if wanted > 0 else inf
@@ -81,7 +81,7 @@ def connect(address: Address, timeout: float, begun: Begun = lambda _: None) -> 
         except TimeoutError:
             if len(attempts) == 1 and not failures:
                 raise
-            silent[_where(attempt)] = time.monotonic() + SILENCE
+            silent[_endpoint(attempt)] = time.monotonic() + SILENCE
             failures.append("no answer in time")
         except StoreError as error:
             if (len(attempts) == 1 and not failures) or not error.transient:
@@ -90,7 +90,7 @@ def connect(address: Address, timeout: float, begun: Begun = lambda _: None) -> 
     raise not_connected(address, "\n".join(failures))
 
 
-def _where(attempt: Mapping[str, Any]) -> str:
+def _endpoint(attempt: Mapping[str, Any]) -> str:
     return f"{attempt.get('hostaddr') or attempt.get('host')}:{attempt.get('port')}"
 
 

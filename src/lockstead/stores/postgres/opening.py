@@ -21,14 +21,14 @@ def open_postgres(source: object, runtime: Runtime, options: Mapping[str, Any]) 
     else:
         address, settings = from_object(source), Options()
     settings = settings.changed(options)
-    address = replace(address, is_vouched=settings.pooler == "session")
+    address = replace(address, is_session_pooled=settings.pooler == "session")
     if settings.advisory:
-        if useless := settings.for_the_table():
+        if useless := settings.table_only():
             msg = f"{', '.join(useless)}: this is for the lease table, and advisory locks have none"
             raise InvalidInputError(msg)
         return AdvisoryStore(runtime, address)
     ear = address
     if settings.listen:
         ear, heard = parse_url(settings.listen)
-        ear = replace(ear, is_vouched=heard.pooler == "session")
+        ear = replace(ear, is_session_pooled=heard.pooler == "session")
     return TableStore(runtime, address, schema=settings.schema, push=settings.push, ear=ear)

@@ -21,7 +21,7 @@ from lockstead.stores.postgres import blocking, libpq
 from lockstead.stores.postgres.address import Address
 from lockstead.stores.postgres.errors import FAILURES, ends_session, refused, unanswered
 from lockstead.stores.postgres.libpq import ERRORS, Lane, Params, Row, Statement
-from lockstead.stores.transport.pipeline import CONNECTING, Pipeline, QueuedError, Shared
+from lockstead.stores.transport.pipeline import MIN_CONNECT_TIMEOUT, Pipeline, QueuedError, Shared
 from lockstead.stores.transport.subscriber import OnMessage
 
 T = TypeVar("T")
@@ -71,15 +71,15 @@ class Connection(Pipeline):
         return self._enqueue(1, timeout)
 
     def _flush(self) -> None:
-        is_left = bool(self.pgconn.flush())
-        if is_left != self._is_writing:
-            self._is_writing = is_left
-            if is_left:
-                self._loop.add_writer(self._socket, self._write_on)
+        is_unsent = bool(self.pgconn.flush())
+        if is_unsent != self._is_writing:
+            self._is_writing = is_unsent
+            if is_unsent:
+                self._loop.add_writer(self._socket, self._continue_writing)
             else:
                 self._loop.remove_writer(self._socket)
 
-    def _write_on(self) -> None:
+    def _continue_writing(self) -> None:
         try:
             self._flush()
         except psycopg.OperationalError as error:
@@ -88,7 +88,7 @@ class Connection(Pipeline):
     def _take_in(self) -> None:
         try:
             self.pgconn.consume_input()
-            self._take_results()
+            self._process_results()
         except psycopg.OperationalError as error:
             self._lose(error)
             return
@@ -99,7 +99,7 @@ class Connection(Pipeline):
         if self._is_retired and not self._requests:
             self.close()
 
-    def _take_results(self) -> None:
+    def _process_results(self) -> None:
         while self._requests and not self.pgconn.is_busy():
             result = self.pgconn.get_result()
             if result is None or result.status == ExecStatus.PIPELINE_ABORTED:
@@ -120,7 +120,7 @@ class Connection(Pipeline):
 
     def probe(self) -> None:
         with suppress(*FAILURES):
-            self.exchange(libpq.NOTHING, (), 60.0)
+            self.exchange(libpq.EMPTY_QUERY, (), 60.0)
 
     def abort(self) -> None:
         if self._socket >= 0:
@@ -235,7 +235,7 @@ class PipelinedNode:
                 raise
             return common
         except TimeoutError:
-            if common is not None and common.is_answering(CONNECTING):
+            if common is not None and common.is_answering(MIN_CONNECT_TIMEOUT):
                 raise QueuedError from None
             raise
 

@@ -14,20 +14,20 @@ class Turn:
     It may come before the end of a `with` block has begun; where that matters, the end is tried once more.
     """
 
-    __slots__ = ("_patience", "_turns", "is_ours", "latch")
+    __slots__ = ("_patience", "_slots", "is_ours", "latch")
 
-    def __init__(self, turns: Turns, patience: float) -> None:
+    def __init__(self, turns: Slots, patience: float) -> None:
         self.is_ours = False
         self.latch: threading.Lock | None = None
-        self._turns = turns
+        self._slots = turns
         self._patience = patience
 
     def begin(self) -> None:
-        self._turns.begin(self, self._patience)
+        self._slots.begin(self, self._patience)
 
     def end(self) -> None:
         """Let the next have it. Safe to repeat."""
-        self._turns.end(self)
+        self._slots.end(self)
 
     def __enter__(self) -> None:
         self.begin()
@@ -36,7 +36,7 @@ class Turn:
         self.end()
 
 
-class Turns:
+class Slots:
     """So many at a time, in the order in which they came.
 
     Whoever has waited long enough goes ahead all the same, and so does one more from then on: those before him may be

@@ -26,13 +26,13 @@ GRACE = 0.01
 """How long to listen on after the decision: to hear the rest now is cheaper than later."""
 LONGEST_ROUND = 2.0
 """Votes given further apart do not count together. The same for all clients, whatever their time-outs."""
-SETTLE = 2.5
+ADMISSION_WAIT = 2.5
 """How long a member found empty is let be before the others are asked what it forgot: every round it had voted in is
 over by then, so whoever else voted in it knows of it."""
-SOON = 0.05
-LATER = 1.0
+MIN_PROBE_INTERVAL = 0.05
+MAX_PROBE_INTERVAL = 1.0
 """The pauses between looks at a silent member grow from one to the other."""
-MOST_DEBTS = 10_000
+MAX_PENDING_RELEASES = 10_000
 
 
 def all_answered(votes: Votes[T]) -> bool:
@@ -58,7 +58,7 @@ class UnaskedError(StoreError):
 
 
 @dataclass(slots=True)
-class _Node:
+class _MemberState:
     name: str
     member: Member
     error: str = ""
@@ -70,11 +70,11 @@ class _Node:
     """The token under which it waits to be admitted or to vote, and when we knew."""
 
 
-class Nodes:
+class Members:
     def __init__(self, runtime: Runtime, members: Sequence[Member], names: Sequence[str], timeout: float) -> None:
         self.runtime = runtime
         self.majority = len(members) // 2 + 1
-        self._nodes = [_Node(name, member) for name, member in zip(names, members, strict=True)]
+        self._nodes = [_MemberState(name, member) for name, member in zip(names, members, strict=True)]
         self._timeout = timeout
         self._closed = False
         self._start_afresh()
@@ -83,8 +83,8 @@ class Nodes:
     def _start_afresh(self) -> None:
         """Look after nobody: at first, and in a forked child, where no other thread has come along."""
         self._mutex = self.runtime.mutex()
-        self._introduced = False
-        self._healing = False
+        self._bootstrapped = False
+        self._is_admitting = False
         for node in self._nodes:
             node.suspected = False
             node.debts = {}
@@ -143,20 +143,20 @@ class Nodes:
         except Exception as error:
             node.error = str(error)
             if not isinstance(error, DamagedError):  # which is an answer, about one name mostly
-                self._look_after(number)
+                self._start_recovery(number)
             answer = error
         heard(number, answer)
         return answer
 
-    def owe(self, number: int, name: str, owner: str, unsure: float, until: float) -> None:
+    def queue_release(self, number: int, name: str, owner: str, tombstone: float, until: float) -> None:
         """Give a place up as soon as its member answers, while that matters."""
         debts = self._nodes[number].debts
         with self._mutex:
-            if len(debts) < MOST_DEBTS:
-                debts[name, owner] = unsure, until
-        self._look_after(number)
+            if len(debts) < MAX_PENDING_RELEASES:
+                debts[name, owner] = tombstone, until
+        self._start_recovery(number)
 
-    def _look_after(self, number: int) -> None:
+    def _start_recovery(self, number: int) -> None:
         node = self._nodes[number]
         began = False
         try:
@@ -164,22 +164,22 @@ class Nodes:
                 if node.suspected or self._closed:
                     return
                 began = node.suspected = True
-            self._start(partial(self._nurse, number), lambda: setattr(node, "suspected", False))
+            self._start(partial(self._recover_member, number), lambda: setattr(node, "suspected", False))
         except BaseException:  # an interrupt: the probe may not have been started
             if began:
                 node.suspected = False
             raise
 
-    async def _nurse(self, number: int) -> None:
+    async def _recover_member(self, number: int) -> None:
         """Knock until the member answers, and pay what it is owed."""
         node = self._nodes[number]
-        pause = SOON
+        pause = MIN_PROBE_INTERVAL
         while not self._closed:
             await self.runtime.sleep(pause * (0.5 + 0.5 * self.runtime.random()))
-            pause = min(2 * pause, LATER)
+            pause = min(2 * pause, MAX_PROBE_INTERVAL)
             try:
                 membership = await node.member.knock(self._timeout)
-                await self._pay(node)
+                await self._flush_releases(node)
             except Exception as error:
                 node.error = str(error)
                 continue
@@ -190,23 +190,23 @@ class Nodes:
                     node.suspected = False
                     return
 
-    async def _pay(self, node: _Node) -> None:
-        for (name, owner), (unsure, until) in list(node.debts.items()):
-            if unsure or self.runtime.now() < until:
+    async def _flush_releases(self, node: _MemberState) -> None:
+        for (name, owner), (tombstone, until) in list(node.debts.items()):
+            if tombstone or self.runtime.now() < until:
                 with suppress(DamagedError):  # no client can join that line: no reason to do without the member
-                    await node.member.leave(name, owner, self._timeout, unsure)
+                    await node.member.leave(name, owner, self._timeout, tombstone)
             with self._mutex:
                 node.debts.pop((name, owner), None)
 
     async def introduce(self) -> None:
         """Before the first use: let new servers vote at once, and know who does not."""
-        if self._introduced:
+        if self._bootstrapped:
             return
         memberships = await self._visit()
         if all(membership is not None and membership.votes_in == inf for membership in memberships):
             memberships = await self._visit()
         voting = [membership for membership in memberships if membership is not None and membership.votes_in == 0]
-        self._introduced = len(voting) >= self.majority
+        self._bootstrapped = len(voting) >= self.majority
         if any(membership is not None and membership.votes_in > 0 for membership in memberships):
             self.heal()
 
@@ -215,17 +215,17 @@ class Nodes:
         began = False
         try:
             with self._mutex:
-                if self._healing or self._closed:
+                if self._is_admitting or self._closed:
                     return
-                began = self._healing = True
-            self._start(self._heal, self._stop_healing)
+                began = self._is_admitting = True
+            self._start(self._heal, self._admission_ended)
         except BaseException:
             if began:
-                self._healing = False
+                self._is_admitting = False
             raise
 
-    def _stop_healing(self) -> None:
-        self._healing = False
+    def _admission_ended(self) -> None:
+        self._is_admitting = False
 
     async def _heal(self) -> None:
         try:
@@ -234,9 +234,9 @@ class Nodes:
                 waits = [membership.votes_in for membership in memberships if membership and membership.votes_in > 0]
                 if not waits:
                     return
-                await self.runtime.sleep(min(*waits, LATER) + SOON)
+                await self.runtime.sleep(min(*waits, MAX_PROBE_INTERVAL) + MIN_PROBE_INTERVAL)
         finally:
-            self._stop_healing()
+            self._admission_ended()
 
     async def _visit(self) -> list[Membership | None]:
         """Knock at everybody once, and admit whom that allows.
@@ -246,7 +246,7 @@ class Nodes:
         gave in between: so it takes no notice.
         """
         sent = self.runtime.now()
-        memberships = await self._knock()
+        memberships = await self._probe_all()
         now = self.runtime.now()
         admitted = [each for each in memberships if each is not None and each.votes_in < inf]
         waiting: list[tuple[int, Membership, float]] = []
@@ -264,21 +264,21 @@ class Nodes:
             waiting.append((number, membership, found[1]))
         ticket = max((each.ticket for each in admitted), default=0)
         longest = max((each.longest for each in admitted), default=0.0)
-        patience = self._patience_with(len(admitted), [sent - since for _, _, since in waiting])
+        patience = self._required_wait(len(admitted), [sent - since for _, _, since in waiting])
         for number, membership, since in waiting:
             if sent - since >= patience:
                 memberships[number] = await self._admit(number, membership, ticket, longest)
         return memberships
 
-    def _patience_with(self, admitted: int, waited: Sequence[float]) -> float:
+    def _required_wait(self, admitted: int, waited: Sequence[float]) -> float:
         """Tell how long a member must have waited before this round to be admitted by what it found."""
         if admitted > (len(self._nodes) - 1) // 2:
-            return SETTLE  # any majority that a waiting one was part of has one of these in it
+            return ADMISSION_WAIT  # any majority that a waiting one was part of has one of these in it
         if admitted + len(waited) < len(self._nodes) or min(waited) < 0:
             return inf
         # All answered in two rounds, so there was a moment at which all of these had forgotten everything. Where that
         # is all there are, they are new; otherwise more were lost than may be, and this is the best that can be done.
-        return SETTLE if admitted else 0.0
+        return ADMISSION_WAIT if admitted else 0.0
 
     async def _admit(self, number: int, membership: Membership, ticket: int, longest: float) -> Membership | None:
         node = self._nodes[number]
@@ -292,18 +292,18 @@ class Nodes:
             self._note_admitted(node, answer)
         return answer
 
-    def _note_admitted(self, node: _Node, membership: Membership) -> None:
+    def _note_admitted(self, node: _MemberState, membership: Membership) -> None:
         if node.found_empty is not None and membership.votes_in == 0:
             node.found_empty = None
             log.info("%s votes", node.name)
 
-    async def _knock(self) -> list[Membership | None]:
+    async def _probe_all(self) -> list[Membership | None]:
         works = [self._attempt(n, lambda _, member: member.knock(self._timeout)) for n in range(len(self._nodes))]
         answers = await self.runtime.gather(works, all_answered, GRACE)
         return [answer if isinstance(answer, Membership) else None for answer in answers]
 
     async def health(self) -> list[MemberHealth]:
-        memberships = await self._knock()
+        memberships = await self._probe_all()
         if any(membership is not None and membership.votes_in > 0 for membership in memberships):
             self.heal()
         return [

@@ -24,29 +24,29 @@ from lockstead.core.model import (
     Place,
     Refusal,
     Renewal,
+    Reservation,
     Standing,
-    Stay,
     Wake,
 )
 from lockstead.core.runtime import Runtime
-from lockstead.core.store import GHOST, Examinable, Member, Mendable
+from lockstead.core.store import LATE_REQUEST_WINDOW, Examinable, Member, Repairable
 from lockstead.errors import DamagedError, InvalidInputError, StoreError, UnsupportedError
 from lockstead.stores.memory import microseconds
-from lockstead.stores.quorum.members import LONGEST_ROUND, MemberHealth, Nodes, UnaskedError, Votes, all_answered
+from lockstead.stores.quorum.members import LONGEST_ROUND, MemberHealth, Members, UnaskedError, Votes, all_answered
 
 __all__ = ["MemberHealth", "Quorum"]
 
 T = TypeVar("T")
 
 FEWEST = 3
-LEAD = 10_000
+TICKET_LEAD = 10_000
 """Microseconds by which the ticket we wish for is ahead of our clock: the members' clocks may be, too."""
-DEBT = 60.0
+PENDING_RELEASE_TTL = 60.0
 """How long a place of which we know no ttl is tried to be given up."""
 
 
 @dataclass(slots=True)
-class _Trace:
+class _Placement:
     """Where one owner may have a place."""
 
     granted: set[int] = field(default_factory=set)
@@ -57,11 +57,11 @@ class _Trace:
     until: float = -inf
     """When the last of the places will have expired."""
 
-    def doubtful(self) -> set[int]:
+    def members_in_doubt(self) -> set[int]:
         return set().union(*self.unanswered)
 
     def members(self) -> list[int]:
-        return sorted(self.granted | self.doubtful())
+        return sorted(self.granted | self.members_in_doubt())
 
 
 class Quorum:
@@ -95,7 +95,7 @@ class Quorum:
             processes=all(member.capabilities.processes for member in members),
         )
         self._members = members
-        self._nodes = Nodes(runtime, members, names, node_timeout)
+        self._nodes = Members(runtime, members, names, node_timeout)
         self._majority = self._nodes.majority
         self._node_timeout = node_timeout
         self._clock = clock
@@ -104,7 +104,7 @@ class Quorum:
         lifecycle.at_fork(self, in_child="_start_afresh")
 
     def _start_afresh(self) -> None:
-        self._traces: dict[tuple[str, str], _Trace] = {}
+        self._placements: dict[tuple[str, str], _Placement] = {}
         self._sweep_above = 64
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
@@ -118,8 +118,8 @@ class Quorum:
         await self._nodes.introduce()
         patience = min(timeout, self._node_timeout)
         sent = self.runtime.now()
-        trace = self._trace(ask, sent)
-        wish = ask._replace(floor=self._clock() + LEAD)
+        trace = self._placement(ask, sent)
+        wish = ask._replace(floor=self._clock() + TICKET_LEAD)
         unanswered: set[int] = set()
         trace.unanswered.append(unanswered)
 
@@ -135,8 +135,8 @@ class Quorum:
 
         votes = await self._nodes.ask(
             lambda _, member: member.join(wish, patience),
-            self._is_plain,
-            self._is_settled,
+            self._is_join_decided,
+            self._is_join_sufficient,
             before=unanswered.update,
             heard=heard,
         )
@@ -145,7 +145,7 @@ class Quorum:
             return await self._refuse(ask, votes, patience)
         ticket = max(tickets.values())
         agree = list(tickets.values()).count(ticket) >= self._majority
-        if not self._is_in_time(sent) or not (agree or await self._raise(ask, ticket, tickets, patience)):
+        if not self._is_in_time(sent) or not (agree or await self._write_back(ask, ticket, tickets, patience)):
             msg = f"too few nodes confirmed {ask.name!r} in time"
             raise StoreError(msg, name=ask.name, transient=True)
         return Standing(ticket, True, self.runtime.now())
@@ -157,7 +157,7 @@ class Quorum:
         patience = min(timeout, self._node_timeout)
         sent = self.runtime.now()
         for renewal in renewals:
-            if trace := self._traces.get((renewal.name, renewal.owner)):
+            if trace := self._placements.get((renewal.name, renewal.owner)):
                 trace.until = max(trace.until, sent + renewal.ttl + self._node_timeout)
 
         def is_decided(votes: Votes[list[Standing | None]]) -> bool:
@@ -169,7 +169,7 @@ class Quorum:
         votes = await self._nodes.ask(lambda _, member: member.renew(renewals, patience), is_decided, is_decided)
         answers = _answers(votes)
         if len(answers) < self._majority:
-            raise self._too_few(votes)
+            raise self._no_majority(votes)
         in_time = self._is_in_time(sent)
         outcome: list[Standing | None] = []
         for entry in range(len(renewals)):
@@ -181,18 +181,18 @@ class Quorum:
                 outcome.append(Standing(max(tickets), True, self.runtime.now()) if is_held else UNKNOWN)
         return outcome
 
-    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+    async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
         """Give a place up wherever it may be; False if it was not on a majority any more.
 
         A silent member is asked again in the background, if without it somebody else can hold.
         """
-        votes = await self._leave(name, owner, min(timeout, self._node_timeout), unsure)
+        votes = await self._leave(name, owner, min(timeout, self._node_timeout), tombstone)
         if _count(votes, bool) < self._majority:
-            raise self._too_few(votes, name)
-        self._traces.pop((name, owner), None)
+            raise self._no_majority(votes, name)
+        self._placements.pop((name, owner), None)
         return len(votes) - votes.count(False) >= self._majority
 
-    async def linger(self, stay: Stay, timeout: float) -> bool:
+    async def reserve(self, stay: Reservation, timeout: float) -> bool:
         """Let a place stand on wherever it may be; False if it was not on a majority any more.
 
         A silent member loses the place in the background, but only once enough others have answered: it will be
@@ -200,13 +200,13 @@ class Quorum:
         """
         name, owner = stay.name, stay.owner
         patience = min(timeout, self._node_timeout)
-        members, until, doubts = self._whereabouts(name, owner, stay.unsure)
-        trace = self._traces.get((name, owner)) or _Trace()
+        members, until, doubts = self._whereabouts(name, owner, stay.tombstone)
+        trace = self._placements.get((name, owner)) or _Placement()
         stands = trace.stands
         is_over = False
 
-        def owe(number: int) -> None:
-            self._nodes.owe(number, name, owner, doubts[number], until)
+        def queue_release(number: int) -> None:
+            self._nodes.queue_release(number, name, owner, doubts[number], until)
 
         def heard(number: int, vote: object) -> None:
             if not isinstance(vote, Exception):
@@ -214,25 +214,25 @@ class Quorum:
                 if vote:
                     stands.add(number)
             elif is_over and not isinstance(vote, DamagedError):
-                owe(number)
+                queue_release(number)
 
         def is_decided(votes: Votes[bool]) -> bool:
             return len(stands) >= self._majority or len(stands.union(_silent(votes, members))) < self._majority
 
         votes = await self._nodes.ask(
-            lambda number, member: member.linger(stay._replace(unsure=doubts[number]), patience),
+            lambda number, member: member.reserve(stay._replace(tombstone=doubts[number]), patience),
             is_decided,
             is_decided,
             among=members,
             heard=heard,
         )
         if not is_decided(votes):
-            raise self._too_few(_with_the_unasked(votes, members), name)
+            raise self._no_majority(_fill_unasked(votes, members), name)
         is_over = True
         for number in _silent(votes, members):
             if isinstance(votes[number], Exception) and not isinstance(votes[number], DamagedError):
-                owe(number)
-        self._traces.pop((name, owner), None)
+                queue_release(number)
+        self._placements.pop((name, owner), None)
         return len(stands) >= self._majority
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
@@ -247,7 +247,7 @@ class Quorum:
         )
         answers = _answers(votes)
         if len(answers) < self._majority:
-            raise self._too_few(votes)
+            raise self._no_majority(votes)
         found: dict[str, dict[str, list[tuple[Place, float]]]] = {}
         damage: dict[str, list[DamagedError]] = {}
         for line in (line for answer in answers for line in answer):
@@ -269,17 +269,17 @@ class Quorum:
                 lines.append(Line(name, 0.0, (), harm[0]))
         return lines
 
-    async def mend(self, name: str, timeout: float) -> None:
+    async def repair(self, name: str, timeout: float) -> None:
         """Remove what is damaged on every member that answers."""
 
-        async def mend(member: Member) -> bool:
-            if isinstance(member, Mendable):
-                await member.mend(name, timeout)
+        async def repair(member: Member) -> bool:
+            if isinstance(member, Repairable):
+                await member.repair(name, timeout)
             return True
 
-        votes = await self._nodes.ask(lambda _, member: mend(member), all_answered, all_answered)
+        votes = await self._nodes.ask(lambda _, member: repair(member), all_answered, all_answered)
         if not self._is_answered(votes):
-            raise self._too_few(votes, name)
+            raise self._no_majority(votes, name)
 
     async def health(self) -> list[MemberHealth]:
         """Say of every member whether it answers, and when it votes."""
@@ -304,7 +304,7 @@ class Quorum:
         """Let the connections to all members go."""
         await self._nodes.close()
 
-    async def _raise(self, ask: Ask, ticket: int, held: Iterable[int], patience: float) -> bool:
+    async def _write_back(self, ask: Ask, ticket: int, held: Iterable[int], patience: float) -> bool:
         """Raise the tickets of the places we have to the highest of them, and the counters they were drawn from.
 
         Else the members that the next holder's majority has in common with ours might never hear of our fence. Only
@@ -326,13 +326,13 @@ class Quorum:
         """Give up what was given, and say who is in the way; raise if nobody is known to be."""
         busy = [vote for vote in votes if isinstance(vote, Refusal) and not vote.abstains]
         if not busy or not self._is_answered(votes):
-            error = self._too_few(votes, ask.name)
+            error = self._no_majority(votes, ask.name)
             if not error.transient:
-                self._traces.pop((ask.name, ask.owner), None)
+                self._placements.pop((ask.name, ask.owner), None)
             raise error
         held = _count(votes, Standing)
         await self._leave(ask.name, ask.owner, patience)
-        self._traces.pop((ask.name, ask.owner), None)
+        self._placements.pop((ask.name, ask.owner), None)
         for refusal in busy:
             if refusal.capacity:
                 return refusal
@@ -341,16 +341,16 @@ class Quorum:
         return Refusal(holder, rechecks[min(self._majority - held, len(busy)) - 1])
 
     async def _leave(
-        self, name: str, owner: str, patience: float, unsure: float = 0.0
+        self, name: str, owner: str, patience: float, tombstone: float = 0.0
     ) -> list[bool | Exception | None]:
         """Leave every member that may have a place; whichever does not hear of it now, will."""
-        trace = self._traces.get((name, owner))
-        members, until, doubts = self._whereabouts(name, owner, unsure)
+        trace = self._placements.get((name, owner))
+        members, until, doubts = self._whereabouts(name, owner, tombstone)
 
         def heard(number: int, vote: object) -> None:
             if isinstance(vote, Exception):
                 if not isinstance(vote, DamagedError):  # of which nothing can be given up
-                    self._nodes.owe(number, name, owner, doubts[number], until)
+                    self._nodes.queue_release(number, name, owner, doubts[number], until)
             elif trace is not None:
                 trace.granted.discard(number)
 
@@ -367,26 +367,34 @@ class Quorum:
         )
         for number, vote in enumerate(votes):
             if isinstance(vote, UnaskedError):
-                self._nodes.owe(number, name, owner, doubts[number], until)
-        return _with_the_unasked(votes, members)
+                self._nodes.queue_release(number, name, owner, doubts[number], until)
+        return _fill_unasked(votes, members)
 
-    def _whereabouts(self, name: str, owner: str, unsure: float) -> tuple[Sequence[int], float, dict[int, float]]:
+    def _whereabouts(self, name: str, owner: str, tombstone: float) -> tuple[Sequence[int], float, dict[int, float]]:
         """Tell which members may have an owner's place, until when, and for how long each is to refuse the owner."""
-        trace = self._traces.get((name, owner))
+        trace = self._placements.get((name, owner))
         if trace is None:
             everybody = range(len(self._nodes))
-            return everybody, self.runtime.now() + max(DEBT, unsure), dict.fromkeys(everybody, unsure)
+            return (
+                everybody,
+                self.runtime.now() + max(PENDING_RELEASE_TTL, tombstone),
+                dict.fromkeys(everybody, tombstone),
+            )
         members, until = trace.members(), trace.until
-        ghost = max(until - self.runtime.now(), GHOST)
-        return members, until, dict.fromkeys(members, 0.0) | dict.fromkeys(trace.doubtful(), ghost)
+        late_request_window = max(until - self.runtime.now(), LATE_REQUEST_WINDOW)
+        return (
+            members,
+            until,
+            dict.fromkeys(members, 0.0) | dict.fromkeys(trace.members_in_doubt(), late_request_window),
+        )
 
-    def _trace(self, ask: Ask, now: float) -> _Trace:
-        if len(self._traces) > self._sweep_above:
-            for key, trace in list(self._traces.items()):
-                if trace.until + GHOST < now:
-                    self._traces.pop(key, None)
-            self._sweep_above = 2 * len(self._traces) + 64
-        trace = self._traces.setdefault((ask.name, ask.owner), _Trace())
+    def _placement(self, ask: Ask, now: float) -> _Placement:
+        if len(self._placements) > self._sweep_above:
+            for key, trace in list(self._placements.items()):
+                if trace.until + LATE_REQUEST_WINDOW < now:
+                    self._placements.pop(key, None)
+            self._sweep_above = 2 * len(self._placements) + 64
+        trace = self._placements.setdefault((ask.name, ask.owner), _Placement())
         trace.until = max(trace.until, now + ask.ttl + self._node_timeout)
         return trace
 
@@ -396,11 +404,11 @@ class Quorum:
     def _is_answered(self, votes: Votes[T]) -> bool:
         return len(_answers(votes)) >= self._majority
 
-    def _is_plain(self, votes: Votes[Standing | Refusal]) -> bool:
+    def _is_join_decided(self, votes: Votes[Standing | Refusal]) -> bool:
         """Tell whether no further vote can change the outcome of a join."""
         return _count(votes, Standing) >= self._majority or _count(votes, Refusal) > len(votes) - self._majority
 
-    def _is_settled(self, votes: Votes[Standing | Refusal]) -> bool:
+    def _is_join_sufficient(self, votes: Votes[Standing | Refusal]) -> bool:
         """Tell whether a join may do without asking suspected members."""
         held = _count(votes, Standing)
         is_busy = any(isinstance(vote, Refusal) and not vote.abstains for vote in votes)
@@ -419,7 +427,7 @@ class Quorum:
         ticket = max(tickets, key=lambda each: (tickets[each], each))
         return Line(name, now, (replace(place, ticket=ticket, expires_at=now + life),))
 
-    def _too_few(self, votes: Votes[T], name: str = "") -> StoreError:
+    def _no_majority(self, votes: Votes[T], name: str = "") -> StoreError:
         """Say who is silent and who does not vote. Only if all refused to listen is there nothing to be undone."""
         reasons = []
         for number, vote in enumerate(votes):
@@ -438,7 +446,7 @@ def _silent(votes: Votes[bool], members: Sequence[int]) -> list[int]:
     return [number for number in members if not isinstance(votes[number], bool)]
 
 
-def _with_the_unasked(votes: Votes[bool], members: Sequence[int]) -> list[bool | Exception | None]:
+def _fill_unasked(votes: Votes[bool], members: Sequence[int]) -> list[bool | Exception | None]:
     """Answer for those who have no place, and so were not asked about it."""
     return [vote if number in members else False for number, vote in enumerate(votes)]
 

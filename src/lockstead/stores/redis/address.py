@@ -139,7 +139,7 @@ def _parse(parts: SplitResult) -> tuple[list[Deployment], Options]:
     template = Address(
         path=unquote(parts.path) if is_path else "",
         database=_database((not is_path and where) or query.pop("db", "0")),
-        credentials=_fixed(unquote(parts.username or ""), unquote(parts.password or "")),
+        credentials=_fixed_credentials(unquote(parts.username or ""), unquote(parts.password or "")),
         tls=_context(_take_tls(query)) if base in ("rediss", "valkeys") or kind == "redlocks" else None,
     )
     if is_path:
@@ -157,7 +157,7 @@ def _parse(parts: SplitResult) -> tuple[list[Deployment], Options]:
     if kind in ("redlock", "redlocks"):
         return [Deployment([host]) for host in hosts], _options(query)
     if kind == "sentinel":
-        login = _fixed(query.pop("sentinel_username", ""), query.pop("sentinel_password", ""))
+        login = _fixed_credentials(query.pop("sentinel_username", ""), query.pop("sentinel_password", ""))
         sentinels = [Address(host.host, host.port, credentials=login, tls=template.tls) for host in hosts]
         if not service:
             msg = "name the service: redis+sentinel://host1,host2/SERVICE"
@@ -202,7 +202,7 @@ def _from_settings(settings: Mapping[str, Any], *, is_tls: bool) -> Address:
         credentials=(
             provider.get_credentials
             if provider is not None
-            else _fixed(settings.get("username") or "", settings.get("password") or "")
+            else _fixed_credentials(settings.get("username") or "", settings.get("password") or "")
         ),
         tls=_context({name: value for name, value in settings.items() if name in _TLS_OPTIONS}) if is_tls else None,
     )
@@ -212,7 +212,7 @@ def _is_tls(connection_class: type | None, settings: Mapping[str, Any]) -> bool:
     return "SSL" in getattr(connection_class, "__name__", "") or bool(settings.get("ssl"))
 
 
-def _fixed(username: str, password: str) -> Callable[[], tuple[str, ...]]:
+def _fixed_credentials(username: str, password: str) -> Callable[[], tuple[str, ...]]:
     if username:
         return lambda: (username, password)
     return lambda: (password,) if password else ()

@@ -9,7 +9,7 @@ from functools import lru_cache
 from importlib.resources import files
 from math import ceil
 
-from lockstead.core.model import LINGERING, Ask, Balance, Charge, Place, Renewal, Stay
+from lockstead.core.model import RESERVED, Ask, Place, RateRequest, RateResult, Renewal, Reservation
 from lockstead.stores.redis.resp import Arg, pack
 
 _JOIN = struct.Struct("<dddBBH")
@@ -17,8 +17,8 @@ _RENEWAL = struct.Struct("<dddBH")
 _PLACE = struct.Struct("<ddd")
 _LENGTH = struct.Struct("<H")
 _NUMBERS = struct.Struct("<II")
-_CHARGE = struct.Struct("<ddd")
-_BALANCE = struct.Struct("<?d")
+_RATE_REQUEST = struct.Struct("<ddd")
+_RATE_RESULT = struct.Struct("<?d")
 
 _LINE = re.compile(r"@user_script: ?(\d+)")
 _CALL = re.compile(r"redis\.p?call\('(\w+)'")
@@ -36,7 +36,7 @@ class Command:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.pack_once = lru_cache(maxsize=ONCE)(self.pack)
+        self.pack_cached = lru_cache(maxsize=ONCE)(self.pack)
         """Pack what several servers are asked one after another."""
 
     def pack(self, key: bytes, args: tuple[Arg, ...]) -> bytes:
@@ -46,7 +46,7 @@ class Command:
         """Pack the command for a server that may not know what it stands for."""
         return self.pack(key, args)
 
-    def called_in(self, said: str) -> str:
+    def failed_command(self, said: str) -> str:
         """Name the command that an error reply is about; empty if that cannot be told."""
         return self._name
 
@@ -66,7 +66,7 @@ class Script(Command):
         """Pack the script itself: whoever runs it has learnt it."""
         return pack((b"EVAL", self._text, b"1", key, *args))
 
-    def called_in(self, said: str) -> str:
+    def failed_command(self, said: str) -> str:
         """Find the command that failed by its line: Redis before 7 tells no more."""
         line = _LINE.search(said)
         text = self._text.decode().split("\n")[int(line[1]) - 1] if line else ""
@@ -78,11 +78,11 @@ JOIN = Script("join.lua")
 JOIN_ALL = Script("join_all.lua")
 RENEW = Script("renew.lua")
 LEAVE = Script("leave.lua")
-LINGER = Script("reserve.lua")
-SPEND = Script("consume.lua")
-LOOK = Script("inspect.lua")
+RESERVE = Script("reserve.lua")
+CONSUME = Script("consume.lua")
+INSPECT = Script("inspect.lua")
 MEMBER = Script("member.lua")
-MEND = Script("repair.lua")
+REPAIR = Script("repair.lua")
 HSCAN = Command("HSCAN")
 
 
@@ -109,7 +109,7 @@ def pack_join(ask: Ask, wake_up: bytes, *, is_member: bool) -> bytes:
     return b"".join((head, owner, wake_up, _NUMBERS.pack(capacity, weight), metadata.encode()))
 
 
-pack_join_once = lru_cache(maxsize=ONCE)(pack_join)
+pack_join_cached = lru_cache(maxsize=ONCE)(pack_join)
 
 
 def pack_renewal(renewal: Renewal) -> bytes:
@@ -119,23 +119,23 @@ def pack_renewal(renewal: Renewal) -> bytes:
     return _RENEWAL.pack(microseconds(ttl), microseconds(heartbeat), floor, claim, len(owner)) + owner
 
 
-def linger_args(stay: Stay) -> tuple[Arg, ...]:
+def reserve_args(stay: Reservation) -> tuple[Arg, ...]:
     """Give what reserve.lua takes."""
-    heir = stay.owner + LINGERING
-    lives = b"%d" % microseconds(stay.seconds), b"%d" % microseconds(stay.unsure)
-    args: tuple[Arg, ...] = stay.name, stay.owner, heir, *lives
+    reserved_owner = stay.owner + RESERVED
+    lives = b"%d" % microseconds(stay.seconds), b"%d" % microseconds(stay.tombstone)
+    args: tuple[Arg, ...] = stay.name, stay.owner, reserved_owner, *lives
     return args if stay.metadata is None else (*args, stay.metadata)
 
 
-def pack_charge(charge: Charge) -> bytes:
+def pack_rate_request(charge: RateRequest) -> bytes:
     """Pack what consume.lua takes, without rounding: the smallest costs are parts of a microsecond."""
-    return _CHARGE.pack(charge.cost * 1e6, charge.limit * 1e6, charge.patience * 1e6)
+    return _RATE_REQUEST.pack(charge.cost * 1e6, charge.limit * 1e6, charge.patience * 1e6)
 
 
-def parse_balance(reply: bytes) -> Balance:
+def parse_balance(reply: bytes) -> RateResult:
     """Read what consume.lua returns."""
-    allowed, debt = _BALANCE.unpack(reply)
-    return Balance(allowed, debt / 1e6)
+    allowed, debt = _RATE_RESULT.unpack(reply)
+    return RateResult(allowed, debt / 1e6)
 
 
 def parse_place(record: bytes) -> Place:

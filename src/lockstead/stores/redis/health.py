@@ -11,7 +11,7 @@ from lockstead.stores.redis.address import Address
 from lockstead.stores.redis.errors import refused
 from lockstead.stores.redis.resp import pack
 
-OLDEST = (6, 2)
+MIN_VERSION = (6, 2)
 SKEW = 1.0
 """Seconds between a server's clock and ours that are worth a word."""
 
@@ -28,7 +28,7 @@ def findings(address: Address, replies: Sequence[Any], *, is_member: bool) -> It
         return
     info = dict(line.split(":", 1) for line in info_text.decode().splitlines() if ":" in line)
     name, version = _name_and_version(info)
-    if "redis_version" in info and tuple(map(int, info["redis_version"].split(".")[:2])) < OLDEST:
+    if "redis_version" in info and tuple(map(int, info["redis_version"].split(".")[:2])) < MIN_VERSION:
         yield Finding("error", subject, f"{name} {version} is too old: 6.2 is needed")
         return
     yield Finding("ok", subject, f"{name} {version}, {info.get('role', 'role unknown')}")

@@ -17,7 +17,7 @@ from lockstead.stores.redis.resp import PING, pack, published
 from lockstead.stores.transport.pipeline import Pipeline, Shared
 from lockstead.stores.transport.subscriber import OnLost, OnMessage
 
-CROWD = 64
+MAX_UNSENT = 64
 """So many requests go out before the turn of the loop is over: the server need not wait for the rest."""
 
 OnReply = Callable[[Any], None]
@@ -54,7 +54,7 @@ class Connection(Pipeline, asyncio.Protocol):
             if not self._outbox:
                 self._loop.call_soon(self._flush)
             self._outbox.append(payload)
-            if len(self._outbox) >= CROWD:
+            if len(self._outbox) >= MAX_UNSENT:
                 self._flush()
         return answer
 

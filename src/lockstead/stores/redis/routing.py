@@ -37,7 +37,7 @@ class Route(Protocol):
         """Look again the next time: this server did not answer, or said it is the wrong one."""
         ...
 
-    def follow(self, key: bytes, target: str, node: Node, *, for_good: bool) -> Node:
+    def follow(self, key: bytes, target: str, node: Node, *, permanent: bool) -> Node:
         """Find the server a redirection names."""
         ...
 
@@ -68,8 +68,8 @@ class _Single:
     def doubt(self, node: Node) -> None:
         """There is no other."""
 
-    def follow(self, key: bytes, target: str, node: Node, *, for_good: bool) -> Node:
-        raise _not_alone(node)
+    def follow(self, key: bytes, target: str, node: Node, *, permanent: bool) -> Node:
+        raise _cluster_node_error(node)
 
     def close(self) -> None:
         self._node.close()
@@ -123,8 +123,8 @@ class _Sentinel:
             node.refresh()
             self._sentinels.append(self._sentinels.pop(0))
 
-    def follow(self, key: bytes, target: str, node: Node, *, for_good: bool) -> Node:
-        raise _not_alone(node)
+    def follow(self, key: bytes, target: str, node: Node, *, permanent: bool) -> Node:
+        raise _cluster_node_error(node)
 
     def close(self) -> None:
         for node in (*self._sentinels, *([self._primary] if self._primary else ())):
@@ -139,20 +139,20 @@ class _Cluster:
         self._make = make
         self._nodes: dict[tuple[str, int], Node] = {}
         self._ranges: list[tuple[int, int, Node]] = []
-        self._exceptions: dict[int, Node] = {}
-        self._doubted = ""
+        self._moved_slots: dict[int, Node] = {}
+        self._invalidated = ""
 
     def known(self, key: bytes) -> Node | None:
         slot = slot_of(key)
-        if slot in self._exceptions:
-            return self._exceptions[slot]
+        if slot in self._moved_slots:
+            return self._moved_slots[slot]
         return next((node for first, last, node in self._ranges if first <= slot <= last), None)
 
     async def find(self, key: bytes, timeout: float) -> Node:
         """Ask one node after another which slots are whose, until one knows who has this key's."""
         failures = []
         known = [node.address for node in list(self._nodes.values())]
-        addresses = sorted(dict.fromkeys([*known, *self._seeds]), key=lambda address: str(address) == self._doubted)
+        addresses = sorted(dict.fromkeys([*known, *self._seeds]), key=lambda address: str(address) == self._invalidated)
         for address in addresses:
             node = self._node_at(address.host, address.port)
             try:
@@ -163,16 +163,16 @@ class _Cluster:
                 failures.append(error)
                 continue
             self._ranges = [self._range(address, *entry) for entry in reply]
-            self._exceptions = {}
+            self._moved_slots = {}
             if found := self.known(key):
-                self._forget_strangers()
+                self._drop_removed_nodes()
                 return found
             failures.append(StoreError(f"{address}: knows no server for slot {slot_of(key)}", transient=True))
         reasons = "; ".join(map(str, failures))
         msg = f"no node of the cluster tells who has the lock's slot: {reasons}"
         raise StoreError(msg, transient=any(failure.transient for failure in failures))
 
-    def _forget_strangers(self) -> None:
+    def _drop_removed_nodes(self) -> None:
         """Let go of nodes that are no longer part of the cluster, as far as those who are can tell."""
         members = {id(node) for _, _, node in self._ranges}
         for place, node in list(self._nodes.items()):
@@ -191,15 +191,15 @@ class _Cluster:
         return node
 
     def doubt(self, node: Node) -> None:
-        self._doubted = str(node.address)
+        self._invalidated = str(node.address)
         self._ranges = []
-        self._exceptions = {}
+        self._moved_slots = {}
 
-    def follow(self, key: bytes, target: str, node: Node, *, for_good: bool) -> Node:
+    def follow(self, key: bytes, target: str, node: Node, *, permanent: bool) -> Node:
         host, _, port = target.rpartition(":")
         found = self._node_at(host if host not in ("", "?") else node.address.host, int(port))
-        if for_good:
-            self._exceptions[slot_of(key)] = found
+        if permanent:
+            self._moved_slots[slot_of(key)] = found
         return found
 
     def close(self) -> None:
@@ -207,7 +207,7 @@ class _Cluster:
             node.close()
 
 
-def _not_alone(node: Node) -> StoreError:
+def _cluster_node_error(node: Node) -> StoreError:
     return StoreError(f"{node.address}: this is a node of a cluster; use redis+cluster://")
 
 

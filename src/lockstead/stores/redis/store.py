@@ -18,16 +18,16 @@ from lockstead.core import rule
 from lockstead.core.model import (
     UNKNOWN,
     Ask,
-    Balance,
     Capabilities,
-    Charge,
     Finding,
     Line,
     Membership,
+    RateRequest,
+    RateResult,
     Refusal,
     Renewal,
+    Reservation,
     Standing,
-    Stay,
     Wake,
 )
 from lockstead.core.runtime import Runtime
@@ -38,26 +38,26 @@ from lockstead.stores.redis import blocking, pipelined
 from lockstead.stores.redis.address import Address, Deployment
 from lockstead.stores.redis.blocking import BlockingNode
 from lockstead.stores.redis.commands import (
+    CONSUME,
     HSCAN,
+    INSPECT,
     JOIN,
     JOIN_ALL,
     LEAVE,
-    LINGER,
-    LOOK,
     MEMBER,
-    MEND,
     NO_WAKE_UP,
     RENEW,
-    SPEND,
+    REPAIR,
+    RESERVE,
     Command,
-    linger_args,
     microseconds,
-    pack_charge,
     pack_join,
-    pack_join_once,
+    pack_join_cached,
+    pack_rate_request,
     pack_renewal,
     parse_balance,
     parse_place,
+    reserve_args,
     sized,
 )
 from lockstead.stores.redis.errors import OWN_FIELD, code_of, damaged, refused, unreadable
@@ -66,19 +66,19 @@ from lockstead.stores.redis.node import Node
 from lockstead.stores.redis.pipelined import PipelinedNode
 from lockstead.stores.redis.resp import Arg, pack
 from lockstead.stores.redis.routing import Route, route
-from lockstead.stores.transport.subscriber import BlockingEar, Ear, LoopEar, OnLost, OnMessage
+from lockstead.stores.transport.subscriber import BlockingSubscriber, LoopSubscriber, OnLost, OnMessage, Subscriber
 
 log = logging.getLogger("lockstead")
 
 MAX_PREFIX = 100
 BUCKETS = 16
 """Of a cluster, so that its servers share the work. On one server all names are in one hash."""
-REDIRECTIONS = 5
-OUSTED = {"READONLY", "NOREPLICAS", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "MISCONF"}
+MAX_REDIRECTIONS = 5
+NOT_PRIMARY = {"READONLY", "NOREPLICAS", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "MISCONF"}
 """What a server says that may be the primary no more."""
 INSPECTION_TIMEOUT = 5.0
-NAMES_PER_LOOK = 200
-FIELDS_PER_MEND = 1000
+NAMES_PER_INSPECTION = 200
+FIELDS_PER_REPAIR = 1000
 ASKING = pack(("ASKING",))
 SECRET_SIZE = 16
 """Bytes beyond guessing."""
@@ -121,11 +121,11 @@ class RedisStore:
         channel = f"{key_prefix}:{secrets.token_hex(8)}"
         self._channel = sized(channel.encode())
         # Replicas have to confirm a grant before it counts.
-        self._ear = self._make_ear(channel, Wake.HINT if confirm_grants or min_replicas else Wake.GRANT)
+        self._subscriber = self._make_subscriber(channel, Wake.HINT if confirm_grants or min_replicas else Wake.GRANT)
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
-        wake_up = self._channel + sized(self._ear.expect(ask.owner)) if ask.queue else NO_WAKE_UP
-        packed = pack_join_once if self._is_member else pack_join
+        wake_up = self._channel + sized(self._subscriber.expect(ask.owner)) if ask.queue else NO_WAKE_UP
+        packed = pack_join_cached if self._is_member else pack_join
         args = ask.name, packed(ask, wake_up, is_member=self._is_member)
         try:
             reply = await self._call(JOIN, self._key(ask.name), args, timeout, confirmed=self._min_replicas > 0)
@@ -133,7 +133,7 @@ class RedisStore:
             raise await self._given_up([ask], shortfall, timeout) from None
         except StoreError as error:
             if not error.transient:
-                self._ear.forget(ask.owner)
+                self._subscriber.forget(ask.owner)
             raise
         if reply[1] == 0:
             return _refusal(*reply[2:])
@@ -160,16 +160,16 @@ class RedisStore:
                         standings[index] = _standing(answer, now) if answer else None
         return standings
 
-    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
-        args = (name, owner, b"%d" % microseconds(unsure)) if unsure else (name, owner)
+    async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
+        args = (name, owner, b"%d" % microseconds(tombstone)) if tombstone else (name, owner)
         was_there = await self._call(LEAVE, self._key(name), args, timeout)
-        self._ear.forget(owner)
+        self._subscriber.forget(owner)
         return bool(was_there)
 
-    async def linger(self, stay: Stay, timeout: float) -> bool:
-        args = linger_args(stay)
-        was_there = await self._call(LINGER, self._key(stay.name), args, timeout)
-        self._ear.forget(stay.owner)
+    async def reserve(self, stay: Reservation, timeout: float) -> bool:
+        args = reserve_args(stay)
+        was_there = await self._call(RESERVE, self._key(stay.name), args, timeout)
+        self._subscriber.forget(stay.owner)
         return bool(was_there)
 
     async def join_all(self, asks: Sequence[Ask], timeout: float) -> list[Standing] | Refusal | None:
@@ -189,16 +189,16 @@ class RedisStore:
         now, *answers = reply
         return [_standing(answer, now / 1e6) for answer in answers]
 
-    async def spend(self, charge: Charge, timeout: float) -> Balance:
+    async def spend(self, charge: RateRequest, timeout: float) -> RateResult:
         key = f"{self._rate_prefix}{charge.name}".encode()
         try:
-            return parse_balance(await self._call(SPEND, key, (pack_charge(charge),), timeout))
+            return parse_balance(await self._call(CONSUME, key, (pack_rate_request(charge),), timeout))
         except DamagedError as error:
             error.name = charge.name
             raise
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
-        return await self._ear.wait(owner, timeout)
+        return await self._subscriber.wait(owner, timeout)
 
     async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
         if exact:
@@ -212,22 +212,22 @@ class RedisStore:
             names, unreadable_names = await self._names(key, prefix)
             lines += unreadable_names
             harm: DamagedError | None = None
-            for start in range(0, max(len(names), 1), NAMES_PER_LOOK):
-                found, harm = await self._look(key, names[start : start + NAMES_PER_LOOK])
+            for start in range(0, max(len(names), 1), NAMES_PER_INSPECTION):
+                found, harm = await self._look(key, names[start : start + NAMES_PER_INSPECTION])
                 lines += found
             if harm is not None:
                 lines.append(Line("", 0.0, (), harm))
         return sorted(lines, key=lambda line: line.name)
 
-    async def mend(self, name: str, timeout: float) -> None:
+    async def repair(self, name: str, timeout: float) -> None:
         key, encoded = self._key(name), name.encode()
         lines, _ = await self._look(key, [name])
         is_damaged = any(line.damage is not None for line in lines)  # the script does not know of text that is no UTF-8
         fields = await self._fields(key, f"{name}\0")
         fields.append(encoded)  # last: while it is there the line is damaged, and no client joins it
-        for start in range(0, len(fields), FIELDS_PER_MEND):
-            some = fields[start : start + FIELDS_PER_MEND]
-            await self._call(MEND, key, (b"%d" % self._is_member, b"%d" % is_damaged, name, *some), timeout)
+        for start in range(0, len(fields), FIELDS_PER_REPAIR):
+            some = fields[start : start + FIELDS_PER_REPAIR]
+            await self._call(REPAIR, key, (b"%d" % self._is_member, b"%d" % is_damaged, name, *some), timeout)
 
     async def knock(self, timeout: float) -> Membership:
         return await self._membership((secrets.token_hex(8),), timeout)
@@ -239,7 +239,7 @@ class RedisStore:
         """Look at every server for what would take locks away."""
         found: list[Finding] = []
         for node in {id(node): node for node in [await self._node_of(key) for key in self._keys]}.values():
-            replies = await self._interview(node, INSPECTION_TIMEOUT)
+            replies = await self._query_health(node, INSPECTION_TIMEOUT)
             found += [*findings(node.address, replies, is_member=self._is_member), *skew(node.address, replies)]
         for key in self._keys:
             subject = str((await self._node_of(key)).address)
@@ -252,7 +252,7 @@ class RedisStore:
         return found
 
     async def close(self) -> None:
-        self._ear.close()
+        self._subscriber.close()
         self._route.close()
 
     async def _given_up(self, asks: Sequence[Ask], shortfall: StoreError, timeout: float) -> StoreError:
@@ -298,12 +298,12 @@ class RedisStore:
         """Read lines, and tell if what they share is damaged: then leases seem to end by the server's clock."""
         harm: DamagedError | None = None
         try:
-            now, *found = await self._call(LOOK, key, (b"0", *names), INSPECTION_TIMEOUT)
+            now, *found = await self._call(INSPECT, key, (b"0", *names), INSPECTION_TIMEOUT)
         except DamagedError as error:
             if error.field != OWN_FIELD:
                 raise
             harm = error
-            now, *found = await self._call(LOOK, key, (b"1", *names), INSPECTION_TIMEOUT)
+            now, *found = await self._call(INSPECT, key, (b"1", *names), INSPECTION_TIMEOUT)
         lines = [await self._line(key, name, records, now / 1e6) for name, records in zip(names, found, strict=True)]
         return [line for line in lines if line.places or line.damage], harm
 
@@ -331,7 +331,7 @@ class RedisStore:
             groups.setdefault(self._key(renewal.name), []).append(index)
         return groups
 
-    def _make_ear(self, channel: str, wake: Wake) -> Ear:
+    def _make_subscriber(self, channel: str, wake: Wake) -> Subscriber:
         """Listen for the secrets of our places. Nothing else counts: other roles may publish there too."""
         runtime = self.runtime
         locate = partial(_locate, self._route, self._keys[0])
@@ -342,13 +342,13 @@ class RedisStore:
                     runtime, await locate(), channel, timeout, on_message=on_message, on_lost=on_lost
                 )
 
-            return LoopEar(runtime, subscribe, _secret, wake)
+            return LoopSubscriber(runtime, subscribe, _secret, wake)
         threads = cast("ThreadRuntime", runtime)
 
         async def listen(timeout: float) -> blocking.Connection:
             return await blocking.subscribe(threads, await locate(), channel, timeout)
 
-        return BlockingEar(threads, listen, _secret, wake)
+        return BlockingSubscriber(threads, listen, _secret, wake)
 
     async def _node_of(self, key: bytes) -> Node:
         return await _node_at(self._route, key)
@@ -358,9 +358,9 @@ class RedisStore:
     ) -> Any:
         """Ask whoever has the key, following redirections: whoever gives one has done nothing."""
         node = self._route.known(key) or await self._route.find(key, timeout)
-        payload, count = (command.pack_once if self._is_member else command.pack)(key, args), 1
+        payload, count = (command.pack_cached if self._is_member else command.pack)(key, args), 1
         wait = pack(("WAIT", b"%d" % self._min_replicas, b"%d" % max(int(timeout * 500), 1))) if confirmed else b""
-        for _ in range(REDIRECTIONS):
+        for _ in range(MAX_REDIRECTIONS):
             try:
                 if not node.is_checked:
                     await self._check(node, timeout)
@@ -372,20 +372,20 @@ class RedisStore:
             reply = replies[count - 1]
             if not isinstance(reply, Exception):
                 if confirmed and not (command in (JOIN, JOIN_ALL) and reply[1] == 0):
-                    self._check_copies(node, replies[count])
+                    self._check_replicas(node, replies[count])
                 return reply
             code = code_of(reply)
             if code == "NOSCRIPT":
                 payload, count = command.pack_in_full(key, args), 1
             elif code == "MOVED":
-                node = self._route.follow(key, str(reply).split()[2], node, for_good=True)
+                node = self._route.follow(key, str(reply).split()[2], node, permanent=True)
                 payload, count = command.pack(key, args), 1
             elif code == "ASK":
-                node = self._route.follow(key, str(reply).split()[2], node, for_good=False)
+                node = self._route.follow(key, str(reply).split()[2], node, permanent=False)
                 payload, count = ASKING + command.pack_in_full(key, args), 2
             else:
                 raise self._refused(node, reply, command, key)
-        msg = f"{node.address}: redirected {REDIRECTIONS} times"
+        msg = f"{node.address}: redirected {MAX_REDIRECTIONS} times"
         raise StoreError(msg, transient=True)
 
     async def _call_all(
@@ -410,7 +410,7 @@ class RedisStore:
             raise failures[0]
         return replies
 
-    def _check_copies(self, node: Node, copies: Any) -> None:
+    def _check_replicas(self, node: Node, copies: Any) -> None:
         if isinstance(copies, Exception) or copies < self._min_replicas:
             found = copies if isinstance(copies, Exception) else f"{copies} of {self._min_replicas}"
             msg = f"{node.address}: not enough replicas confirmed it in time ({found})"
@@ -419,8 +419,8 @@ class RedisStore:
     def _refused(self, node: Node, reply: Exception, command: Command, key: bytes) -> StoreError:
         if code_of(reply) in ("DAMAGED", "WRONGTYPE"):
             return damaged(node.address, key, str(reply))
-        error = refused(node.address, reply, command.called_in(str(reply)))
-        if code_of(reply) in OUSTED:
+        error = refused(node.address, reply, command.failed_command(str(reply)))
+        if code_of(reply) in NOT_PRIMARY:
             node.refresh()
             if self._route.may_change:
                 self._route.doubt(node)
@@ -429,7 +429,7 @@ class RedisStore:
 
     async def _check(self, node: Node, timeout: float) -> None:
         """Look for what would take locks away: warn of it, or refuse to use the server if we are to be strict."""
-        replies = await self._interview(node, timeout)
+        replies = await self._query_health(node, timeout)
         for finding in findings(node.address, replies, is_member=self._is_member):
             message = f"{finding.subject}: {finding.message}"
             if finding.level == "error" or (finding.level == "warning" and self._strict):
@@ -438,7 +438,7 @@ class RedisStore:
                 log.warning("%s", message)
         node.is_checked = True
 
-    async def _interview(self, node: Node, timeout: float) -> list[Any]:
+    async def _query_health(self, node: Node, timeout: float) -> list[Any]:
         replies = await node.ask(QUESTIONS, ANSWERS, timeout)
         if isinstance(replies[0], Exception) and code_of(replies[0]) == "NOAUTH":
             raise refused(node.address, replies[0])

@@ -9,13 +9,13 @@ import weakref
 from contextlib import suppress
 
 from lockstead.core.runtime import Runtime
-from lockstead.stores.waiters import Mailbox
+from lockstead.stores.waiters import WaiterEvents
 
 HAS_ABSTRACT_SOCKETS = sys.platform == "linux"
 """Sockets with a name but no file: a process that is killed leaves nothing behind."""
 
 
-class Doorbell:
+class NotifySocket:
     """The mailbox of one store object, and the socket through which other processes ring it.
 
     Not promised: that a ring arrives. Somebody whose socket is full, or who lives in another network namespace,
@@ -27,7 +27,7 @@ class Doorbell:
         self._runtime = runtime
         self._listens = listens
         self._socket: socket.socket | None = None
-        self._close: weakref.finalize[[], Doorbell] | None = None
+        self._close: weakref.finalize[[], NotifySocket] | None = None
         self.start_afresh()
 
     def start_afresh(self) -> None:
@@ -36,7 +36,7 @@ class Doorbell:
             self._close.detach()
         if self._socket is not None:
             self._socket.close()
-        self._mailbox = Mailbox(self._runtime)
+        self._mailbox = WaiterEvents(self._runtime)
         self._starting = self._runtime.mutex()
         self._socket = self._close = None
         self._listening = False

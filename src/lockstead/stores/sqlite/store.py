@@ -24,13 +24,25 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lockstead.core import gcra, lifecycle, rule
-from lockstead.core.model import Ask, Balance, Capabilities, Charge, Line, Place, Refusal, Renewal, Standing, Stay, Wake
+from lockstead.core.model import (
+    Ask,
+    Capabilities,
+    Line,
+    Place,
+    RateRequest,
+    RateResult,
+    Refusal,
+    Renewal,
+    Reservation,
+    Standing,
+    Wake,
+)
 from lockstead.core.runtime import Runtime
 from lockstead.errors import DamagedError, NestedCallError, StoreError
 from lockstead.runtimes import nesting
 from lockstead.stores.memory import microseconds
 from lockstead.stores.sqlite import machine as _machine
-from lockstead.stores.sqlite.notify import HAS_ABSTRACT_SOCKETS, Doorbell
+from lockstead.stores.sqlite.notify import HAS_ABSTRACT_SOCKETS, NotifySocket
 
 T = TypeVar("T")
 _Step = Callable[[sqlite3.Cursor, float], tuple[T, list[Place]]]
@@ -40,7 +52,7 @@ SCHEMA_VERSION = 1
 SWEEP_EVERY = 64
 SWEEP_ROWS = 200
 LARGEST_TICKET = 2**53 - 1
-LATEST = 1e12
+MAX_TIME = 1e12
 """Seconds on any clock that no time of ours reaches."""
 
 _PLACE = "ticket, owner, capacity, weight, expires_at, acquired_at, metadata, address"
@@ -98,8 +110,8 @@ class _SqliteLine:
         return _checked(self._name, row) if row else None
 
     def append(self, place: Place) -> bool:
-        last, is_refused = self._execute(_DRAW, (place.owner, self._now)).fetchone()
-        if is_refused:
+        last, has_tombstone = self._execute(_DRAW, (place.owner, self._now)).fetchone()
+        if has_tombstone:
             return False
         if not _is_ticket(last):
             raise _damaged_counter(last)
@@ -164,7 +176,7 @@ class SqliteStore:
         self._clock = clock or _machine.shared_clock()
         self._clock_may_step = clock is not None or not _machine.boot_id()
         self._floor = floor
-        self._doorbell = Doorbell(runtime, listens=push)
+        self._notify_socket = NotifySocket(runtime, listens=push)
         self._mutex = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._cursor: sqlite3.Cursor | None = None
@@ -180,12 +192,12 @@ class SqliteStore:
             return outcome, swept + woken
 
         if ask.queue:
-            self._doorbell.expect(ask.owner)
+            self._notify_socket.expect(ask.owner)
         try:
             return await self._do(step, timeout)
         except StoreError as error:
             if not error.transient:
-                self._doorbell.forget(ask.owner)
+                self._notify_socket.forget(ask.owner)
             raise
 
     async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
@@ -200,20 +212,20 @@ class SqliteStore:
 
         return await self._do(step, timeout)
 
-    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+    async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
         def step(cursor: sqlite3.Cursor, now: float) -> tuple[bool, list[Place]]:
-            return rule.leave(self._line(cursor, name, now), owner, now, unsure)
+            return rule.leave(self._line(cursor, name, now), owner, now, tombstone)
 
         was_there = await self._do(step, timeout, look=False)
-        self._doorbell.forget(owner)
+        self._notify_socket.forget(owner)
         return was_there
 
-    async def linger(self, stay: Stay, timeout: float) -> bool:
+    async def reserve(self, stay: Reservation, timeout: float) -> bool:
         def step(cursor: sqlite3.Cursor, now: float) -> tuple[bool, list[Place]]:
-            return rule.linger(self._line(cursor, stay.name, now), stay, now)
+            return rule.reserve(self._line(cursor, stay.name, now), stay, now)
 
         was_there = await self._do(step, timeout, look=not self._closed)
-        self._doorbell.forget(stay.owner)
+        self._notify_socket.forget(stay.owner)
         return was_there
 
     async def join_all(self, asks: Sequence[Ask], timeout: float) -> list[Standing] | Refusal | None:
@@ -224,13 +236,13 @@ class SqliteStore:
 
         return await self._do(step, timeout)
 
-    async def spend(self, charge: Charge, timeout: float) -> Balance:
-        def step(cursor: sqlite3.Cursor, now: float) -> tuple[Balance, list[Place]]:
+    async def spend(self, charge: RateRequest, timeout: float) -> RateResult:
+        def step(cursor: sqlite3.Cursor, now: float) -> tuple[RateResult, list[Place]]:
             row = cursor.execute("SELECT amount, at FROM debt WHERE name = ?", (charge.name,)).fetchone()
-            if row and not all(isinstance(number, float) and 0 <= number < LATEST for number in row):
+            if row and not all(isinstance(number, float) and 0 <= number < MAX_TIME for number in row):
                 msg = f"the rate {charge.name!r} makes no sense: {row!r} (delete its row from the table debt)"
                 raise DamagedError(msg, name=charge.name, key="debt")
-            balance, debt = gcra.spend(gcra.Debt(*row) if row else None, charge, now)
+            balance, debt = gcra.spend(gcra.RateState(*row) if row else None, charge, now)
             if debt is not None:
                 cursor.execute("INSERT OR REPLACE INTO debt VALUES (?, ?, ?)", (charge.name, *debt))
             return balance, self._sweep(cursor, now)
@@ -238,7 +250,7 @@ class SqliteStore:
         return await self._do(step, timeout)
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
-        return Wake(await self._doorbell.wait(owner, timeout))
+        return Wake(await self._notify_socket.wait(owner, timeout))
 
     async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
         def step(cursor: sqlite3.Cursor, now: float) -> tuple[list[Line], list[Place]]:
@@ -255,7 +267,7 @@ class SqliteStore:
             (last,) = cursor.execute("SELECT ticket FROM state").fetchone()
             if not _is_ticket(last):
                 line = found.pop() if exact and found else Line(prefix if exact else "", now, ())
-                found.append(line._replace(damage=line.damage or self._located(_damaged_counter(last))))
+                found.append(line._replace(damage=line.damage or self._with_path(_damaged_counter(last))))
             return found, []
 
         return await self._do(step, 5.0)
@@ -267,15 +279,15 @@ class SqliteStore:
             return Line(shown, now, rule.live((_checked(shown, row[1:]) for row in texts), now))
         except (DamagedError, UnicodeDecodeError) as error:
             damage = error if isinstance(error, DamagedError) else _damaged(shown, str(error))
-            return Line(shown, now, (), self._located(damage))
+            return Line(shown, now, (), self._with_path(damage))
 
-    async def mend(self, name: str, timeout: float) -> None:
+    async def repair(self, name: str, timeout: float) -> None:
         def step(cursor: sqlite3.Cursor, now: float) -> tuple[None, list[Place]]:
             try:
                 for _ in self._line(cursor, name, now).places():
                     pass
             except (DamagedError, sqlite3.OperationalError) as error:
-                if not _is_garbage(error):
+                if not _is_damage(error):
                     raise
                 cursor.execute("DELETE FROM place WHERE name = ?", (name,))
             cursor.execute(
@@ -293,10 +305,10 @@ class SqliteStore:
                 self._disconnect()
 
         await self.runtime.offload(close)
-        self._doorbell.close()
+        self._notify_socket.close()
 
     def _line(self, cursor: sqlite3.Cursor, name: str, now: float) -> _SqliteLine:
-        return _SqliteLine(cursor, name, now, self._doorbell.address, self._floor)
+        return _SqliteLine(cursor, name, now, self._notify_socket.address, self._floor)
 
     async def _do(self, step: _Step[T], timeout: float, *, look: bool = True) -> T:
         return await self.runtime.offload(lambda: self._transact(step, timeout, look=look))
@@ -312,7 +324,7 @@ class SqliteStore:
                 with nesting.step(), self._mutex:  # never held while waiting: other threads and forks need it
                     result, woken = self._attempt(step, look=look)
             except DamagedError as error:
-                raise self._located(error) from None
+                raise self._with_path(error) from None
             except sqlite3.Error as error:
                 if _code(error) not in _BUSY or time.monotonic() >= deadline:
                     raise self._explain(error) from error
@@ -324,7 +336,7 @@ class SqliteStore:
                 raise StoreError(msg) from error
             else:
                 for place in woken:
-                    self._doorbell.ring(place.owner, place.address if isinstance(place, _Row) else "")
+                    self._notify_socket.ring(place.owner, place.address if isinstance(place, _Row) else "")
                 return result
             time.sleep(0.0002 + 0.0008 * random.random())
 
@@ -352,12 +364,12 @@ class SqliteStore:
         if self._closed or (isinstance(error, sqlite3.Error) and _code(error) not in _BUSY):
             self._disconnect()
 
-    def _located(self, error: DamagedError) -> DamagedError:
+    def _with_path(self, error: DamagedError) -> DamagedError:
         return DamagedError(f"{self.path}: {error}", name=error.name, key=error.key, field=error.field)
 
     def _explain(self, error: sqlite3.Error) -> StoreError:
         code = _code(error)
-        if _is_garbage(error):
+        if _is_damage(error):
             remedy = "`lockstead ls` tells whose it is, `lockstead release NAME --force` clears it"
             return DamagedError(f"{self.path}: {error} ({remedy})", key="place")
         advice = _ADVICE.get(code, "")
@@ -391,7 +403,7 @@ class SqliteStore:
             try:
                 woken += rule.settle(self._line(cursor, name, now), now).woken
             except (DamagedError, sqlite3.OperationalError) as error:  # which is no fault of this request
-                if not _is_garbage(error):
+                if not _is_damage(error):
                     raise
         return woken
 
@@ -408,7 +420,7 @@ class SqliteStore:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not self.path.exists():
             _create_private(self.path)
-        self._doorbell.hang_up()
+        self._notify_socket.hang_up()
         connection = sqlite3.connect(
             self.path, timeout=0, isolation_level=None, check_same_thread=False, factory=_Connection
         )
@@ -494,7 +506,7 @@ class SqliteStore:
 
     def _forked(self) -> None:
         self._mutex = threading.Lock()
-        self._doorbell.start_afresh()
+        self._notify_socket.start_afresh()
 
 
 class _Connection(sqlite3.Connection):
@@ -515,8 +527,8 @@ def _checked(name: str, row: Sequence[Any]) -> _Row:
         and isinstance(place.weight, int)
         and 0 < place.weight <= place.capacity
         and isinstance(place.expires_at, float)
-        and -LATEST < place.expires_at < LATEST
-        and (place.acquired_at is None or (isinstance(place.acquired_at, float) and 0 <= place.acquired_at < LATEST))
+        and -MAX_TIME < place.expires_at < MAX_TIME
+        and (place.acquired_at is None or (isinstance(place.acquired_at, float) and 0 <= place.acquired_at < MAX_TIME))
         and isinstance(place.owner, str)
         and isinstance(place.metadata, str)
         and isinstance(place.address, str)
@@ -543,7 +555,7 @@ def _damaged(name: str, what: str) -> DamagedError:
     return DamagedError(msg, name=name, key="place")
 
 
-def _is_garbage(error: Exception) -> bool:
+def _is_damage(error: Exception) -> bool:
     """Tell a text that is none, which only Python's module minds, from what SQLite has to say."""
     return isinstance(error, DamagedError) or (isinstance(error, sqlite3.Error) and "decode to UTF-8" in str(error))
 

@@ -12,11 +12,11 @@ from typing import Any, Generic, Protocol, TypeVar
 from lockstead.core import lifecycle
 from lockstead.runtimes.aio import AsyncRuntime
 
-ALIVE = 0.25
+MAX_ANSWER_AGE = 0.25
 """How long ago, at most, a server has answered something that is busy, and not silent."""
 
 
-CONNECTING = 1.0
+MIN_CONNECT_TIMEOUT = 1.0
 """What a connection is given to come about even if the first caller has less time: it is for all."""
 
 
@@ -49,8 +49,8 @@ class Pipeline:
         self._loop = loop
         self._requests: deque[Request] = deque()
         self._answered_at = loop.time()
-        self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_at = inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = inf
 
     def abort(self) -> None:
         """Cut the connection."""
@@ -65,8 +65,8 @@ class Pipeline:
         deadline = sent + timeout
         request = Request(self._loop.create_future(), count, sent, deadline)
         self._requests.append(request)
-        if deadline < self._alarm_at:
-            self._set_alarm(deadline)
+        if deadline < self._timer_at:
+            self._set_timer(deadline)
         return request.answer
 
     def _take_reply(self, reply: object) -> None:
@@ -80,15 +80,15 @@ class Pipeline:
             if not request.answer.done():
                 request.answer.set_result(request.replies)
 
-    def is_answering(self, within: float = ALIVE) -> bool:
+    def is_answering(self, within: float = MAX_ANSWER_AGE) -> bool:
         """Tell whether the server has just answered something."""
         return self._loop.time() < self._answered_at + within
 
-    def _set_alarm(self, moment: float) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm_at = moment
-        self._alarm = self._loop.call_at(moment, self._ring)
+    def _set_timer(self, moment: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = moment
+        self._timer = self._loop.call_at(moment, self._ring)
 
     def _ring(self) -> None:
         """Tell those whose time is over, and set the alarm for the next.
@@ -97,7 +97,7 @@ class Pipeline:
         """
         now = self._loop.time()
         is_answering = self.is_answering()
-        self._alarm, self._alarm_at = None, inf
+        self._timer, self._timer_at = None, inf
         waiting = [request for request in self._requests if not request.answer.done()]
         for request in waiting:
             if request.deadline <= now:
@@ -106,7 +106,7 @@ class Pipeline:
                 request.answer.set_exception(QueuedError() if is_busy else TimeoutError())
         left = [request.deadline for request in waiting if request.deadline > now]
         if left:
-            self._set_alarm(min(left))
+            self._set_timer(min(left))
         elif not self.is_good:
             self.close()
 
@@ -126,9 +126,9 @@ class Pipeline:
             request = self._requests.popleft()
             if not request.answer.done():
                 request.answer.set_exception(error)
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm, self._alarm_at = None, inf
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer, self._timer_at = None, inf
 
 
 class Closable(Protocol):
@@ -159,7 +159,7 @@ class Shared(Generic[C]):
         connecting = self._connecting
         if connecting is None:
             connecting = self._runtime.bind().create_task(
-                self._connect(max(timeout, CONNECTING)), name="lockstead-connect"
+                self._connect(max(timeout, MIN_CONNECT_TIMEOUT)), name="lockstead-connect"
             )
             connecting.add_done_callback(self._connected)
             self._connecting = connecting
@@ -193,7 +193,7 @@ class Shared(Generic[C]):
         """Close what was dropped: the loop keeps a connection that it reads from."""
         if self.connection is not None:
             with suppress(RuntimeError):  # the loop is closed
-                self._runtime.at_home(self.connection.close)
+                self._runtime.call_in_owner(self.connection.close)
 
     def close(self) -> None:
         if self._connecting is not None:

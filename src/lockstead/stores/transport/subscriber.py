@@ -16,7 +16,7 @@ from lockstead.errors import StoreError
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.transport.pipeline import Shared
-from lockstead.stores.waiters import Mailbox
+from lockstead.stores.waiters import WaiterEvents
 
 log = logging.getLogger("lockstead")
 
@@ -29,11 +29,11 @@ LEAST_TIME = 0.25
 
 IGNORED = "ignored a message on our channel that wakes no place of ours (%d so far)"
 
-Mint = Callable[[str], bytes]
+MakeMessage = Callable[[str], bytes]
 """Makes the message that will wake a place of this owner."""
 
 
-class Ear(Protocol):
+class Subscriber(Protocol):
     strays: int
     """How many messages arrived that wake no place of ours: late ones, and whatever else was published there."""
 
@@ -53,7 +53,7 @@ class Ear(Protocol):
     def close(self) -> None: ...
 
 
-class Hearing(Protocol):
+class Subscription(Protocol):
     """A connection on which a blocking ear hears. Not to be used again after an exception but TimeoutError."""
 
     def hear(self, timeout: float) -> Iterable[bytes]:
@@ -75,28 +75,28 @@ class Hearing(Protocol):
         ...
 
 
-class _Silence:
+class _Liveness:
     """Finds out whether the other end is still there, if it has not said anything for long."""
 
     def __init__(self) -> None:
-        self._heard_at = 0.0
-        self._asked_at = 0.0
+        self._received_at = 0.0
+        self._pinged_at = 0.0
 
     def begin(self, now: float) -> None:
-        self._heard_at = self._asked_at = now
+        self._received_at = self._pinged_at = now
 
     def end(self, now: float) -> None:
-        self._heard_at = now
+        self._received_at = now
 
     def is_final(self, now: float, probe: Callable[[], None]) -> bool:
         """Tell whether nobody is there: asked for a sign of life, they gave none."""
-        if now < self._heard_at + SILENCE:
+        if now < self._received_at + SILENCE:
             return False
-        if self._asked_at <= self._heard_at:
+        if self._pinged_at <= self._received_at:
             probe()
-            self._asked_at = now
+            self._pinged_at = now
             return False
-        return now > self._asked_at + SILENCE
+        return now > self._pinged_at + SILENCE
 
 
 class _Waiter:
@@ -128,7 +128,7 @@ class _Waiter:
             pass
 
 
-class BlockingEar:
+class BlockingSubscriber:
     """One of the waiting threads listens for all of them, and hands that on when it goes.
 
     So a thread that waits alone reads the wake-up from the socket itself: no other thread stands between.
@@ -136,13 +136,17 @@ class BlockingEar:
     """
 
     def __init__(
-        self, runtime: ThreadRuntime, subscribe: Callable[[float], Awaitable[Hearing]], mint: Mint, wake: Wake
+        self,
+        runtime: ThreadRuntime,
+        subscribe: Callable[[float], Awaitable[Subscription]],
+        make_message: MakeMessage,
+        wake: Wake,
     ) -> None:
         self.strays = 0
         self._is_closed = False
         self._runtime = runtime
         self._subscribe = subscribe
-        self._mint = mint
+        self._make_message = make_message
         self._wake = wake
         self._start_afresh()
         lifecycle.at_fork(self, in_child="_forked")
@@ -153,8 +157,8 @@ class BlockingEar:
         self._by_message: dict[bytes, _Waiter] = {}
         self._followers: dict[str, _Waiter] = {}
         self._listener: _Waiter | None = None
-        self._connection: Hearing | None = None
-        self._silence = _Silence()
+        self._connection: Subscription | None = None
+        self._liveness = _Liveness()
 
     def _forked(self) -> None:
         connection = self._connection
@@ -165,7 +169,7 @@ class BlockingEar:
     def expect(self, owner: str) -> bytes:
         waiter = self._waiters.get(owner)
         if waiter is None:
-            waiter = self._waiters[owner] = _Waiter(self._mint(owner))
+            waiter = self._waiters[owner] = _Waiter(self._make_message(owner))
             self._by_message[waiter.message] = waiter
         return waiter.message
 
@@ -188,15 +192,15 @@ class BlockingEar:
                     await self._listen(waiter, deadline)
                 else:
                     waiter.latch.acquire(timeout=left)
-            self._hand_on(owner, waiter)
+            self._hand_over(owner, waiter)
         except BaseException:
-            self._hand_on(owner, waiter)  # again, perhaps: an interrupt may have come before it was done
+            self._hand_over(owner, waiter)  # again, perhaps: an interrupt may have come before it was done
             if (listener := self._listener) is not None:
                 listener.open()
             raise
         return waiter.take()
 
-    def _hand_on(self, owner: str, waiter: _Waiter) -> None:
+    def _hand_over(self, owner: str, waiter: _Waiter) -> None:
         """Let whoever waits for longest listen next, if anybody does: he is likely to be the next to be woken."""
         successor = None
         with self._mutex:
@@ -213,7 +217,7 @@ class BlockingEar:
         try:
             connection = self._connection or await self._connect(deadline)
             while not waiter.wakes and (left := deadline - self._runtime.now()) > 0:
-                self._check_silence(connection)
+                self._check_liveness(connection)
                 try:
                     messages = connection.hear(min(left, SILENCE))
                 except TimeoutError:
@@ -226,20 +230,20 @@ class BlockingEar:
             time.sleep(min(PAUSE, max(deadline - self._runtime.now(), 0.0)))
             waiter.ring(Wake.HINT)
 
-    async def _connect(self, deadline: float) -> Hearing:
+    async def _connect(self, deadline: float) -> Subscription:
         """Connect, and have everybody ask again: what was sent before is lost."""
         connection = await self._subscribe(max(deadline - self._runtime.now(), LEAST_TIME))
         self._connection = connection
         if self._is_closed:
             msg = "the connection was closed"
             raise ConnectionAbortedError(msg)
-        self._silence.begin(self._runtime.now())
+        self._liveness.begin(self._runtime.now())
         for waiter in list(self._waiters.values()):
             waiter.ring(Wake.HINT)
         return connection
 
     def _take_in(self, messages: Iterable[bytes]) -> None:
-        self._silence.end(self._runtime.now())
+        self._liveness.end(self._runtime.now())
         for message in messages:
             if waiter := self._by_message.get(message):
                 waiter.ring(self._wake)
@@ -247,8 +251,8 @@ class BlockingEar:
                 self.strays += 1
                 log.debug(IGNORED, self.strays)
 
-    def _check_silence(self, connection: Hearing) -> None:
-        if self._silence.is_final(self._runtime.now(), connection.probe):
+    def _check_liveness(self, connection: Subscription) -> None:
+        if self._liveness.is_final(self._runtime.now(), connection.probe):
             msg = "the server has fallen silent"
             raise ConnectionResetError(msg)
 
@@ -267,7 +271,7 @@ class BlockingEar:
                 self._hang_up()
 
 
-class Probed(Protocol):
+class SubscriberConnection(Protocol):
     """What a loop's ear needs of its connection, beside what a pipeline does."""
 
     is_good: bool
@@ -281,7 +285,7 @@ class Probed(Protocol):
     def abandon(self) -> None: ...
 
 
-P = TypeVar("P", bound=Probed)
+P = TypeVar("P", bound=SubscriberConnection)
 OnMessage = Callable[[bytes | None], None]
 """Called with every message, whatever it is, and with None at any other sign of life."""
 OnLost = Callable[[], None]
@@ -289,16 +293,16 @@ Subscribe = Callable[[float, OnMessage, OnLost], Awaitable[P]]
 """Connects within a time."""
 
 
-class LoopEar(Generic[P]):
+class LoopSubscriber(Generic[P]):
     """One subscription for all tasks that wait. `wake` as of a BlockingEar."""
 
-    def __init__(self, runtime: AsyncRuntime, subscribe: Subscribe[P], mint: Mint, wake: Wake) -> None:
+    def __init__(self, runtime: AsyncRuntime, subscribe: Subscribe[P], make_message: MakeMessage, wake: Wake) -> None:
         self.strays = 0
         self._runtime = runtime
         self._subscribe = subscribe
-        self._mint = mint
+        self._make_message = make_message
         self._wake = wake
-        self._mailbox = Mailbox(runtime)
+        self._mailbox = WaiterEvents(runtime)
         weak = WeakMethod(self._connect)  # the loop keeps the connection, which must not keep us
 
         async def connect(timeout: float) -> P:
@@ -307,7 +311,7 @@ class LoopEar(Generic[P]):
             return await method(timeout)
 
         self._shared = Shared(runtime, connect)
-        self._silence = _Silence()
+        self._liveness = _Liveness()
         self._messages: dict[str, bytes] = {}
         self._owners: dict[bytes, str] = {}
         self._woken: set[str] = set()
@@ -316,7 +320,7 @@ class LoopEar(Generic[P]):
         message = self._messages.get(owner)
         if message is None:
             self._mailbox.open(owner)
-            message = self._messages[owner] = self._mint(owner)
+            message = self._messages[owner] = self._make_message(owner)
             self._owners[message] = owner
         return message
 
@@ -333,7 +337,7 @@ class LoopEar(Generic[P]):
         try:
             if connection is None or not connection.is_good:
                 await self._shared.open(max(timeout, LEAST_TIME))
-            elif self._silence.is_final(self._runtime.now(), connection.probe):
+            elif self._liveness.is_final(self._runtime.now(), connection.probe):
                 connection.close()
         except (OSError, StoreError) as error:
             if not is_passing(error):
@@ -352,12 +356,12 @@ class LoopEar(Generic[P]):
         connection = await self._subscribe(
             timeout, lambda message: call(message) if (call := weak()) else None, self._mailbox.ring_all
         )
-        self._silence.begin(self._runtime.now())
+        self._liveness.begin(self._runtime.now())
         self._mailbox.ring_all()
         return connection
 
     def _take_in(self, message: bytes | None) -> None:
-        self._silence.end(self._runtime.now())
+        self._liveness.end(self._runtime.now())
         if message is None:
             return
         owner = self._owners.get(message)

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from lockstead.core.model import LINGERING, Ask, Balance, Charge, Place, Refusal, Standing, Stay
-from lockstead.core.store import Joint, Lingering, Rated, Store
+from lockstead.core.model import RESERVED, Ask, Place, RateRequest, RateResult, Refusal, Reservation, Standing
+from lockstead.core.store import MultiJoining, Rated, Reserving, Store
 from lockstead.testing.contract.rigs import Rig
 from lockstead.testing.contract.store import TIMEOUT, begin_to_listen, join, leave, life, renew, wish
 
 
-def stay(owner: str, seconds: float = 60.0, **changes: Any) -> Stay:
-    return Stay("x", f"{owner}/1", seconds)._replace(**changes)
+def stay(owner: str, seconds: float = 60.0, **changes: Any) -> Reservation:
+    return Reservation("x", f"{owner}/1", seconds)._replace(**changes)
 
 
 def nearly(seconds: float) -> Any:
@@ -34,18 +34,18 @@ async def owners(store: Store) -> list[str]:
 def test_a_name_stays_taken_after_its_holder_and_nothing_of_his_finds_it(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
-        if not isinstance(store, Lingering):
+        if not isinstance(store, Reserving):
             return
         held = await join(store, wish("alice", metadata='{"job": 1}'))
-        assert await store.linger(stay("alice"), TIMEOUT)
+        assert await store.reserve(stay("alice"), TIMEOUT)
         assert await renew(store, life("alice", ttl=600.0)) is None
         assert not await leave(store, "alice")
-        assert not await store.linger(stay("alice", 600.0), TIMEOUT)
+        assert not await store.reserve(stay("alice", 600.0), TIMEOUT)
         for owner in ("alice", "bob"):
             refusal = await join(rig.store(), wish(owner, queue=False))
-            assert refusal == Refusal(f"alice/1{LINGERING}", nearly(60.0))
+            assert refusal == Refusal(f"alice/1{RESERVED}", nearly(60.0))
         (place,) = await places(store)
-        assert place.lingers
+        assert place.reserved
         assert (place.ticket, place.metadata) == (held.ticket, '{"job": 1}')
 
     rig.run(test())
@@ -54,13 +54,13 @@ def test_a_name_stays_taken_after_its_holder_and_nothing_of_his_finds_it(rig: Ri
 def test_a_stay_may_be_shorter_than_the_hold_and_the_first_that_waits_gets_in(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
-        if not isinstance(store, Lingering):
+        if not isinstance(store, Reserving):
             return
         held = await join(store, wish("alice"))
         for owner in ("bob", "carol"):
             await join(store, wish(owner))
         began = time.monotonic()
-        assert await store.linger(stay("alice", 0.1), TIMEOUT)
+        assert await store.reserve(stay("alice", 0.1), TIMEOUT)
 
         async def bob_is_in() -> bool:
             standing = await join(store, wish("bob"))
@@ -76,10 +76,10 @@ def test_a_stay_may_be_shorter_than_the_hold_and_the_first_that_waits_gets_in(ri
 def test_a_stay_may_show_something_else_than_the_hold(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
-        if not isinstance(store, Lingering):
+        if not isinstance(store, Reserving):
             return
         await join(store, wish("alice", metadata='{"job": 1}'))
-        assert await store.linger(stay("alice", metadata='{"result": "ü"}'), TIMEOUT)
+        assert await store.reserve(stay("alice", metadata='{"result": "ü"}'), TIMEOUT)
         assert [place.metadata for place in await places(store)] == ['{"result": "ü"}']
 
     rig.run(test())
@@ -88,12 +88,12 @@ def test_a_stay_may_show_something_else_than_the_hold(rig: Rig) -> None:
 def test_whoever_does_not_hold_gives_up_instead_of_staying(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
-        if not isinstance(store, Lingering):
+        if not isinstance(store, Reserving):
             return
-        assert not await store.linger(stay("alice"), TIMEOUT)
+        assert not await store.reserve(stay("alice"), TIMEOUT)
         await join(store, wish("alice"))
         await join(store, wish("bob"))
-        assert not await store.linger(stay("bob"), TIMEOUT)
+        assert not await store.reserve(stay("bob"), TIMEOUT)
         assert await owners(store) == ["alice/1"]
 
     rig.run(test())
@@ -102,12 +102,12 @@ def test_whoever_does_not_hold_gives_up_instead_of_staying(rig: Rig) -> None:
 def test_whoever_gives_up_so_lets_the_next_in_and_wakes_him(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
-        if not isinstance(store, Lingering) or not store.capabilities.push:
+        if not isinstance(store, Reserving) or not store.capabilities.push:
             return
         for owner, weight in (("alice", 2), ("bob", 2), ("carol", 1)):
             await join(store, wish(owner, capacity=3, weight=weight))
         await begin_to_listen(store, "carol")
-        assert not await store.linger(stay("bob"), TIMEOUT)
+        assert not await store.reserve(stay("bob"), TIMEOUT)
         assert await store.wait("x", "carol/1", TIMEOUT)
         assert (await renew(store, life("carol"))).held  # type: ignore[union-attr]
 
@@ -117,12 +117,12 @@ def test_whoever_gives_up_so_lets_the_next_in_and_wakes_him(rig: Rig) -> None:
 def test_one_of_several_holders_stays_and_the_others_are_as_before(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
-        if not isinstance(store, Lingering) or not store.capabilities.semaphore:
+        if not isinstance(store, Reserving) or not store.capabilities.semaphore:
             return
         for owner in ("alice", "bob", "carol", "dave"):
             await join(store, wish(owner, capacity=3))
-        assert await store.linger(stay("bob"), TIMEOUT)
-        assert await owners(store) == ["alice/1", f"bob/1{LINGERING}", "carol/1", "dave/1"]
+        assert await store.reserve(stay("bob"), TIMEOUT)
+        assert await owners(store) == ["alice/1", f"bob/1{RESERVED}", "carol/1", "dave/1"]
         for owner, held in (("alice", True), ("carol", True), ("dave", False)):
             standing = await renew(store, life(owner))
             assert standing is not None
@@ -130,7 +130,7 @@ def test_one_of_several_holders_stays_and_the_others_are_as_before(rig: Rig) -> 
         assert await leave(store, "alice")
         assert (await renew(store, life("dave"))).held  # type: ignore[union-attr]
         assert await leave(store, "carol")
-        assert await owners(store) == [f"bob/1{LINGERING}", "dave/1"]
+        assert await owners(store) == [f"bob/1{RESERVED}", "dave/1"]
 
     rig.run(test())
 
@@ -138,14 +138,14 @@ def test_one_of_several_holders_stays_and_the_others_are_as_before(rig: Rig) -> 
 def test_a_late_join_of_somebody_who_stays_is_given_up_and_not_in_the_way(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
-        if not isinstance(store, Lingering) or not store.capabilities.semaphore:
+        if not isinstance(store, Reserving) or not store.capabilities.semaphore:
             return
         held = await join(store, wish("alice", capacity=2))
-        assert await store.linger(stay("alice"), TIMEOUT)
+        assert await store.reserve(stay("alice"), TIMEOUT)
         assert (await join(store, wish("alice", capacity=2))).held
-        assert not await store.linger(stay("alice"), TIMEOUT)
-        assert [(place.owner, place.ticket) for place in await places(store)] == [(f"alice/1{LINGERING}", held.ticket)]
-        await store.linger(stay("alice", unsure=30.0), TIMEOUT)
+        assert not await store.reserve(stay("alice"), TIMEOUT)
+        assert [(place.owner, place.ticket) for place in await places(store)] == [(f"alice/1{RESERVED}", held.ticket)]
+        await store.reserve(stay("alice", tombstone=30.0), TIMEOUT)
         assert isinstance(await join(store, wish("alice", capacity=2)), Refusal)
         assert (await join(store, wish("bob", capacity=2))).held
 
@@ -155,12 +155,12 @@ def test_a_late_join_of_somebody_who_stays_is_given_up_and_not_in_the_way(rig: R
 def test_an_unsure_holder_who_stays_is_refused(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
-        if not isinstance(store, Lingering):
+        if not isinstance(store, Reserving):
             return
         await join(store, wish("alice"))
         another = rig.store()  # which knows as little of her joins as the engine of such a holder does
-        assert isinstance(another, Lingering)
-        assert await another.linger(stay("alice", 0.001, unsure=30.0), TIMEOUT)
+        assert isinstance(another, Reserving)
+        assert await another.reserve(stay("alice", 0.001, tombstone=30.0), TIMEOUT)
 
         async def is_free() -> bool:
             return not await places(store)
@@ -183,7 +183,7 @@ def all_of(owner: str, **changes: Any) -> list[Ask]:
 def test_several_lines_are_joined_at_once_and_again(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
-        if not isinstance(store, Joint):
+        if not isinstance(store, MultiJoining):
             return
         standings = await store.join_all(all_of("alice"), TIMEOUT)
         if standings is None:
@@ -211,7 +211,7 @@ def test_several_lines_are_joined_at_once_and_again(rig: Rig) -> None:
 def test_one_line_that_refuses_leaves_nothing_in_the_others_and_is_named(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
-        if not isinstance(store, Joint):
+        if not isinstance(store, MultiJoining):
             return
         first, busy, last = TOGETHER
         await join(store, Ask(first, "carol/1", 30.0, 3.0, capacity=2))
@@ -232,8 +232,8 @@ def test_one_line_that_refuses_leaves_nothing_in_the_others_and_is_named(rig: Ri
     rig.run(test())
 
 
-async def spend(store: Rated, cost: float, limit: float = 20.0, patience: float = 0.0, name: str = "x") -> Balance:
-    return await store.spend(Charge(name, cost, limit, patience), TIMEOUT)
+async def spend(store: Rated, cost: float, limit: float = 20.0, patience: float = 0.0, name: str = "x") -> RateResult:
+    return await store.spend(RateRequest(name, cost, limit, patience), TIMEOUT)
 
 
 def test_so_much_may_be_spent_at_once_and_no_more_and_what_is_refused_costs_nothing(rig: Rig) -> None:
@@ -241,14 +241,14 @@ def test_so_much_may_be_spent_at_once_and_no_more_and_what_is_refused_costs_noth
         store, other = rig.store(), rig.store()
         if not isinstance(store, Rated) or not isinstance(other, Rated):
             return
-        assert await spend(store, 0.0) == Balance(True, 0.0)
-        assert await spend(store, 10.0) == Balance(True, 10.0)
-        assert await spend(other, 10.0) == Balance(True, nearly(20.0))
+        assert await spend(store, 0.0) == RateResult(True, 0.0)
+        assert await spend(store, 10.0) == RateResult(True, 10.0)
+        assert await spend(other, 10.0) == RateResult(True, nearly(20.0))
         for _ in range(2):
-            assert await spend(store, 10.0) == Balance(False, nearly(20.0))
-            assert await spend(other, 0.0) == Balance(True, nearly(20.0))
-        assert await spend(store, 0.0, limit=15.0) == Balance(False, nearly(20.0))
-        assert await spend(store, 10.0, name="y") == Balance(True, 10.0)
+            assert await spend(store, 10.0) == RateResult(False, nearly(20.0))
+            assert await spend(other, 0.0) == RateResult(True, nearly(20.0))
+        assert await spend(store, 0.0, limit=15.0) == RateResult(False, nearly(20.0))
+        assert await spend(store, 10.0, name="y") == RateResult(True, 10.0)
         assert await store.inspect() == []
 
     rig.run(test())
@@ -260,10 +260,10 @@ def test_whoever_has_patience_takes_his_turn_in_advance(rig: Rig) -> None:
         if not isinstance(store, Rated):
             return
         await spend(store, 20.0)
-        assert await spend(store, 10.0, patience=5.0) == Balance(False, nearly(20.0))
-        assert await spend(store, 10.0, patience=10.0) == Balance(True, nearly(30.0))
-        assert await spend(store, 10.0, patience=15.0) == Balance(False, nearly(30.0))
-        assert await spend(store, 100.0, patience=inf) == Balance(True, nearly(130.0))
+        assert await spend(store, 10.0, patience=5.0) == RateResult(False, nearly(20.0))
+        assert await spend(store, 10.0, patience=10.0) == RateResult(True, nearly(30.0))
+        assert await spend(store, 10.0, patience=15.0) == RateResult(False, nearly(30.0))
+        assert await spend(store, 100.0, patience=inf) == RateResult(True, nearly(130.0))
 
     rig.run(test())
 

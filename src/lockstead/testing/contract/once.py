@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lockstead import InvalidInputError, LockAcquisitionError, UnsupportedError
-from lockstead.testing.contract.rigs import Rig, as_function, ask, cannot_linger
+from lockstead.testing.contract.rigs import Rig, as_function, ask, cannot_reserve
 
 
 def test_what_is_done_once_is_remembered(rig: Rig) -> None:
@@ -20,7 +20,7 @@ def test_what_is_done_once_is_remembered(rig: Rig) -> None:
             return {"sent to": to}
 
         first, second = (client.once("mail:{to}", 60)(as_function(rig, send)) for client in (alice, bob))
-        if cannot_linger(alice):
+        if cannot_reserve(alice):
             with pytest.raises(UnsupportedError):
                 await ask(first("ann"))
             assert done == []
@@ -39,7 +39,7 @@ def test_what_is_done_once_is_remembered(rig: Rig) -> None:
 def test_what_failed_is_not_done_and_what_cannot_be_kept_is(rig: Rig) -> None:
     async def test() -> None:
         client = rig.client()
-        if cannot_linger(client):
+        if cannot_reserve(client):
             return
         once = client.once("k", 60)
 
@@ -66,7 +66,7 @@ def test_what_failed_is_not_done_and_what_cannot_be_kept_is(rig: Rig) -> None:
 def test_whoever_comes_while_it_is_being_done_waits_for_the_outcome(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
-        if cannot_linger(alice):
+        if cannot_reserve(alice):
             return
         handle = await ask(alice.acquire("k"))
         with pytest.raises(LockAcquisitionError):
@@ -77,7 +77,7 @@ def test_whoever_comes_while_it_is_being_done_waits_for_the_outcome(rig: Rig) ->
             got.append(await ask(bob.once("k", 60).run(as_function(rig, lambda: "bob's"))))
 
         rig.start(wait)
-        handle._leave_taken(60, '{"outcome":"alice\'s"}')
+        handle._reserve_name(60, '{"outcome":"alice\'s"}')
         await ask(handle.release())
         await rig.until(lambda: got)
         assert (got[0].value, got[0].ran) == ("alice's", False)
@@ -88,7 +88,7 @@ def test_whoever_comes_while_it_is_being_done_waits_for_the_outcome(rig: Rig) ->
 def test_an_attempt_that_died_is_taken_over(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
-        if cannot_linger(alice):
+        if cannot_reserve(alice):
             return
         dead = await ask(alice.acquire("k", ttl=0.2, renew=False))
         outcome = await ask(bob.once("k", 60).run(as_function(rig, lambda: "bob's")))

@@ -76,14 +76,14 @@ def test_exactly_a_burst_is_let_through_when_many_spend_at_once(rig: Rig) -> Non
         allowed: list[bool] = []
         both = limiters(rig, 20, 3600, 20)
 
-        def spender(limiter: Any) -> Any:
+        def consumer(limiter: Any) -> Any:
             async def spend() -> None:
                 allowed.extend([bool(await ask(limiter.spend())) for _ in range(4)])
 
             return spend
 
         for number in range(8):
-            rig.start(spender(both[number % 2]))
+            rig.start(consumer(both[number % 2]))
         await rig.until(lambda: len(allowed) == 32)
         assert sum(allowed) == 20
 

@@ -10,15 +10,15 @@ from lockstead import (
     LockAcquisitionError,
     UnsupportedError,
 )
-from lockstead.core.store import Lingering
-from lockstead.testing.contract.rigs import Rig, ask, block, cannot_linger, names
+from lockstead.core.store import Reserving
+from lockstead.testing.contract.rigs import Rig, ask, block, cannot_reserve, names
 
 
 def test_a_name_stays_taken_however_its_holder_goes(rig: Rig) -> None:
     async def test() -> None:
         alice, bob, carol = rig.client(), rig.client(), rig.client()
         guard = alice.multi_lock(["a", "b"], at_least=30)
-        if not isinstance(alice._engine.store, Lingering):
+        if not isinstance(alice._engine.store, Reserving):
             with pytest.raises(UnsupportedError):
                 await ask(guard.acquire())
             assert await names(bob) == []
@@ -37,7 +37,7 @@ def test_a_name_stays_taken_however_its_holder_goes(rig: Rig) -> None:
         await ask(carol.close())
         taken = await ask(bob.inspect())
         assert [info.name for info in taken] == ["a", "b", "closed", "entered", "released"]
-        assert all(info.holders[0].lingers for info in taken)
+        assert all(info.holders[0].reserved for info in taken)
         assert all(info.expires_at < datetime.now(UTC) + timedelta(seconds=31) for info in taken)
         assert await ask(bob.try_acquire("a")) is None
         if shares:
@@ -51,7 +51,7 @@ def test_a_name_stays_taken_however_its_holder_goes(rig: Rig) -> None:
 def test_a_name_left_taken_keeps_waiters_out_until_it_is_over(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
-        if cannot_linger(alice):
+        if cannot_reserve(alice):
             with pytest.raises(UnsupportedError):
                 await ask(alice.acquire("x", at_least=0.2))
             assert await ask(alice.info("x")) is None

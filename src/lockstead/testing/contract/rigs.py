@@ -15,13 +15,13 @@ import pytest
 from lockstead import AsyncDistributedLock, DistributedLock, UnsupportedError
 from lockstead.core.model import Capabilities
 from lockstead.core.runtime import Runtime, drive
-from lockstead.core.store import Lingering, Store
+from lockstead.core.store import Reserving, Store
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
 
 Opener = Callable[[Runtime], Store]
 """Opens one more store object, of the same server each time."""
-DRIVERS = ("threads", "asyncio")
+RUNTIME_NAMES = ("threads", "asyncio")
 
 
 class Rig:
@@ -137,8 +137,8 @@ async def names(client: Any) -> list[str]:
     return [info.name for info in await ask(client.inspect())]
 
 
-def cannot_linger(client: Any) -> bool:
-    return not isinstance(client._engine.store, Lingering)
+def cannot_reserve(client: Any) -> bool:
+    return not isinstance(client._engine.store, Reserving)
 
 
 def as_function(rig: Rig, body: Any) -> Any:
@@ -153,7 +153,7 @@ def as_function(rig: Rig, body: Any) -> Any:
     return function
 
 
-@pytest.fixture(params=DRIVERS)
+@pytest.fixture(params=RUNTIME_NAMES)
 def driver(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from lockstead import LockLostError, UnsupportedError
-from lockstead.testing.contract.rigs import Rig, as_function, ask, cannot_linger
+from lockstead.testing.contract.rigs import Rig, as_function, ask, cannot_reserve
 
 
 def test_of_many_who_fire_a_tick_one_runs_it(rig: Rig) -> None:
     async def test() -> None:
         clients = [rig.client() for _ in range(3)]
-        if cannot_linger(clients[0]):
+        if cannot_reserve(clients[0]):
             job = clients[0].singleton("cron:daily", at_most=60, at_least=60)(as_function(rig, lambda: "ran"))
             with pytest.raises(UnsupportedError):
                 await ask(job())
@@ -26,7 +26,7 @@ def test_of_many_who_fire_a_tick_one_runs_it(rig: Rig) -> None:
         ]
         assert [await ask(job()) for job in jobs] == ["ran", None, None]
         info = await ask(clients[0].info("cron:daily"))
-        assert info.holders[0].lingers
+        assert info.holders[0].reserved
         assert 50 < (info.expires_at - info.acquired_at).total_seconds() <= 61
 
     rig.run(test())
@@ -39,7 +39,7 @@ def test_a_job_that_died_is_free_after_at_most(rig: Rig) -> None:
             return
         assert await ask(alice.singleton("cron:weekly", at_most=60).try_acquire())
         assert await ask(bob.singleton("cron:weekly", at_most=60).try_acquire()) is None
-        tick = {"at_most": 0.3, "at_least": 0.0 if cannot_linger(alice) else 0.3}
+        tick = {"at_most": 0.3, "at_least": 0.0 if cannot_reserve(alice) else 0.3}
         dead = await ask(alice.singleton("cron:daily", **tick).try_acquire())
 
         async def can_run() -> Any:

@@ -30,7 +30,7 @@ async def join(store: Store, ask: Ask) -> Any:
     return await store.join(ask._replace(queue=ask.queue and store.capabilities.fifo), TIMEOUT)
 
 
-async def insist(store: Store, ask: Ask) -> Any:
+async def with_retries(store: Store, ask: Ask) -> Any:
     """Join, and again if nobody could tell what came of it, as the engine would."""
     for attempt in range(7):
         try:
@@ -74,8 +74,8 @@ async def renew(store: Store, renewal: Renewal) -> Standing | None:
     return standing
 
 
-async def leave(store: Store, owner: str, name: str = "x", unsure: float = 0.0) -> bool:
-    return await store.leave(name, f"{owner}/1", TIMEOUT, unsure)
+async def leave(store: Store, owner: str, name: str = "x", tombstone: float = 0.0) -> bool:
+    return await store.leave(name, f"{owner}/1", TIMEOUT, tombstone)
 
 
 async def begin_to_listen(store: Store, owner: str) -> None:
@@ -97,7 +97,7 @@ def until_expiry(store: Store, seconds: float) -> Any:
     return pytest.approx(seconds - 0.5, abs=0.5) if store.capabilities.expiry else inf
 
 
-async def dies(rig: Rig, ask: Ask) -> Any:
+async def join_without_renewal(rig: Rig, ask: Ask) -> Any:
     """Join and be heard of no more: without expiry, that takes the end of the session."""
     store = rig.store()
     standing = await join(store, ask)
@@ -194,7 +194,7 @@ def test_a_renewal_never_resurrects(rig: Rig) -> None:
         await join(store, wish("alice"))
         await leave(store, "alice")
         assert await renew(store, life("alice")) is None
-        await dies(rig, wish("bob", ttl=0.05))
+        await join_without_renewal(rig, wish("bob", ttl=0.05))
         await rig.until(lambda: gone(store))
         assert await renew(store, life("bob")) is None
         assert await store.inspect() == []
@@ -271,7 +271,7 @@ def test_of_many_who_come_at_once_one_holds_and_all_have_tickets_of_their_own(ri
 
         async def come(number: int) -> None:
             for name in names:
-                outcome = await insist(stores[number % 3], wish(f"{name}-{number}", name))
+                outcome = await with_retries(stores[number % 3], wish(f"{name}-{number}", name))
                 outcomes.append((name, outcome))
 
         async def go(number: int) -> None:
@@ -342,7 +342,7 @@ def test_whoever_gives_up_waiting_is_not_woken_but_passed_over(rig: Rig) -> None
 def test_the_dead_make_room_after_their_ttl(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
-        dead = await dies(rig, wish("alice", ttl=0.1))
+        dead = await join_without_renewal(rig, wish("alice", ttl=0.1))
         got: list[Standing] = []
 
         async def bob_holds() -> bool:
@@ -365,7 +365,7 @@ def test_a_waiting_place_lives_for_a_heartbeat_not_for_its_ttl(rig: Rig) -> None
         await join(store, wish("alice"))
         await join(store, wish("bob", heartbeat=3.0))
         assert await lives(store, "bob", 0.0, 3.0)
-        await dies(rig, wish("carol", heartbeat=0.05))
+        await join_without_renewal(rig, wish("carol", heartbeat=0.05))
 
         async def carol_is_gone() -> bool:
             (line,) = await store.inspect()
@@ -459,7 +459,7 @@ def test_another_capacity_is_refused_until_the_line_is_empty(rig: Rig) -> None:
 def test_a_join_that_comes_after_an_unsure_leave_is_refused(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
-        assert not await leave(store, "alice", unsure=30.0)
+        assert not await leave(store, "alice", tombstone=30.0)
         assert isinstance(await join(store, wish("alice")), Refusal)
         assert await store.inspect() == []
         assert (await join(store, wish("bob"))).held

@@ -9,9 +9,9 @@ from math import ceil
 from typing import Any, TypeVar
 
 from lockstead.core.lease import PATIENCE
-from lockstead.core.model import Ask, Balance, Charge, Line, Place, Refusal, Renewal, Standing, Stay
+from lockstead.core.model import Ask, Line, Place, RateRequest, RateResult, Refusal, Renewal, Reservation, Standing
 from lockstead.core.runtime import Runtime, drive
-from lockstead.core.store import Joint, Lingering, Rated, Store
+from lockstead.core.store import MultiJoining, Rated, Reserving, Store
 from lockstead.errors import UnsupportedError
 from lockstead.runtimes.simulated import World
 from lockstead.runtimes.threads import ThreadRuntime
@@ -104,7 +104,7 @@ class StoreServer(Server):
         self._waiting: dict[str, set[str]] = {}
         self._observer = self._store_of("observer/0")
         self.capabilities = self._observer.capabilities
-        self.can_linger = isinstance(self._observer, Lingering)
+        self.can_reserve = isinstance(self._observer, Reserving)
         if not self.capabilities.expiry:
             self.close()
             msg = "only a store whose places expire can be simulated: here they end with a session, which is real"
@@ -120,21 +120,21 @@ class StoreServer(Server):
         store = self._store_of(renewals[0].owner)
         return self._step(store.renew(renewals, PATIENCE), [renewal.name for renewal in renewals])
 
-    def leave(self, name: str, owner: str, unsure: float) -> tuple[bool, list[str]]:
-        return self._step(self._store_of(owner).leave(name, owner, PATIENCE, unsure), [name])
+    def leave(self, name: str, owner: str, tombstone: float) -> tuple[bool, list[str]]:
+        return self._step(self._store_of(owner).leave(name, owner, PATIENCE, tombstone), [name])
 
-    def linger(self, stay: Stay) -> tuple[bool, list[str]]:
+    def reserve(self, stay: Reservation) -> tuple[bool, list[str]]:
         store = self._store_of(stay.owner)
-        assert isinstance(store, Lingering)
-        return self._step(store.linger(stay, PATIENCE), [stay.name])
+        assert isinstance(store, Reserving)
+        return self._step(store.reserve(stay, PATIENCE), [stay.name])
 
     def join_all(self, asks: Sequence[Ask]) -> tuple[list[Standing] | Refusal | None, list[str]]:
         store = self._store_of(asks[0].owner)
-        if not isinstance(store, Joint):
+        if not isinstance(store, MultiJoining):
             return None, []
         return self._step(store.join_all(asks, PATIENCE), [ask.name for ask in asks])
 
-    def spend(self, charge: Charge) -> Balance:
+    def spend(self, charge: RateRequest) -> RateResult:
         assert isinstance(self._observer, Rated)
         return self._drive(self._observer.spend(charge, PATIENCE))
 

@@ -19,7 +19,7 @@ class Office:
 
     process: Process
     since: float
-    is_leaving: bool = False
+    is_ending: bool = False
 
     def excuses(self) -> bool:
         """Tell whether nobody could have left in time: the dead do nothing, and the paused nothing in time."""
@@ -78,7 +78,7 @@ class ElectionHistory(History):
     def _contest(self, process: Process, engine: Engine) -> Contest[Leading]:
         name, ttl = self.random.choice(self.names), self.random.choice(self.ttls)
         grace = ttl * self.random.choice((0.1, 0.2, 0.5))
-        slowness = grace * self.random.choice((0.0, 0.5, 0.9))
+        time_to_stop = grace * self.random.choice((0.0, 0.5, 0.9))
         offices = self.offices.setdefault(name, [])
 
         async def on_elected(leadership: Leading) -> None:
@@ -91,14 +91,14 @@ class ElectionHistory(History):
                 await self._resign(leadership)
 
         async def on_lost(leadership: Leading) -> None:
-            office = next((office for office in offices if office.process is process and not office.is_leaving), None)
+            office = next((office for office in offices if office.process is process and not office.is_ending), None)
             if office is None:
                 self.monitor._fail(f"{process.name} loses {name}, which it does not lead")
             assert office is not None
-            office.is_leaving = True
+            office.is_ending = True
             if leadership.is_leader:
                 self.monitor._fail(f"{process.name} leads {name} on")
-            await engine.runtime.sleep(slowness)
+            await engine.runtime.sleep(time_to_stop)
             offices.remove(office)
 
         return Contest(engine, Leading, name, DEFAULTS, ttl=ttl, grace=grace, on_elected=on_elected, on_lost=on_lost)

@@ -21,10 +21,10 @@ from lockstead.testing.simulation.memory import SimulatedServer
 from lockstead.testing.simulation.monitor import Monitor, ViolationError
 from lockstead.testing.simulation.network import Faults, Server, SimulatedStore
 
-CALM_AFTER = 25.0
+FAULTS_END = 25.0
 """When faults end; whoever still lives must then be served."""
-PATIENT_UNTIL = 120.0
-MOST_STEPS = 50_000
+TIME_LIMIT = 120.0
+MAX_STEPS = 50_000
 DEFAULTS = Defaults(ttl=5.0, retry=RetryPolicy(max_retries=1_000_000, retry_delay=0.05))
 
 
@@ -53,14 +53,14 @@ class History:
         self._build()
 
     def _build(self) -> None:
-        self.server = self.make_server(self.world, self._weather())
+        self.server = self.make_server(self.world, self._make_faults())
         self.servers: Sequence[Server] = [self.server]
         self.can = self.server.capabilities
         if not self.can.carry(self.capacity, 1):
             self.capacity = 1
         self.monitor = Monitor(self.world, self.server)
 
-    def _weather(self) -> Faults:
+    def _make_faults(self) -> Faults:
         if not self.faulty:
             return Faults()
         return Faults(
@@ -79,8 +79,8 @@ class History:
             self._add_process(f"p{number}")
         if self.faulty:
             self._schedule_faults()
-        self.world.after(CALM_AFTER, self._calm_down)
-        handler = _Stumbles(self.stumbles)
+        self.world.after(FAULTS_END, self._end_faults)
+        handler = _ErrorLog(self.stumbles)
         logger = logging.getLogger("lockstead")
         logger.addHandler(handler)
         level, logger.propagate = logger.level, False
@@ -100,12 +100,12 @@ class History:
         return self
 
     def _run_until_served(self) -> None:
-        while self.world.now < PATIENT_UNTIL:
+        while self.world.now < TIME_LIMIT:
             if not self._step():
                 break
-            if self.world.now > CALM_AFTER and all(task.finished for task in self._living_tasks()):
+            if self.world.now > FAULTS_END and all(task.finished for task in self._live_tasks()):
                 break
-        for task in self._living_tasks():
+        for task in self._live_tasks():
             if not task.finished:
                 raise ViolationError(f"somebody waits for ever in {task.process.name}")
             if task.error is not None and not isinstance(task.error, Cancelled):
@@ -137,7 +137,7 @@ class History:
 
     def _check_all_can_be_had(self) -> None:
         """Nothing is stranded: whoever wants everything gets it."""
-        if self._is_forgetful() or self.server.clock_was_set_back:
+        if self._may_lose_data() or self.server.clock_was_set_back:
             return
         for name in self.names:
             outcome = self._visit(self.server, name)
@@ -157,17 +157,17 @@ class History:
 
     def _step(self) -> bool:
         self.steps += 1
-        if self.steps > MOST_STEPS:
+        if self.steps > MAX_STEPS:
             raise ViolationError("something spins")
         goes_on = self.world.step()
         self.monitor.check()
         return goes_on
 
-    def _is_forgetful(self) -> bool:
+    def _may_lose_data(self) -> bool:
         """Tell whether a server may have forgotten what it had granted."""
         return False
 
-    def _living_tasks(self) -> list[Task[None]]:
+    def _live_tasks(self) -> list[Task[None]]:
         return [task for task in self.tasks if not task.process.crashed]
 
     def _add_process(self, name: str) -> None:
@@ -204,9 +204,9 @@ class History:
                 finally:
                     if not process.crashed and chance() < 0.9:  # else it is dropped, as a forgotten handle is
                         await handle._release()
-                        self._expect_taken(process, handle, granted, plan.at_least)
+                        self._expect_reservation(process, handle, granted, plan.at_least)
             except LockLostError as loss:
-                if "no longer knew" in loss.reason and not self._is_forgetful():  # nobody here takes a lock away
+                if "no longer knew" in loss.reason and not self._may_lose_data():  # nobody here takes a lock away
                     raise ViolationError("a lock that was held was found gone when it was released") from loss
             except CapacityMismatchError as mismatch:
                 if not self.monitor.was_alive_since(began, mismatch.name, mismatch.stored):
@@ -226,7 +226,7 @@ class History:
             "renew": chance() >= 0.2,
             "max_hold": 2.0 if chance() < 0.2 else None,
         }
-        if chance() < 0.2 and self.server.can_linger:
+        if chance() < 0.2 and self.server.can_reserve:
             options["at_least"] = chance() * 4
         capacity = self.capacity
         if self.mixed and chance() < 0.05:
@@ -248,18 +248,18 @@ class History:
         if not handle.is_held:
             raise ViolationError(f"{handle} was given but is not held")
 
-    def _expect_taken(self, process: Process, handle: Handle, granted: float, at_least: float) -> None:
+    def _expect_reservation(self, process: Process, handle: Handle, granted: float, at_least: float) -> None:
         """Expect what was released to stay taken, unless it may have ended while it was released."""
         for lease in handle._leases if at_least else ():
             if process.now() < lease.trusted_until:
-                self.monitor.leave_taken(lease, granted + at_least - margin(at_least))
+                self.monitor.expect_reservation(lease, granted + at_least - margin(at_least))
 
     def _schedule_faults(self) -> None:
         for process, _ in self.processes:
             self._sometimes(0.15, process.crash)
             self._sometimes(0.4, lambda process=process: process.pause(self.random.choice((0.3, 2.0, 8.0))))
         for link in self.links:
-            self._sometimes(0.2, lambda link=link: self._cut_off(link))
+            self._sometimes(0.2, lambda link=link: self._partition(link))
         for task in self.tasks:
             self._sometimes(0.3, task.cancel)
             self._sometimes(0.1, task.cancel)
@@ -270,12 +270,12 @@ class History:
 
     def _sometimes(self, chance: float, fault: Callable[..., None]) -> None:
         if self.random.random() < chance:
-            self.world.after(self.random.random() * CALM_AFTER * 0.8, fault)
+            self.world.after(self.random.random() * FAULTS_END * 0.8, fault)
 
-    def _cut_off(self, link: SimulatedStore) -> None:
+    def _partition(self, link: SimulatedStore) -> None:
         link.partitioned_until = self.world.now + self.random.choice((0.5, 3.0, 10.0))
 
-    def _calm_down(self) -> None:
+    def _end_faults(self) -> None:
         for server in self.servers:
             faults = server.faults
             faults.lost_request = faults.lost_reply = faults.slow = faults.forged = 0.0
@@ -294,7 +294,7 @@ class ScatteredStore(SimulatedStore):
         return None
 
 
-class _Stumbles(logging.Handler):
+class _ErrorLog(logging.Handler):
     def __init__(self, seen: list[str]) -> None:
         super().__init__(logging.ERROR)
         self._seen = seen

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lockstead.core.engine import Engine
 from lockstead.core.lease import Lease, State
-from lockstead.core.model import LINGERING, Place
+from lockstead.core.model import RESERVED, Place
 from lockstead.primitives.handle import Handle
 from lockstead.runtimes.simulated import Process, World
 from lockstead.testing.simulation.network import Server
@@ -42,7 +42,7 @@ class Monitor:
         self._engines: dict[str, tuple[Process, Engine]] = {}
         self._fences: dict[str, int] = {}
         self._seen: set[str] = set()
-        self._left_taken: list[tuple[float, str, str]] = []
+        self._reservations: list[tuple[float, str, str]] = []
         self._last_alive: dict[tuple[str, int], float] = {}
         self.waiting: set[Handle] = set()
         """Those who are acquiring several names."""
@@ -51,9 +51,9 @@ class Monitor:
     def add(self, process: Process, engine: Engine) -> None:
         self._engines[process.name] = process, engine
 
-    def leave_taken(self, lease: Lease, until: float) -> None:
+    def expect_reservation(self, lease: Lease, until: float) -> None:
         """Expect the name of a lease that was released to stay taken until then."""
-        self._left_taken.append((until, lease.ask.name, lease.ask.owner + LINGERING))
+        self._reservations.append((until, lease.ask.name, lease.ask.owner + RESERVED))
 
     def was_alive_since(self, moment: float, name: str, capacity: int) -> bool:
         """Tell whether a line of that capacity has had a living place since then."""
@@ -71,32 +71,32 @@ class Monitor:
                     self._check_lease(process, lease, holding, believed)
         for handle in self.waiting:
             self._check_waiting(handle, holding)
-        for name, owner in self._still_taken():
+        for name, owner in self._live_reservations():
             if owner not in holding:
                 self._fail(f"{owner} should keep {name} taken")
 
-    def _still_taken(self) -> list[tuple[str, str]]:
-        if self._left_taken:
-            self._left_taken = [left for left in self._left_taken if self._world.now < left[0]]
-        return [left[1:] for left in self._left_taken]
+    def _live_reservations(self) -> list[tuple[str, str]]:
+        if self._reservations:
+            self._reservations = [left for left in self._reservations if self._world.now < left[0]]
+        return [left[1:] for left in self._reservations]
 
     def _check_line(self, name: str, places: Sequence[Place], holding: dict[str, Place]) -> None:
         """Check one line, and take down who holds."""
         spent = 0
-        somebody_waits = False
+        found_waiter = False
         self._last_alive[name, places[0].capacity] = self._world.now
         for place in places:
             process, engine = self._engines[place.owner.rpartition("/")[0]]
-            looked_after = place.owner in engine.keeper.leases or process.crashed or place.lingers
-            if not looked_after and not self._server.clock_was_set_back:
+            is_tracked = place.owner in engine.keeper.leases or process.crashed or place.reserved
+            if not is_tracked and not self._server.clock_was_set_back:
                 self._fail(f"{place.owner} has a place in {name} that nobody looks after")
             if place.acquired_at is None:
-                somebody_waits = True
+                found_waiter = True
                 self._check_heartbeat(engine, place)
                 continue
             holding[place.owner] = place
             spent += place.weight
-            if somebody_waits:
+            if found_waiter:
                 self._fail(f"{name}: somebody was overtaken: {places}")
             if spent > place.capacity:
                 self._fail(f"{name}: more hold than fit: {places}")
@@ -119,7 +119,7 @@ class Monitor:
             if ask.owner not in self._seen:
                 self._see(lease)
         elif ask.owner not in holding:
-            self._check_told(process, lease)
+            self._check_signalled(process, lease)
 
     def _check_waiting(self, handle: Handle, holding: dict[str, Place]) -> None:
         if self._server.clock_was_set_back:  # then a place may live longer than was asked
@@ -143,7 +143,7 @@ class Monitor:
                 self._fail(f"{lease.ask.name}: fence {lease.fence} after {self._fences[lease.ask.name]}")
             self._fences[lease.ask.name] = lease.fence
 
-    def _check_told(self, process: Process, lease: Lease) -> None:
+    def _check_signalled(self, process: Process, lease: Lease) -> None:
         if self._world.now > process.paused_until + self.SIGNAL:
             self._fail(f"{lease.ask.owner} was not told in time that {lease.ask.name} is lost")
 
@@ -169,13 +169,13 @@ class QuorumMonitor(Monitor):
                     continue
                 if not lease.is_held(process.now()):
                     if process.now() > lease.trusted_until + self.SIGNAL:
-                        self._check_told(process, lease)
+                        self._check_signalled(process, lease)
                     continue
                 other = trusting.setdefault(lease.ask.name, lease)
                 if other is not lease:
                     self._fail(f"{lease.ask.owner} and {other.ask.owner} both trust in {lease.ask.name}")
                 if lease.ask.owner not in self._seen:
                     self._see(lease)
-        for name, owner in self._still_taken():
+        for name, owner in self._live_reservations():
             if name in trusting:
                 self._fail(f"{trusting[name].ask.owner} trusts in {name}, which {owner} should keep taken")

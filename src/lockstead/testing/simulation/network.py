@@ -7,10 +7,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from lockstead.core.model import Ask, Balance, Capabilities, Charge, Line, Place, Refusal, Renewal, Standing, Stay, Wake
+from lockstead.core.model import (
+    Ask,
+    Capabilities,
+    Line,
+    Place,
+    RateRequest,
+    RateResult,
+    Refusal,
+    Renewal,
+    Reservation,
+    Standing,
+    Wake,
+)
 from lockstead.errors import StoreError
 from lockstead.runtimes.simulated import Parking, Process, SimulatedRuntime, World
-from lockstead.stores.waiters import Mailbox
+from lockstead.stores.waiters import WaiterEvents
 
 T = TypeVar("T")
 
@@ -37,7 +49,7 @@ class Server(ABC):
     """
 
     capabilities = Capabilities()
-    can_linger = True
+    can_reserve = True
     clock_goes_back = True
     """Whether anybody ever sets its clock back."""
 
@@ -60,16 +72,16 @@ class Server(ABC):
     def renew(self, renewals: Sequence[Renewal]) -> tuple[list[Standing | None], list[str]]: ...
 
     @abstractmethod
-    def leave(self, name: str, owner: str, unsure: float) -> tuple[bool, list[str]]: ...
+    def leave(self, name: str, owner: str, tombstone: float) -> tuple[bool, list[str]]: ...
 
     @abstractmethod
-    def linger(self, stay: Stay) -> tuple[bool, list[str]]: ...
+    def reserve(self, stay: Reservation) -> tuple[bool, list[str]]: ...
 
     @abstractmethod
     def join_all(self, asks: Sequence[Ask]) -> tuple[list[Standing] | Refusal | None, list[str]]: ...
 
     @abstractmethod
-    def spend(self, charge: Charge) -> Balance: ...
+    def spend(self, charge: RateRequest) -> RateResult: ...
 
     @abstractmethod
     def inspect(self, prefix: str, *, exact: bool) -> list[Line]: ...
@@ -134,38 +146,38 @@ class SimulatedStore:
         self.partitioned_until = 0.0
         self._process = process
         self._server = server
-        self._mailbox = Mailbox(self.runtime)
+        self._mailbox = WaiterEvents(self.runtime)
         self._owners: dict[str, str] = {}
         server.clients[process.name] = self._receive
 
-    def mint(self, owner: str) -> str:
+    def make_message(self, owner: str) -> str:
         """Make what only the server can tell this client."""
         return f"{owner} {self._process.world.outsiders.random()}"
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
         if ask.queue and ask.owner not in self._server.secrets:
             self._mailbox.open(ask.owner)
-            secret = self._server.secrets[ask.owner] = self.mint(ask.owner)
+            secret = self._server.secrets[ask.owner] = self.make_message(ask.owner)
             self._owners[secret] = ask.owner
         return await self._request(lambda: self._server.join(ask), timeout, repeatable=False)
 
     async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
         return await self._request(lambda: self._server.renew(renewals), timeout)
 
-    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
-        was_there = await self._request(lambda: self._server.leave(name, owner, unsure), timeout, repeatable=False)
+    async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
+        was_there = await self._request(lambda: self._server.leave(name, owner, tombstone), timeout, repeatable=False)
         self._forget(owner)
         return was_there
 
-    async def linger(self, stay: Stay, timeout: float) -> bool:
-        was_there = await self._request(lambda: self._server.linger(stay), timeout, repeatable=False)
+    async def reserve(self, stay: Reservation, timeout: float) -> bool:
+        was_there = await self._request(lambda: self._server.reserve(stay), timeout, repeatable=False)
         self._forget(stay.owner)
         return was_there
 
     async def join_all(self, asks: Sequence[Ask], timeout: float) -> list[Standing] | Refusal | None:
         return await self._request(lambda: self._server.join_all(asks), timeout, repeatable=False)
 
-    async def spend(self, charge: Charge, timeout: float) -> Balance:
+    async def spend(self, charge: RateRequest, timeout: float) -> RateResult:
         return await self._request(lambda: (self._server.spend(charge), []), timeout, repeatable=False)
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
@@ -182,7 +194,7 @@ class SimulatedStore:
         answer: Parking[tuple[T] | None] = Parking()
 
         def carry_out() -> None:
-            if self._is_cut_off():
+            if self._is_partitioned():
                 return
             result, woken = step()
             for owner in woken:
@@ -213,8 +225,8 @@ class SimulatedStore:
         self._owners.pop(self._server.secrets.pop(owner, ""), None)
 
     def _deliver(self, action: Callable[[], object]) -> None:
-        if not self._is_cut_off():
+        if not self._is_partitioned():
             self._process.after(0, lambda: (action(), None)[1])
 
-    def _is_cut_off(self) -> bool:
+    def _is_partitioned(self) -> bool:
         return self._process.world.now < self.partitioned_until

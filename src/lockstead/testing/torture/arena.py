@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from lockstead import DistributedLock, LockError
-from lockstead.core.store import Lingering, Rated, Store
+from lockstead.core.store import Rated, Reserving, Store
 from lockstead.testing.proxy import Direction, FaultProxy
 from lockstead.testing.torture.checkers import Promises
 from lockstead.testing.torture.history import KILL
@@ -123,8 +123,8 @@ class Arena:
             "readwrite": store.capabilities.shared,
             "semaphore": store.capabilities.semaphore,
             "limiter": isinstance(store, Rated),
-            "at_least": isinstance(store, Lingering),
-            "once": isinstance(store, Lingering),
+            "at_least": isinstance(store, Reserving),
+            "once": isinstance(store, Reserving),
         }
         return frozenset(workload for workload in self.workloads if able.get(workload, True))
 

@@ -19,12 +19,12 @@ from lockstead.core.lease import margin
 from lockstead.testing.torture.history import (
     KILL,
     Acquire,
+    Consume,
     Eviction,
     Fault,
     History,
     Operation,
     Read,
-    Spend,
     Write,
 )
 
@@ -145,7 +145,7 @@ def fences(history: History, promises: Promises) -> list[Violation]:
     return found
 
 
-def left_taken(history: History, promises: Promises) -> list[Violation]:
+def reservations(history: History, promises: Promises) -> list[Violation]:
     """Nobody is sure to hold a name that was left taken, before the time is over that was asked for.
 
     That it was left so is known if its release is done; or if nobody was harmed meanwhile, and it was still held then.
@@ -160,7 +160,7 @@ def left_taken(history: History, promises: Promises) -> list[Violation]:
             others = [one.hold for one in crowd if one not in taken]
             if left and others:
                 message = f"at {at:.6f} {name!r} was left taken until {left[0].taken_until:.6f}, and is surely held"
-                found.append(Violation("left_taken", message, (*left, *others)))
+                found.append(Violation("reservations", message, (*left, *others)))
     return found
 
 
@@ -209,16 +209,18 @@ def losses(history: History, promises: Promises) -> list[Violation]:
     """
     found = []
     for name, holds in _by_name(history.acquires):
-        windows = _beliefs(history, holds, promises)
-        windows += [Window(hold.trusted_until, *late) for hold in holds if (late := _untold(history, hold, promises))]
-        for at, crowd in _crowds(windows):
-            untold = [one.hold for one in crowd if one.untold]
-            if untold:
+        intervals = _beliefs(history, holds, promises)
+        intervals += [
+            Interval(hold.trusted_until, *late) for hold in holds if (late := _unsignalled(history, hold, promises))
+        ]
+        for at, crowd in _crowds(intervals):
+            unsignalled = [one.hold for one in crowd if one.unsignalled]
+            if unsignalled:
                 found.append(
                     Violation(
                         "losses",
-                        f"at {at:.6f} {name!r} had been let go on, and {untold[0].client} was not told of its loss",
-                        (*untold, *(one.hold for one in crowd if not one.untold)),
+                        f"at {at:.6f} {name!r} had been let go on, and {unsignalled[0].client} not told of its loss",
+                        (*unsignalled, *(one.hold for one in crowd if not one.unsignalled)),
                     )
                 )
     return found
@@ -289,9 +291,11 @@ def wake_ups(history: History, promises: Promises) -> list[Violation]:
         return []
     found = []
     for name, acquires in _by_name(history.acquires):
-        crowd = sorted((Stay.of(history, one, promises) for one in acquires), key=lambda stay: stay.acquire.invoked)
+        crowd = sorted(
+            (Reservation.of(history, one, promises) for one in acquires), key=lambda stay: stay.acquire.invoked
+        )
         invoked = [stay.acquire.invoked for stay in crowd]
-        around: list[Stay] = []
+        around: list[Reservation] = []
         seen = 0
         for gone, _, at in sorted(crowd, key=lambda stay: stay.until):
             if at == inf:
@@ -333,16 +337,16 @@ def rates(history: History, promises: Promises) -> list[Violation]:
     the interval. No time in which the store may have forgotten is looked at.
     """
     found = []
-    groups: dict[tuple[str, float, int], list[Spend]] = defaultdict(list)
-    for spend in history.spends:
+    groups: dict[tuple[str, float, int], list[Consume]] = defaultdict(list)
+    for spend in history.consumes:
         if spend.allowed and spend.cost:
             groups[spend.name, spend.interval, spend.burst].append(spend)
     forgot = history.harm({*promises.forgetting, *promises.forgiving}, "", -inf, inf)
     gaps = [(-inf, -inf), *((one.invoked, one.completed) for one in forgot)]
     calm = [(end, start) for (_, end), (start, _) in pairwise([*_merged(gaps), (inf, inf)])]
-    for (name, interval, burst), spends in groups.items():
+    for (name, interval, burst), consumes in groups.items():
         for start, end in calm:
-            within = [one for one in spends if one.invoked >= start and one.completed <= end]
+            within = [one for one in consumes if one.invoked >= start and one.completed <= end]
             if excess := _excess(within, (1 + promises.drift) / interval, burst):
                 seconds = max(one.completed for one in excess) - min(one.invoked for one in excess)
                 found.append(
@@ -372,7 +376,7 @@ def elections(history: History, promises: Promises) -> list[Violation]:
         terms = sorted((one for one in acquires if one.elected_at < inf), key=lambda one: one.elected_at)
         began = [one.elected_at for one in terms]
         for leader in terms:
-            end = _leads_on(history, leader, promises)
+            end = _leads_until(history, leader, promises)
             for other in terms[bisect_right(began, leader.elected_at) : bisect_left(began, end)]:
                 at = other.elected_at
                 if not (
@@ -388,7 +392,7 @@ CHECKERS: tuple[Callable[[History, Promises], list[Violation]], ...] = (
     exclusion,
     retractions,
     fences,
-    left_taken,
+    reservations,
     outcomes,
     evictions,
     losses,
@@ -402,17 +406,17 @@ CHECKERS: tuple[Callable[[History, Promises], list[Violation]], ...] = (
 )
 
 
-class Window(NamedTuple):
+class Interval(NamedTuple):
     """A time in which a hold counts."""
 
     start: float
     end: float
     hold: Acquire
-    untold: bool = False
+    unsignalled: bool = False
     """It counts because its holder was not told of the loss, not because he was sure to hold."""
 
 
-class Stay(NamedTuple):
+class Reservation(NamedTuple):
     """How long an acquisition may matter to others."""
 
     acquire: Acquire
@@ -422,7 +426,7 @@ class Stay(NamedTuple):
     """Until when it may have a place: unless it surely left, for as long as anything may be left of it."""
 
     @classmethod
-    def of(cls, history: History, one: Acquire, promises: Promises) -> Stay:
+    def of(cls, history: History, one: Acquire, promises: Promises) -> Reservation:
         waits = one.completed if one.is_known else history.last_seen[one.client]
         if one.several:
             waits = -inf
@@ -467,15 +471,15 @@ def _is_sure(grant: Acquire) -> bool:
     return grant.is_granted and grant.believed_until > grant.completed
 
 
-def _beliefs(history: History, holds: Iterable[Acquire], promises: Promises) -> list[Window]:
+def _beliefs(history: History, holds: Iterable[Acquire], promises: Promises) -> list[Interval]:
     """Give the times in which these were sure to hold, as far as the store is to be relied on."""
-    windows = []
+    intervals = []
     for hold in holds:
         if hold.is_granted:
             end = hold.believed_until
             forgot = _forgot(history, hold, end, promises)
-            windows.append(Window(hold.completed, min([end, *(one.invoked for one in forgot)]), hold))
-    return windows
+            intervals.append(Interval(hold.completed, min([end, *(one.invoked for one in forgot)]), hold))
+    return intervals
 
 
 def _forgot(
@@ -490,7 +494,7 @@ def _forgot(
     return [*faults, *history.evictions_of(None if hold.several else hold.name, start, end)]
 
 
-def _taken(history: History, hold: Acquire, promises: Promises) -> Window | None:
+def _taken(history: History, hold: Acquire, promises: Promises) -> Interval | None:
     """Tell for how long a name was surely left taken by who released it, as far as the store is to be relied on."""
     release, until = hold.release, hold.taken_until
     if until == -inf or release is None or not hold.is_granted or release.completed >= hold.trusted_until:
@@ -499,19 +503,19 @@ def _taken(history: History, hold: Acquire, promises: Promises) -> Window | None
         return None
     until -= margin(until - hold.invoked)
     forgot = [*_forgot(history, hold, until, promises), *history.harm(promises.freeing, None, hold.invoked, until)]
-    return Window(release.invoked, min([until, *(one.invoked for one in forgot)]), hold)
+    return Interval(release.invoked, min([until, *(one.invoked for one in forgot)]), hold)
 
 
-def _untold(history: History, hold: Acquire, promises: Promises) -> tuple[float, Acquire, bool] | None:
+def _unsignalled(history: History, hold: Acquire, promises: Promises) -> tuple[float, Acquire, bool] | None:
     """Tell until when somebody whose trust had ended was surely not told, if he ran."""
     if not hold.is_granted or hold.trusted_until == -inf or hold.retracted_at < inf:
         return None
-    proofs = [check.at for check in hold.checks if not check.told]
+    evidence = [check.at for check in hold.checks if not check.told]
     if hold.lost_at < inf:
-        proofs.append(hold.lost_at)
+        evidence.append(hold.lost_at)
     elif hold.watched and not any(check.told for check in hold.checks):
-        proofs.append(history.last_seen[hold.client])
-    end, ended = max(proofs, default=-inf), hold.trusted_until
+        evidence.append(history.last_seen[hold.client])
+    end, ended = max(evidence, default=-inf), hold.trusted_until
     halts = history.harm(promises.halting, hold.client, ended - promises.slack, end)
     forgot = _forgot(history, hold, end, promises)
     end = min([end, *(fault.invoked for fault in [*halts, *forgot])]) - promises.slack
@@ -521,10 +525,10 @@ def _untold(history: History, hold: Acquire, promises: Promises) -> tuple[float,
     return end, hold, True
 
 
-def _crowds(windows: Iterable[Window]) -> Iterator[tuple[float, list[Window]]]:
+def _crowds(intervals: Iterable[Interval]) -> Iterator[tuple[float, list[Interval]]]:
     """Find, whenever a window begins, whether those that are open do not fit any more."""
-    now: list[Window] = []
-    for window in sorted(windows, key=lambda one: one.start):
+    now: list[Interval] = []
+    for window in sorted(intervals, key=lambda one: one.start):
         if window.end <= window.start:
             continue
         now = [one for one in now if one.end > window.start]
@@ -566,7 +570,7 @@ def _gone(history: History, one: Acquire) -> float:
     return gone if gone < inf else history.last_seen[one.client]
 
 
-def _left_waiting(stays: Iterable[Stay], deadline: float, capacity: int) -> list[Acquire]:
+def _left_waiting(stays: Iterable[Reservation], deadline: float, capacity: int) -> list[Acquire]:
     """Find who still waits by then, though there is room for any of them beside all others who may be there."""
     waiting = []
     room = capacity
@@ -602,20 +606,20 @@ def _merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     return merged
 
 
-def _excess(spends: Sequence[Spend], rate: float, burst: int) -> list[Spend]:
+def _excess(consumes: Sequence[Consume], rate: float, burst: int) -> list[Consume]:
     """Find a time within which more was spent than the burst and what it earns.
 
     For every end, in their order, the worst beginning is kept by a tree of sums: of a span of beginnings, what was
     spent since, and the most that this is above what has been earned.
     """
-    if not spends:
+    if not consumes:
         return []
-    zero = min(one.invoked for one in spends)
-    begun = sorted(spends, key=_asked)
+    zero = min(one.invoked for one in consumes)
+    begun = sorted(consumes, key=_asked)
     place = {id(one): number for number, one in enumerate(begun)}
     size = 1 << (len(begun) - 1).bit_length()
     total, worst = [0.0] * (2 * size), [-inf] * (2 * size)
-    for last in sorted(spends, key=_returned):
+    for last in sorted(consumes, key=_returned):
         node = place[id(last)] + size
         total[node], worst[node] = last.cost, last.cost + rate * (last.invoked - zero)
         while node > 1:
@@ -624,11 +628,11 @@ def _excess(spends: Sequence[Spend], rate: float, burst: int) -> list[Spend]:
             total[node] = total[left] + total[right]
             worst[node] = max(worst[left] + total[right], worst[right])
         if worst[1] - rate * (last.completed - zero) > burst * (1 + 1e-6):
-            return _worst_window(begun, last.completed, rate)
+            return _worst_period(begun, last.completed, rate)
     return []
 
 
-def _worst_window(begun: Sequence[Spend], end: float, rate: float) -> list[Spend]:
+def _worst_period(begun: Sequence[Consume], end: float, rate: float) -> list[Consume]:
     def excess(start: float) -> float:
         return sum(one.cost for one in begun if one.invoked >= start and one.completed <= end) - rate * (end - start)
 
@@ -636,7 +640,7 @@ def _worst_window(begun: Sequence[Spend], end: float, rate: float) -> list[Spend
     return [one for one in begun if one.invoked >= start and one.completed <= end]
 
 
-def _leads_on(history: History, leader: Acquire, promises: Promises) -> float:
+def _leads_until(history: History, leader: Acquire, promises: Promises) -> float:
     """Tell until when somebody surely was not told to stop, or had not ended what his grace was enough for."""
     if leader.stopped_at < leader.trusted_until:  # he holds on until he has stopped, however slow the machine is
         return leader.stopped_at
@@ -655,7 +659,7 @@ State = tuple[Any, int, frozenset[int]]
 
 def _explain(operations: Sequence[Write | Read]) -> Violation | None:
     """Find an order of these operations on one register that explains all they showed, or say where there is none."""
-    known = _telling(operations)
+    known = _relevant(operations)
     events = sorted(
         [(one.invoked, 0, number) for number, one in enumerate(known)]
         + [(one.completed, 1, number) for number, one in enumerate(known) if _is_answered(one)]
@@ -665,7 +669,7 @@ def _explain(operations: Sequence[Write | Read]) -> Violation | None:
     for _, is_end, number in events:
         one = known[number]
         if is_end:
-            before, states = states, _having_had(number, states, pending)
+            before, states = states, _after_effect(number, states, pending)
             del pending[number]
             if not states:
                 held = sorted({f"{value!r} with fence {fence}" for value, fence, _ in before})
@@ -682,7 +686,7 @@ def _explain(operations: Sequence[Write | Read]) -> Violation | None:
     return None
 
 
-def _telling(operations: Sequence[Write | Read]) -> list[Write | Read]:
+def _relevant(operations: Sequence[Write | Read]) -> list[Write | Read]:
     """Leave out what nobody can have noticed: reads without an answer, and lost writes that would explain nothing."""
     values = {one.value for one in operations if isinstance(one, Read) and one.is_known}
     refused = [one.fence for one in operations if isinstance(one, Write) and one.outcome == "refused"]
@@ -702,7 +706,7 @@ def _changes(one: Write | Read) -> bool:
     return isinstance(one, Write) and one.outcome != "refused"
 
 
-def _having_had(number: int, states: Iterable[State], pending: dict[int, Write | Read]) -> set[State]:
+def _after_effect(number: int, states: Iterable[State], pending: dict[int, Write | Read]) -> set[State]:
     """Give every state that can be reached by somebody's having his moment at last, and others theirs before."""
     reached: set[State] = set()
     seen = set(states)

@@ -16,7 +16,7 @@ from lockstead.testing.torture.timeline import accused, draw
 
 SLICE = 60.0
 """Seconds that one arena is tortured at a time."""
-TELLING = 10.0
+PROGRESS_EVERY = 10.0
 """Seconds between two lines about one of them."""
 
 
@@ -67,7 +67,7 @@ def _torture(arena: ArenaMaker, seconds: float, seed: int, arguments: argparse.N
     def say(line: str) -> None:
         nonlocal told
         now = time.monotonic()
-        if now - told >= TELLING:
+        if now - told >= PROGRESS_EVERY:
             told = now
             print(f"{name:>9} {now - began:4.0f} s  {line}", flush=True)
 

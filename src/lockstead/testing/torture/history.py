@@ -165,8 +165,8 @@ class Acquire(Operation):
         """
         until, released = self.trusted_until, self.released_at
         found_gone = self.release is not None and self.release.outcome == "lost"
-        unsure = any(not check.is_sure and check.at < min(until, released) for check in self.checks)
-        if unsure or self.lost_at < until or (found_gone and released < until):
+        tombstone = any(not check.is_sure and check.at < min(until, released) for check in self.checks)
+        if tombstone or self.lost_at < until or (found_gone and released < until):
             until = max((check.at for check in self.checks if check.is_sure), default=-inf)
         return min(until, released)
 
@@ -233,7 +233,7 @@ class Read(Operation):
 
 
 @dataclass(slots=True, kw_only=True)
-class Spend(Operation):
+class Consume(Operation):
     cost: int = 1
     interval: float = 1.0
     """Seconds in which, in the long run, one is let through."""
@@ -283,7 +283,7 @@ class History:
     acquires: list[Acquire] = field(default_factory=list)
     writes: list[Write] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
-    spends: list[Spend] = field(default_factory=list)
+    consumes: list[Consume] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     inspections: list[Inspection] = field(default_factory=list)
     evictions: list[Eviction] = field(default_factory=list)
@@ -342,7 +342,7 @@ class History:
 
     @cached_property
     def _lists(self) -> dict[type[Operation], list[Any]]:
-        lists = self.acquires, self.writes, self.reads, self.spends, self.faults, self.inspections, self.evictions
+        lists = self.acquires, self.writes, self.reads, self.consumes, self.faults, self.inspections, self.evictions
         return dict(zip(EVENTS.values(), lists, strict=True))
 
     def _faults_of(self, client: str | None) -> tuple[list[Fault], list[float], list[float]]:
@@ -406,7 +406,7 @@ EVENTS: dict[str, type[Operation]] = {
     "acquire": Acquire,
     "write": Write,
     "read": Read,
-    "spend": Spend,
+    "spend": Consume,
     "fault": Fault,
     "inspection": Inspection,
     "eviction": Eviction,

@@ -87,8 +87,8 @@ class Nemesis:
             fault = self._arena.faults[self._store_kinds.draw()]
             self._room.acquire()
             yield pool.submit(self._harm, fault, self._chance.randrange(2**32), until, self._room.release)
-        elif self._arena.client_faults and (spared := sorted({*self._clients.names()} - self._targets)):
-            kind, name = self._client_kinds.draw(), self._chance.choice(spared)
+        elif self._arena.client_faults and (unaffected := sorted({*self._clients.names()} - self._targets)):
+            kind, name = self._client_kinds.draw(), self._chance.choice(unaffected)
             self._targets.add(name)
             fault = self._on_client(kind, name)
             yield pool.submit(

@@ -10,7 +10,7 @@ import threading
 from contextlib import suppress
 from typing import Any, Self
 
-HURRY = 20.0
+REQUEST_TIMEOUT = 20.0
 """How long an answer may take: it only does if the machine is in trouble."""
 
 
@@ -58,7 +58,7 @@ class Registers:
 def ask(address: str, **request: Any) -> dict[str, Any]:
     """Ask the registers at an address, on a connection of its own: whoever is interrupted leaves no answer behind."""
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(HURRY)
+        connection.settimeout(REQUEST_TIMEOUT)
         connection.connect(address)
         connection.sendall(json.dumps(request).encode() + b"\n")
         with connection.makefile("rb") as answers:

@@ -33,10 +33,10 @@ from lockstead.testing.torture.register import Registers
 CREW = (["threads"], ["asyncio"], ["uvloop"], ["threads"])
 """The drivers of each worker."""
 ONE_PROCESS = (["threads", "asyncio"],)
-HANDS = 5
+ACTORS = 5
 PATIENCE = 60.0
 """How long workers may take to finish once all is well again."""
-STARTING = 10.0
+START_TIMEOUT = 10.0
 """How long to wait for the first of them to have done something."""
 NEMESIS = "nemesis"
 JUMPS = (-3600.0, -5.0, -0.5, 0.5, 5.0, 3600.0)
@@ -141,7 +141,7 @@ class Crew:
                 member.say(order)
                 member.answer()
 
-    def look_after(self) -> None:
+    def replace_killed(self) -> None:
         """Let others come for those who were killed, and note who ended without having been."""
         for name, member in list(self._members.items()):
             if member.is_over or member.process.poll() is None:
@@ -162,7 +162,7 @@ class Crew:
             if not self._members[name].has_finished(deadline):
                 self._members[name].process.send_signal(signal.SIGABRT)  # by which faulthandler tells where it hangs
                 self._members[name].process.wait()
-        self.look_after()
+        self.replace_killed()
 
     def look(self) -> list[str]:
         """Tell what the workers see of a store that only they see."""
@@ -174,7 +174,7 @@ class Crew:
 
     def _hire(self, post: str, drivers: list[str], life: int) -> None:
         name = f"{post}.{life}"
-        orders = worker.Orders(
+        orders = worker.WorkerConfig(
             client=name,
             history=str(self._directory),
             url=self._arena.url,
@@ -182,7 +182,7 @@ class Crew:
             options=dict(self._arena.options),
             workloads=self._workloads,
             drivers=drivers,
-            hands=HANDS,
+            actors=ACTORS,
             seed=self._chance.getrandbits(32),
             registers=self._registers,
         )
@@ -327,12 +327,12 @@ def _run(
         stack.callback(crew.dispose)
         crew.start()
         progress = Progress(histories)
-        _until(lambda: bool(progress.operations()), STARTING)  # else the first harm would be done to nobody
+        _until(lambda: bool(progress.operations()), START_TIMEOUT)  # else the first harm would be done to nobody
         with _in_background(lambda: nemesis.run(clock.now() + report.seconds)) as is_over:
             while not is_over(1.0):
-                crew.look_after()
+                crew.replace_killed()
                 say(f"{progress.operations()} operations, {nemesis.done.total()} faults")
-        crew.look_after()
+        crew.replace_killed()
         say("settling")
         arena.settle()
         crew.finish()
@@ -398,8 +398,8 @@ def _count(history: History) -> Counter[str]:
     counts["register writes"] = len(history.writes)
     counts["register writes refused"] = sum(one.outcome == "refused" for one in history.writes)
     counts["register reads"] = len(history.reads)
-    counts["rates spent"] = sum(one.allowed for one in history.spends)
-    counts["rates refused"] = sum(one.is_known and not one.allowed for one in history.spends)
+    counts["rates spent"] = sum(one.allowed for one in history.consumes)
+    counts["rates refused"] = sum(one.is_known and not one.allowed for one in history.consumes)
     return +counts
 
 

@@ -66,12 +66,12 @@ NAMES = (*LOCKS, SHARED, PERMITS, LEADER, JOB, *KEYS)
 RETRY = RetryPolicy(max_retries=4, max_delay=0.3)
 BLOCKED = (0.1, 1.5)
 """Between these, how many seconds an event loop is blocked."""
-CHILDHOOD = 20
+CHILD_TIMEOUT = 20
 """Seconds after which a fork's child that has not ended is stuck."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Orders:
+class WorkerConfig:
     """What a worker is to do."""
 
     client: str
@@ -83,7 +83,7 @@ class Orders:
     workloads: list[str]
     drivers: list[str]
     """Any of threads, asyncio and uvloop: a client for each."""
-    hands: int
+    actors: int
     """How many each client has."""
     seed: int
     registers: str
@@ -96,7 +96,7 @@ asking: ContextVar[Mapping[str, int]] = ContextVar("asking", default={})  # noqa
 """By name, the numbers of what this thread or task acquires."""
 
 
-class Witness:
+class StoreObserver:
     """Knows which place belongs to which acquisition, and records what the store says of those that wait."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -106,7 +106,7 @@ class Witness:
     def watch(self, store: Any) -> None:
         join, renew = store.join, store.renew
 
-        async def witnessed_join(ask: Ask, timeout: float) -> Standing | Refusal:
+        async def recorded_join(ask: Ask, timeout: float) -> Standing | Refusal:
             asked = clock.now()
             if number := asking.get().get(ask.name):
                 self._numbers[ask.owner] = number
@@ -115,7 +115,7 @@ class Witness:
                 self._note(ask.owner, asked, answer)
             return answer
 
-        async def witnessed_renew(renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+        async def recorded_renew(renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
             asked = clock.now()
             standings: list[Standing | None] = await renew(renewals, timeout)
             for renewal, standing in zip(renewals, standings, strict=True):
@@ -124,7 +124,7 @@ class Witness:
             return standings
 
         if store.capabilities.fifo:
-            store.join, store.renew = witnessed_join, witnessed_renew
+            store.join, store.renew = recorded_join, recorded_renew
 
     def forget(self, numbers: Mapping[str, int]) -> None:
         for owner, number in list(self._numbers.items()):
@@ -141,11 +141,11 @@ class Witness:
             self.recorder.waits(number, asked, standing.ticket)
 
 
-class Driver(Protocol):
+class WorkerRuntime(Protocol):
     """What differs between threads and tasks. What hands do is written once, and never suspends in a thread."""
 
     client: Any
-    hands: list[Hand]
+    actors: list[Actor]
 
     async def sleep(self, seconds: float) -> None: ...
     async def done(self, result: Any) -> Any:
@@ -168,12 +168,12 @@ class Driver(Protocol):
         ...
 
     def block(self, seconds: float) -> None: ...
-    def in_child(self, orders: Orders) -> Driver:
+    def in_child(self, orders: WorkerConfig) -> WorkerRuntime:
         """Give what a fork's child goes on with."""
         ...
 
 
-class GaveUpError(Exception):
+class CancelledAcquireError(Exception):
     pass
 
 
@@ -182,9 +182,9 @@ class FailureError(Exception):
 
 
 class Threads:
-    def __init__(self, orders: Orders, client: DistributedLock | None = None) -> None:
+    def __init__(self, orders: WorkerConfig, client: DistributedLock | None = None) -> None:
         self.client = client or DistributedLock(orders.url, retry=RETRY, **orders.options)
-        self.hands: list[Hand] = []
+        self.actors: list[Actor] = []
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - it has a thread of its own
@@ -209,7 +209,7 @@ class Threads:
         return lambda: drive(work())
 
     def run(self) -> None:
-        threads = [threading.Thread(target=_or_fail, args=(partial(drive, hand.work()),)) for hand in self.hands]
+        threads = [threading.Thread(target=_or_fail, args=(partial(drive, actor.work()),)) for actor in self.actors]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -220,14 +220,14 @@ class Threads:
         """Keep the interpreter to itself, as a long call of some library in C might."""
         ctypes.PyDLL(None).usleep(round(seconds * 1e6))
 
-    def in_child(self, orders: Orders) -> Driver:
+    def in_child(self, orders: WorkerConfig) -> WorkerRuntime:
         return Threads(orders, self.client)
 
 
 class Loop:
-    def __init__(self, orders: Orders, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    def __init__(self, orders: WorkerConfig, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
         self.client = AsyncDistributedLock(orders.url, retry=RETRY, **orders.options)
-        self.hands: list[Hand] = []
+        self.actors: list[Actor] = []
         self._loop = new_loop()
 
     async def sleep(self, seconds: float) -> None:
@@ -247,7 +247,7 @@ class Loop:
         try:
             return await task
         except asyncio.CancelledError:
-            raise GaveUpError from None
+            raise CancelledAcquireError from None
 
     async def ask_registers(self, address: str, **request: Any) -> dict[str, Any]:
         return await asyncio.to_thread(register.ask, address, **request)
@@ -260,7 +260,7 @@ class Loop:
 
     def run(self) -> None:
         async def work() -> None:
-            await asyncio.gather(*(hand.work() for hand in self.hands))
+            await asyncio.gather(*(actor.work() for actor in self.actors))
             await self.client.close()
 
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
@@ -276,12 +276,12 @@ class Loop:
         self._loop.call_soon_threadsafe(block)
         over.wait()
 
-    def in_child(self, orders: Orders) -> Driver:
+    def in_child(self, orders: WorkerConfig) -> WorkerRuntime:
         return Threads(orders)
 
 
-def _drivers(orders: Orders) -> list[Driver]:
-    makers: dict[str, Callable[[], Driver]] = {
+def _drivers(orders: WorkerConfig) -> list[WorkerRuntime]:
+    makers: dict[str, Callable[[], WorkerRuntime]] = {
         "threads": lambda: Threads(orders),
         "asyncio": lambda: Loop(orders, asyncio.new_event_loop),
         "uvloop": lambda: Loop(orders, _uvloop()),
@@ -313,12 +313,12 @@ def _or_fail(work: Callable[[], object]) -> None:
 
 
 @dataclass
-class Hand:
+class Actor:
     """A thread or task that does one thing after another."""
 
-    driver: Driver
-    witness: Witness
-    orders: Orders
+    driver: WorkerRuntime
+    witness: StoreObserver
+    orders: WorkerConfig
     chance: random.Random
     patience: float | None = None
     """The longest it waits for anything."""
@@ -343,7 +343,7 @@ class Hand:
             "semaphore": [self._permits],
             "multi": [self._several],
             "election": [self._stand],
-            "background": [self._stand_in_background],
+            "background": [self._campaign_in_background],
             "limiter": [self._spend],
             "register": [self._read],
             "singleton": [self._run_a_job],
@@ -409,10 +409,10 @@ class Hand:
             for name in names
         }
         guard = make(on_lost=partial(self._lost, numbers), **options)
-        work = self._working(numbers, ttl, fenced=weight == capacity, enter=enter, renewed=renew)
-        await self._through(numbers, way, guard, work)
+        work = self._make_work(numbers, ttl, fenced=weight == capacity, enter=enter, renewed=renew)
+        await self._acquire_and_work(numbers, way, guard, work)
 
-    def _working(
+    def _make_work(
         self,
         numbers: Mapping[str, int],
         ttl: float,
@@ -432,7 +432,7 @@ class Hand:
 
         return work
 
-    async def _through(
+    async def _acquire_and_work(
         self, numbers: Mapping[str, int], way: str, guard: Any, work: Callable[[Any], Awaitable[None]]
     ) -> None:
         asking.set(numbers)
@@ -455,7 +455,7 @@ class Hand:
             self._released(numbers, "lost")
         except LockAcquisitionError:
             self._ended(numbers, "refused")
-        except GaveUpError:
+        except CancelledAcquireError:
             self._ended(numbers, "cancelled")
         except StoreError:
             if self.handle is None:
@@ -552,16 +552,16 @@ class Hand:
             on_elected=self.driver.callback(on_elected),
             on_lost=self.driver.callback(on_lost),
         )
-        work = self._working(numbers, TERM / 2, fenced=True)
-        await self._through(numbers, chance.choice(("block", "by hand")), election.lead(timeout), work)
+        work = self._make_work(numbers, TERM / 2, fenced=True)
+        await self._acquire_and_work(numbers, chance.choice(("block", "by hand")), election.lead(timeout), work)
 
-    async def _stand_in_background(self) -> None:
+    async def _campaign_in_background(self) -> None:
         """Be a candidate for a while, through whatever comes."""
         asking.set({})  # or the candidate's task takes its places for those of what was acquired last
         candidate = Candidate(self)
         candidate.election.start()
         await self.driver.sleep(self.chance.uniform(0.2, self.patience or 1.5 * TERM))
-        candidate.look_no_more()
+        candidate.stop_checking()
         await self.driver.done(candidate.election.stop())
         candidate.end()
 
@@ -575,13 +575,13 @@ class Hand:
         )
         if self.chance.random() < 0.5:
             numbers = {JOB: number}
-            await self._through(numbers, "try", job, self._working(numbers, ttl, fenced=True))
+            await self._acquire_and_work(numbers, "try", job, self._make_work(numbers, ttl, fenced=True))
         else:
-            errand = Errand(self, number, ttl)
-            await errand.run(job(self.driver.function(errand.work)))
-            if errand.is_over:
+            recorded = RecordedCall(self, number, ttl)
+            await recorded.run(job(self.driver.function(recorded.work)))
+            if recorded.is_over:
                 self.recorder.released(number)
-            elif errand.is_spared:
+            elif recorded.was_skipped:
                 self.recorder.ended(number, "refused")
 
     async def _do_once(self) -> None:
@@ -590,15 +590,15 @@ class Hand:
         key, ttl, period, timeout = chance.choice(KEYS), self._ttl(), chance.uniform(*PERIODS), self._timeout()
         once = self.driver.client.once(key, period, ttl=ttl, timeout=timeout)
         number = self.recorder.acquire(key, kind="once", ttl=ttl, queue=False, timeout=timeout, period=period)
-        errand = Errand(self, number, ttl, chance.randrange(10**12), fails=chance.random() < 0.2)
-        outcome = await errand.run(partial(once.run, self.driver.function(errand.work)))
+        recorded = RecordedCall(self, number, ttl, chance.randrange(10**12), fails=chance.random() < 0.2)
+        outcome = await recorded.run(partial(once.run, self.driver.function(recorded.work)))
         if outcome is not None and not outcome.ran:
             self.recorder.remembered(number, outcome.value)
         elif outcome is not None:
             found = None
             with suppress(StoreError):
                 found = await self.driver.done(once.outcome())
-            self.recorder.released(number, "done" if found and found.value == errand.value else "error")
+            self.recorder.released(number, "done" if found and found.value == recorded.value else "error")
 
     def _ttl(self) -> float:
         ttl: float = self.orders.options["ttl"] * self.chance.choice(SHARES)
@@ -618,8 +618,8 @@ class Hand:
                     await self.driver.done(limiter.wait(cost, timeout=0.5))
                     self.recorder.spent(number, allowed=True)
                 else:
-                    spending = await self.driver.done(limiter.spend(cost))
-                    self.recorder.spent(number, spending.allowed, spending.retry_after)
+                    decision = await self.driver.done(limiter.spend(cost))
+                    self.recorder.spent(number, decision.allowed, decision.retry_after)
             except RateLimitError as error:
                 self.recorder.spent(number, allowed=False, retry_after=error.retry_after)
             except StoreError:
@@ -651,16 +651,16 @@ class Hand:
             self.recorder.ended(number, outcome)
 
 
-class Errand:
+class RecordedCall:
     """What a function does that is given no handle: how long it is held is deduced from when it was asked for."""
 
     holder_id = ""
 
-    def __init__(self, hand: Hand, number: int, ttl: float, value: int | None = None, *, fails: bool = False) -> None:
-        self._hand = hand
+    def __init__(self, actor: Actor, number: int, ttl: float, value: int | None = None, *, fails: bool = False) -> None:
+        self._actor = actor
         self._number = number
         self._until = clock.now() + ttl - margin(ttl)
-        self._seconds = ttl * 1.5 if hand.chance.random() < 0.05 else hand.chance.random() ** 3 * 0.2
+        self._seconds = ttl * 1.5 if actor.chance.random() < 0.05 else actor.chance.random() ** 3 * 0.2
         self.value = value
         self._fails = fails
         self._began = self._returned = False
@@ -676,18 +676,18 @@ class Errand:
         return self._began and self._returned
 
     @property
-    def is_spared(self) -> bool:
+    def was_skipped(self) -> bool:
         """Whether it was not called, because somebody else does it."""
         return not self._began and self._returned
 
     async def work(self) -> Any:
         """Be the function."""
-        recorder = self._hand.recorder
+        recorder = self._actor.recorder
         self._began = True
         recorder.granted(self._number, self, 0)
         value = None
         try:
-            await self._hand.driver.sleep(self._seconds)
+            await self._actor.driver.sleep(self._seconds)
             if self._fails:
                 raise FailureError
             value = self.value
@@ -697,9 +697,9 @@ class Errand:
 
     async def run(self, call: Callable[[], Any]) -> Any:
         """Call what calls the function, if somebody else does not; note why it was not, or not done."""
-        recorder, number = self._hand.recorder, self._number
+        recorder, number = self._actor.recorder, self._number
         try:
-            result = await self._hand.driver.done(call())
+            result = await self._actor.driver.done(call())
         except LockLostError:
             recorder.released(number, "lost")
         except FailureError:
@@ -719,19 +719,19 @@ class Errand:
 class Candidate:
     """A candidate in the background. Each of its terms is recorded as an acquisition of its own."""
 
-    def __init__(self, hand: Hand) -> None:
-        self._hand = hand
-        self._chance = random.Random(hand.chance.random())
+    def __init__(self, actor: Actor) -> None:
+        self._actor = actor
+        self._chance = random.Random(actor.chance.random())
         self._mutex = threading.Lock()
         self._looks = True
         self._is_elected = False
         self._number = self._stand()
-        callback = hand.driver.callback
-        self.election = hand.driver.client.election(
+        callback = actor.driver.callback
+        self.election = actor.driver.client.election(
             LEADER, ttl=TERM, grace=GRACE, on_elected=callback(self._lead), on_lost=callback(self._part)
         )
 
-    def look_no_more(self) -> None:
+    def stop_checking(self) -> None:
         """Let nobody be surprised that what is about to be given up is not held any more."""
         with self._mutex:
             self._looks = False
@@ -739,38 +739,38 @@ class Candidate:
     def end(self) -> None:
         """Record that it was stopped."""
         if not self._is_elected:
-            self._hand.recorder.ended(self._number, "cancelled")
+            self._actor.recorder.ended(self._number, "cancelled")
 
     def _stand(self) -> int:
-        return self._hand.recorder.acquire(LEADER, kind="leader", ttl=TERM)
+        return self._actor.recorder.acquire(LEADER, kind="leader", ttl=TERM)
 
     async def _lead(self, leadership: Any) -> None:
         """Begin and return, or be the work; lead on after it, resign, or fail."""
-        recorder, number, chance = self._hand.recorder, self._number, self._chance
+        recorder, number, chance = self._actor.recorder, self._number, self._chance
         recorder.elected(number)
         self._is_elected = True
         recorder.granted(number, leadership, leadership.fence)
         until = clock.now() + chance.random() ** 2 * TERM
         while clock.now() < until and self._check(number, leadership):
-            if self._hand.can("register"):
-                await self._hand.write(LEADER, leadership.fence)
-            await self._hand.driver.sleep(chance.random() * 0.1)
+            if self._actor.can("register"):
+                await self._actor.write(LEADER, leadership.fence)
+            await self._actor.driver.sleep(chance.random() * 0.1)
         match chance.randrange(6):
             case 0:
                 raise FailureError
             case 1 | 2:
-                await self._hand.driver.done(leadership.resign())
+                await self._actor.driver.done(leadership.resign())
 
     async def _part(self, leadership: Any) -> None:
         """Stop leading, and stand again."""
-        recorder, number = self._hand.recorder, self._number
+        recorder, number = self._actor.recorder, self._number
         recorder.deposed(number)
         is_lost = leadership.lost.is_set()
         if is_lost:
             recorder.lost(number)
         else:
             recorder.release(number)
-        await self._hand.driver.sleep(STOPPING * self._chance.random())
+        await self._actor.driver.sleep(STOPPING * self._chance.random())
         recorder.stopped(number)
         if not is_lost:
             recorder.released(number, "error")  # nobody is told what comes of it
@@ -778,20 +778,20 @@ class Candidate:
 
     def _check(self, number: int, leadership: Any) -> bool:
         with self._mutex:
-            return self._looks and self._hand.recorder.check(number, leadership)
+            return self._looks and self._actor.recorder.check(number, leadership)
 
 
 class Worker:
-    def __init__(self, orders: Orders) -> None:
-        self._orders = orders
+    def __init__(self, orders: WorkerConfig) -> None:
+        self._config = orders
         self._chance = random.Random(orders.seed)
         self._finished = threading.Event()
-        self._witness = Witness(self._recorder(orders.client))
+        self._witness = StoreObserver(self._recorder(orders.client))
         self._drivers = _drivers(orders)
         self._children = 0
         for driver in self._drivers:
             self._witness.watch(driver.client._engine.store)
-            driver.hands = [self._hand(driver) for _ in range(orders.hands)]
+            driver.actors = [self._actor(driver) for _ in range(orders.actors)]
 
     def run(self) -> None:
         """Work, and do what is said, until told to finish."""
@@ -806,14 +806,14 @@ class Worker:
                         thread.join()
                     _answer("finished")
                 case "look":
-                    with DistributedLock(self._orders.url, **self._orders.options) as locks:
+                    with DistributedLock(self._config.url, **self._config.options) as locks:
                         _answer(json.dumps([repr(info) for info in locks.inspect()]))
                 case order:
-                    self._obey(order)
+                    self._inject(order)
                     _answer("done")
         os._exit(0)  # whoever gave orders is gone
 
-    def _obey(self, order: str) -> None:
+    def _inject(self, order: str) -> None:
         match order:
             case "block loop":
                 self._chance.choice(self._drivers).block(self._chance.uniform(*BLOCKED))
@@ -832,8 +832,8 @@ class Worker:
             if code := os.waitstatus_to_exitcode(status):
                 raise RuntimeError(f"a fork's child ended with {code}")
             return
-        signal.alarm(CHILDHOOD)
-        _or_fail(self._be_a_child)
+        signal.alarm(CHILD_TIMEOUT)
+        _or_fail(self._run_child)
         os._exit(0)
 
     def _force_release(self) -> None:
@@ -842,34 +842,34 @@ class Worker:
         recorder = self._witness.recorder
         number = recorder.evict(name)
         info = None
-        with suppress(StoreError), DistributedLock(self._orders.url, retry=RETRY, **self._orders.options) as stranger:
+        with suppress(StoreError), DistributedLock(self._config.url, retry=RETRY, **self._config.options) as stranger:
             info = stranger.force_release(name)
         recorder.evicted(number, [holder.fence for holder in info.holders] if info else [])
 
-    def _be_a_child(self) -> None:
+    def _run_child(self) -> None:
         """Find what the parent holds worthless here, and go on as a client of one's own."""
         parent = self._chance.choice(self._drivers)
         is_shared = parent.client._engine.store.capabilities.processes
-        name = f"{self._orders.client}-child{self._children}"
+        name = f"{self._config.client}-child{self._children}"
         self._witness.start_afresh(self._recorder(name, ".jsonl" if is_shared else ".apart"))
-        for hand in parent.hands:
-            assert hand.handle is None or not hand.handle.is_held, "a fork's child holds what its parent does"
-        driver = parent.in_child(self._orders)
+        for actor in parent.actors:
+            assert actor.handle is None or not actor.handle.is_held, "a fork's child holds what its parent does"
+        driver = parent.in_child(self._config)
         if driver.client is not parent.client:
             self._witness.watch(driver.client._engine.store)
-        hand = self._hand(driver, patience=0.5)
+        actor = self._actor(driver, patience=0.5)
         if not is_shared:  # its fences mean nothing beside the parent's
-            hand.orders = replace(self._orders, workloads=[one for one in hand.orders.workloads if one != "register"])
+            actor.orders = replace(self._config, workloads=[one for one in actor.orders.workloads if one != "register"])
         for _ in range(4):
-            drive(hand.chance.choice(hand.stories())())
+            drive(actor.chance.choice(actor.stories())())
         driver.client.close()
 
-    def _hand(self, driver: Driver, patience: float | None = None) -> Hand:
+    def _actor(self, driver: WorkerRuntime, patience: float | None = None) -> Actor:
         chance = random.Random(self._chance.random())
-        return Hand(driver, self._witness, self._orders, chance, patience, over=self._finished.is_set)
+        return Actor(driver, self._witness, self._config, chance, patience, over=self._finished.is_set)
 
     def _recorder(self, client: str, suffix: str = ".jsonl") -> Recorder:
-        return Recorder(Path(self._orders.history) / f"{client}{suffix}", client)
+        return Recorder(Path(self._config.history) / f"{client}{suffix}", client)
 
 
 def _answer(line: str) -> None:
@@ -877,7 +877,7 @@ def _answer(line: str) -> None:
 
 
 def main() -> None:
-    orders = Orders(**json.loads(sys.argv[1]))
+    orders = WorkerConfig(**json.loads(sys.argv[1]))
     if orders.module:
         import_module(orders.module)
     _or_fail(Worker(orders).run)

@@ -8,14 +8,14 @@ import socket
 import gevent
 
 from lockstead.runtimes.threads import ThreadRuntime
-from lockstead.stores.sqlite.notify import Doorbell
+from lockstead.stores.sqlite.notify import NotifySocket
 
 addresses = [f"lockstead-test/{secrets.token_hex(8)}" for _ in range(100)]
 sockets = []
 for address in addresses:
     sockets.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
     sockets[-1].bind(f"\0{address}")
-bell = Doorbell(ThreadRuntime(), listens=True)
+bell = NotifySocket(ThreadRuntime(), listens=True)
 bell.hang_up()
 with gevent.Timeout(10):
     for _ in range(20):

@@ -31,20 +31,20 @@ from lockstead.stores.postgres.address import Address
 from lockstead.stores.postgres.libpq import Statement
 from lockstead.stores.postgres.pipelined import in_thread
 
-_GONE = getattr(select, "POLLRDHUP", 0)
+_PEER_CLOSED = getattr(select, "POLLRDHUP", 0)
 """What tells that the other end is closed without telling that there is something to read."""
 
-MOST_NOTHING = 10
+MAX_EMPTY_RESULTS = 10
 """How often libpq has no result in a row, between those of two statements, before it knows of none that is awaited: an
 interrupt has come before it was sent."""
 
 GLANCE = 0.1
 """How often a greenlet looks whether the other end is closed: what gevent waits for does not tell."""
 
-_KEPT_ALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 20_000}
+_KEEPALIVES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 20_000}
 """So that either end notices within half a minute that the other has vanished."""
 
-_HELLO = Statement(
+_PREPARE_SESSION = Statement(
     b"SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(),"
     b" (SELECT pg_catalog.bool_or(pg_catalog.has_function_privilege(oid, 'EXECUTE')) FROM pg_catalog.pg_proc"
     b" WHERE pronamespace OPERATOR(pg_catalog.=) 'pg_catalog'::pg_catalog.regnamespace"
@@ -61,7 +61,7 @@ _FENCES = (
     "GRANT EXECUTE ON FUNCTION pg_logical_emit_message(boolean, text, text) TO it (on PostgreSQL 17 and later with a "
     "fourth argument, boolean)"
 )
-_NOTICE_DEATH = Statement(b"SET client_connection_check_interval = '2s'")
+_DETECT_DEAD_CLIENTS = Statement(b"SET client_connection_check_interval = '2s'")
 """So that whoever dies waiting does not stay in the server's queue. Not every system's server can do that."""
 
 
@@ -91,12 +91,12 @@ class Session:
     def __init__(self, connection: PGconn, pid: int, on_lost: Callable[[Session], None]) -> None:
         self.pid = pid
         self.is_lost = False
-        self._is_told = False
+        self._is_reported = False
         self.is_closed = False
         """We have given it up ourselves."""
-        self.is_silent = False
+        self.is_overdue = False
         """An answer is overdue, and nothing was heard since."""
-        self.is_own = False
+        self.is_dedicated = False
         """It is for one lock at a time."""
         self.taken: dict[Any, Any] = {}
         self.on_end: Callable[[], None] = lambda: None
@@ -160,14 +160,14 @@ class Session:
     async def answer(self, reply: Reply, timeout: float) -> PGresult:
         """Wait for a result, be it an error. Raises TimeoutError, or ConnectionResetError if the session has ended."""
         if not await self.arrives(reply, timeout):
-            self.is_silent = True
+            self.is_overdue = True
             raise TimeoutError
         if reply.result is None:
             msg = "the session has ended"
             raise ConnectionResetError(msg)
         return reply.result
 
-    def glance(self) -> None:
+    def read_available(self) -> None:
         """Take in what has arrived."""
         raise NotImplementedError
 
@@ -186,7 +186,7 @@ class Session:
         """Let go of it in a forked child, without a word to the server, which serves the parent."""
         if self._connection is not None:
             libpq.close_socket(self._connection)
-        self.is_lost = self._is_told = True
+        self.is_lost = self._is_reported = True
         self._connection = None
 
     def _flush(self) -> None:
@@ -201,21 +201,21 @@ class Session:
                 self._connection.consume_input()
                 if self._is_writing:
                     self._flush()
-                self._take_results(self._connection)
+                self._process_results(self._connection)
             except psycopg.Error:
                 self._end()
             except BaseException:
                 self._end()
                 raise
 
-    def _take_results(self, connection: PGconn) -> None:
-        self.is_silent = False
+    def _process_results(self, connection: PGconn) -> None:
+        self.is_overdue = False
         nothing = 0
         while self._owed and not connection.is_busy():
             result = connection.get_result()
             nothing = nothing + 1 if result is None else 0
             if result is None:
-                if connection.status == ConnStatus.BAD or nothing > MOST_NOTHING:
+                if connection.status == ConnStatus.BAD or nothing > MAX_EMPTY_RESULTS:
                     self._end()
             elif result.status == ExecStatus.PIPELINE_SYNC:
                 answer, self._result = self._result, None
@@ -233,8 +233,8 @@ class Session:
         self._dispose()
         while self._owed:
             self._owed.popleft().settle(None)
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_reported:
+            self._is_reported = True
             self.on_end()
             self._on_lost(self)
 
@@ -244,7 +244,7 @@ class Session:
             connection.finish()
 
 
-class Door:
+class InterruptSafeLock:
     """A lock whose owner is known, so that a thread interrupted while entering can leave it in any case."""
 
     def __init__(self) -> None:
@@ -267,7 +267,7 @@ class BlockingSession(Session):
     def __init__(self, connection: PGconn, pid: int, on_lost: Callable[[Session], None]) -> None:
         super().__init__(connection, pid, on_lost)
         self._mutex = threading.Lock()
-        self._reading = Door()
+        self._read_lock = InterruptSafeLock()
         self._poll = select.poll()
         self._poll.register(self.descriptor, select.POLLIN)
 
@@ -275,25 +275,25 @@ class BlockingSession(Session):
         deadline = time.monotonic() + timeout
         try:
             in_time = True
-            while in_time and not reply.is_over and self._reading.enter(deadline - time.monotonic()):
+            while in_time and not reply.is_over and self._read_lock.enter(deadline - time.monotonic()):
                 while not reply.is_over:
                     in_time = self._await_input(max(deadline - time.monotonic(), 0.0))
                     if not in_time:
                         break
                     self._take_in()
-                self._stop_reading()
+                self._release_read_lock()
         except BaseException:
-            self._stop_reading()
+            self._release_read_lock()
             raise
         return reply.is_over
 
-    def glance(self) -> None:
+    def read_available(self) -> None:
         try:
-            if self._reading.enter(0.0):  # else another thread is reading
+            if self._read_lock.enter(0.0):  # else another thread is reading
                 self._take_in()
-                self._stop_reading()
+                self._release_read_lock()
         except BaseException:
-            self._stop_reading()
+            self._release_read_lock()
             raise
 
     def _await_input(self, timeout: float) -> bool:
@@ -303,9 +303,9 @@ class BlockingSession(Session):
             poll.register(self.descriptor, select.POLLIN | select.POLLOUT)
         return bool(poll.poll(ceil(timeout * 1000)))
 
-    def _stop_reading(self) -> None:
+    def _release_read_lock(self) -> None:
         """Let another thread read. Safe to repeat."""
-        self._reading.leave()
+        self._read_lock.leave()
         if self.is_lost:
             with self._mutex:
                 self._dispose()
@@ -314,9 +314,9 @@ class BlockingSession(Session):
         """Close the socket, but not while somebody waits for it: its number may at once be another's."""
         if self._connection is None:
             return
-        if not self._reading.is_ours() and self._reading.enter(0.0):
+        if not self._read_lock.is_ours() and self._read_lock.enter(0.0):
             super()._dispose()
-            self._reading.leave()
+            self._read_lock.leave()
         else:
             # libpq tells its own socket only while it is open: the number may be another's by now.
             with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self._connection.socket)) as copy:
@@ -350,7 +350,7 @@ class LoopSession(Session):
             reply.waiters.remove(waiter)
         return reply.is_over
 
-    def glance(self) -> None:
+    def read_available(self) -> None:
         """Do nothing: the loop takes in whatever arrives."""
 
     def _flush(self) -> None:
@@ -377,7 +377,7 @@ Find = Callable[[], Session | None]
 Opened = Callable[[Session], None]
 
 
-class Driver(Protocol):
+class WorkerRuntime(Protocol):
     """Opens sessions as threads, or as the tasks of a loop, use them."""
 
     def is_running(self) -> bool:
@@ -397,14 +397,14 @@ class Driver(Protocol):
         ...
 
 
-class BlockingDriver:
+class BlockingSessionFactory:
     def __init__(self, runtime: ThreadRuntime, address: Address, on_lost: Callable[[Session], None]) -> None:
-        self._opening = Opening(address)
+        self._opening = PendingConnections(address)
         self._on_lost = on_lost
         self._start_afresh()
 
     def _start_afresh(self) -> None:
-        self._door = Door()
+        self._open_lock = InterruptSafeLock()
         self._watcher = Watcher()
         self._finalizer = finalize(self, self._watcher.stop)
 
@@ -433,26 +433,26 @@ class BlockingDriver:
         session: Session | None = None
         is_new = False
         try:
-            if not self._door.enter(timeout):
+            if not self._open_lock.enter(timeout):
                 raise TimeoutError  # noqa: TRY301 (within the block that leaves the door)
             session = find()
             if session is None:
                 session = await self.open(max(deadline - time.monotonic(), 0.0))
                 is_new = True
                 opened(session)
-            self._door.leave()
+            self._open_lock.leave()
         except BaseException:
-            self._door.leave()
+            self._open_lock.leave()
             if is_new and session is not None:
                 session.close()
             raise
         return session
 
 
-class LoopDriver:
+class LoopSessionFactory:
     def __init__(self, runtime: AsyncRuntime, address: Address, on_lost: Callable[[Session], None]) -> None:
         self._runtime = runtime
-        self._opening = Opening(address)
+        self._opening = PendingConnections(address)
         self._on_lost = on_lost
         self._task: asyncio.Task[Session] | None = None
 
@@ -493,22 +493,22 @@ class LoopDriver:
             opened(task.result())
 
 
-class Opening:
+class PendingConnections:
     """Connections that are just being made: a child that is forked meanwhile must not keep their sockets open."""
 
     def __init__(self, address: Address) -> None:
-        self._address = kept_alive(address)
+        self._address = with_keepalives(address)
         self._begun: set[PGconn] = set()
 
     def open(self, timeout: float) -> tuple[PGconn, int]:
         begun: list[PGconn] = []
 
-        def on_begun(connection: PGconn) -> None:
+        def on_start(connection: PGconn) -> None:
             begun.append(connection)
             self._begun.add(connection)
 
         try:
-            return open_connection(self._address, timeout, on_begun)
+            return open_connection(self._address, timeout, on_start)
         finally:
             self._begun.difference_update(begun)
 
@@ -531,7 +531,7 @@ def open_connection(address: Address, timeout: float, begun: Callable[[PGconn], 
         )
         raise StoreError(msg)
     ((pid, is_standby, draws_fences, _),) = blocking.ask_on(
-        connection, address, _HELLO, (), deadline - time.monotonic()
+        connection, address, _PREPARE_SESSION, (), deadline - time.monotonic()
     )
     if is_standby == b"t":
         connection.close()
@@ -544,7 +544,7 @@ def open_connection(address: Address, timeout: float, begun: Callable[[PGconn], 
         connection.close()
         raise StoreError(f"{address}: {_FENCES}")
     try:
-        connection.exchange(_NOTICE_DEATH, (), deadline - time.monotonic())
+        connection.exchange(_DETECT_DEAD_CLIENTS, (), deadline - time.monotonic())
     except BaseException:
         connection.close()
         raise
@@ -552,9 +552,9 @@ def open_connection(address: Address, timeout: float, begun: Callable[[PGconn], 
     return connection.pgconn, int(pid)
 
 
-def kept_alive(address: Address) -> Address:
+def with_keepalives(address: Address) -> Address:
     """Have the kernel notice a server that has vanished, unless the user has asked for something else."""
-    return replace(address, settings=_KEPT_ALIVE | dict(address.settings))
+    return replace(address, settings=_KEEPALIVES | dict(address.settings))
 
 
 class Watcher:
@@ -567,10 +567,10 @@ class Watcher:
         self._mutex = threading.RLock()  # a finalizer may stop it in the middle of anything
         self._sessions: list[Session] = []
         self._bell: socket.socket | None = None
-        self._hears: socket.socket | None = None
+        self._wake_receiver: socket.socket | None = None
 
     def add(self, session: Session) -> None:
-        if not _GONE:
+        if not _PEER_CLOSED:
             return
         with self._mutex:
             self._sessions = [*(known for known in self._sessions if not known.is_lost), session]
@@ -578,16 +578,16 @@ class Watcher:
                 self._ring()
                 return
             try:
-                self._bell, self._hears = socket.socketpair()
+                self._bell, self._wake_receiver = socket.socketpair()
                 self._bell.setblocking(False)
-                hears = self._hears
+                hears = self._wake_receiver
                 threading.Thread(target=self._watch, args=(hears,), name="lockstead-watch", daemon=True).start()
             except RuntimeError:  # no more threads to be had: the renewals notice
                 self.abandon()
             except BaseException:  # an interrupt: if the thread has begun, it finds its other end closed
                 if self._bell is not None:
                     self._bell.close()
-                self._bell = self._hears = None
+                self._bell = self._wake_receiver = None
                 raise
 
     def ring(self) -> None:
@@ -602,10 +602,10 @@ class Watcher:
 
     def abandon(self) -> None:
         """Let go of the descriptors, for instance in a forked child, where no thread has come along."""
-        for end in (self._bell, self._hears):
+        for end in (self._bell, self._wake_receiver):
             if end is not None:
                 end.close()
-        self._bell = self._hears = None
+        self._bell = self._wake_receiver = None
 
     def _ring(self) -> None:
         if self._bell is not None:
@@ -614,10 +614,10 @@ class Watcher:
 
     def _watch(self, hears: socket.socket) -> None:
         is_green = select.poll is not native_poll()
-        while self._hears is hears:  # else this greenlet goes on in a forked child, which has let go of it
+        while self._wake_receiver is hears:  # else this greenlet goes on in a forked child, which has let go of it
             with self._mutex:
                 watched = {session.descriptor: session for session in self._sessions if not session.is_lost}
-                if hears is not self._hears:
+                if hears is not self._wake_receiver:
                     hears.close()
                     return
                 if not watched:
@@ -626,7 +626,7 @@ class Watcher:
             poll = native_poll()()
             poll.register(hears, select.POLLIN)
             for descriptor in watched:
-                poll.register(descriptor, _GONE)
+                poll.register(descriptor, _PEER_CLOSED)
             ready = poll.poll(0 if is_green else None)
             if not ready:
                 time.sleep(GLANCE)

@@ -135,12 +135,12 @@ def comment(labels: Iterable[str]) -> str:
     return text and f"/* lockstead{text} */ "
 
 
-_COMMENT = re.compile(r"/\* lockstead ([!-)+-~ ]*)")
+_COMMENT_PATTERN = re.compile(r"/\* lockstead ([!-)+-~ ]*)")
 
 
 def read_comment(query: str) -> list[tuple[str, str]]:
     """Read names and owners out of a statement, which may have been cut off, or be anybody's."""
-    found = _COMMENT.match(query)
+    found = _COMMENT_PATTERN.match(query)
     if found is None:
         return []
     words = found[1].split(" ")
@@ -150,7 +150,7 @@ def read_comment(query: str) -> list[tuple[str, str]]:
     return [(name, owner) for name, owner in pairs if name.isprintable() and owner.isprintable()]
 
 
-class Sight(NamedTuple):
+class SessionLock(NamedTuple):
     """One session's hold of a key, or its wait for it."""
 
     key: Key
@@ -165,20 +165,20 @@ class Sight(NamedTuple):
     owner: str
 
 
-class Look(NamedTuple):
+class LockSnapshot(NamedTuple):
     ticket: int
     now: float
-    sights: list[Sight]
+    sights: list[SessionLock]
     """Holders first, then who waits, in their order."""
 
 
-def read_look(rows: Sequence[Row]) -> Look:
-    sights = sorted(map(_sight, rows), key=lambda sight: (not sight.granted, sight.since, sight.pid))
+def read_snapshot(rows: Sequence[Row]) -> LockSnapshot:
+    sights = sorted(map(_session_lock, rows), key=lambda sight: (not sight.granted, sight.since, sight.pid))
     ticket, now = (float(rows[0][0] or 0), float(rows[0][1] or 0)) if rows else (0, 0.0)
-    return Look(int(ticket), now, sights)
+    return LockSnapshot(int(ticket), now, sights)
 
 
-def _sight(row: Row) -> Sight:
+def _session_lock(row: Row) -> SessionLock:
     _, now, classid, objid, objsubid, pid_, granted_, shared, waiting, application_, address, query_, changed, began = (
         row
     )
@@ -196,7 +196,7 @@ def _sight(row: Row) -> Sight:
         since = changed or began  # the statement that took it was the last
     else:
         since = began
-    return Sight(
+    return SessionLock(
         key, pid, granted, shared == b"t", float(since or 0), Client(pid, application, _text(address)), name, owner
     )
 

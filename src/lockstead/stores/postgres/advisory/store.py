@@ -42,20 +42,26 @@ from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.postgres import libpq
 from lockstead.stores.postgres.address import Address
 from lockstead.stores.postgres.advisory import statements as sql
-from lockstead.stores.postgres.advisory.session import BlockingDriver, Driver, LoopDriver, Reply, Session
-from lockstead.stores.postgres.advisory.statements import Look, Prepared, Sight
+from lockstead.stores.postgres.advisory.session import (
+    BlockingSessionFactory,
+    LoopSessionFactory,
+    Reply,
+    Session,
+    WorkerRuntime,
+)
+from lockstead.stores.postgres.advisory.statements import LockSnapshot, Prepared, SessionLock
 from lockstead.stores.postgres.errors import FAILURES, refused, unanswered
 from lockstead.stores.postgres.key import Key, advisory_key
 from lockstead.stores.postgres.libpq import ERRORS, Row
 
 log = logging.getLogger("lockstead")
 
-SPARES = 4
+MAX_SPARE_SESSIONS = 4
 """How many sessions that nobody waits on any more are kept for the next to wait."""
 INSPECTION_TIMEOUT = 5.0
 PAUSE = 0.002
 """Between two looks whether a statement has reached the server's queue."""
-TRIES = 3
+MAX_TRIES = 3
 """How often to try a lock that was busy but then had no holder to name."""
 
 
@@ -67,7 +73,7 @@ class State(Enum):
     GONE = auto()
 
 
-class Stake:
+class LockRequest:
     """One owner's lock, or wait for it."""
 
     __slots__ = ("ask", "holder", "key", "label", "reply", "session", "shared", "since", "state", "ticket")
@@ -84,7 +90,7 @@ class Stake:
         self.since = 0.0
         self.holder = ""
 
-    def excludes(self, other: Stake) -> bool:
+    def excludes(self, other: LockRequest) -> bool:
         return self.state is State.HELD and not (self.shared and other.shared)
 
     def is_gone(self) -> bool:
@@ -99,7 +105,7 @@ class AdvisoryStore:
     def __init__(self, runtime: Runtime, address: Address) -> None:
         self.runtime = runtime
         self._address = address
-        self._doubters: list[Callable[[str], None]] = []
+        self._on_suspect: list[Callable[[str], None]] = []
         self._is_closed = False
         lost = WeakMethod(self._lost)  # the thread that watches must not keep us alive
 
@@ -107,21 +113,21 @@ class AdvisoryStore:
             if (call := lost()) is not None:
                 call(session)
 
-        self._driver: Driver
+        self._driver: WorkerRuntime
         self._step: Callable[[], AbstractContextManager[Any]] = step
         """What keeps calls apart of which one has interrupted the other, in the same thread."""
         if isinstance(runtime, AsyncRuntime):
             self._step = nullcontext
-            self._driver = LoopDriver(runtime, address, on_lost)
+            self._driver = LoopSessionFactory(runtime, address, on_lost)
         else:
-            self._driver = BlockingDriver(cast("ThreadRuntime", runtime), address, on_lost)
+            self._driver = BlockingSessionFactory(cast("ThreadRuntime", runtime), address, on_lost)
         self._start_afresh()
         lifecycle.at_fork(self, in_child="_forked")
 
     def _start_afresh(self) -> None:
         self._mutex = self.runtime.mutex()
-        self._stakes: dict[str, Stake] = {}
-        self._burnt: dict[str, float] = {}
+        self._stakes: dict[str, LockRequest] = {}
+        self._tombstones: dict[str, float] = {}
         self._shared: Session | None = None
         self._spares: list[Session] = []
         self._sessions: set[Session] = set()
@@ -131,7 +137,7 @@ class AdvisoryStore:
         if isinstance(self.runtime, AsyncRuntime):
             for session in self._sessions:
                 with suppress(RuntimeError):  # the loop is closed
-                    self.runtime.at_home(session.close)
+                    self.runtime.call_in_owner(session.close)
 
     def _forked(self) -> None:
         for session in self._sessions:
@@ -140,12 +146,12 @@ class AdvisoryStore:
         self._start_afresh()
 
     def watch(self, doubt: Callable[[str], None]) -> None:
-        self._doubters.append(doubt)
+        self._on_suspect.append(doubt)
 
     def _lost(self, session: Session) -> None:
         self._sessions.discard(session)
         for stake in list(session.taken.values()):
-            for doubt in self._doubters:
+            for doubt in self._on_suspect:
                 doubt(stake.ask.owner)
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
@@ -162,11 +168,11 @@ class AdvisoryStore:
             raise UnsupportedError(msg, name=ask.name)
         deadline = self.runtime.now() + timeout
         with self._mutex:
-            if self._is_burnt(ask.owner):
+            if self._has_tombstone(ask.owner):
                 return Refusal()
             stake = self._stakes.get(ask.owner)
             if stake is None or stake.is_gone():
-                stake = self._stakes[ask.owner] = Stake(ask)
+                stake = self._stakes[ask.owner] = LockRequest(ask)
         try:
             return await self._advance(stake, deadline)
         except FAILURES as error:
@@ -178,30 +184,30 @@ class AdvisoryStore:
                 self._forget(stake)
             raise
 
-    async def _advance(self, stake: Stake, deadline: float) -> Standing | Refusal:
+    async def _advance(self, stake: LockRequest, deadline: float) -> Standing | Refusal:
         """Go on from wherever an earlier join of the same owner has come to."""
-        self._absorb(stake)
+        self._apply_wait_result(stake)
         if stake.state is State.WAITING:
-            return _waits(stake)
+            return _waiting_standing(stake)
         if stake.state is State.HELD:
             session = cast("Session", stake.session)
             with self._mutex:
                 reply = self._send(session, sql.PING)
             now = _number(await self._rows(session, reply, deadline))
             return Standing(stake.ticket, True, now)
-        for _ in range(TRIES):
+        for _ in range(MAX_TRIES):
             if stake.state is State.LEAVING:
                 return Refusal()
-            outcome = await self._try(stake, deadline)
+            outcome = await self._try_lock(stake, deadline)
             if isinstance(outcome, Standing) or outcome.holder:
                 return outcome
         self._forget(stake)
         return Refusal("somebody/0")
 
-    async def _try(self, stake: Stake, deadline: float) -> Standing | Refusal:
+    async def _try_lock(self, stake: LockRequest, deadline: float) -> Standing | Refusal:
         """Ask for the lock where that can be answered at once, and see to what follows from the answer."""
         if stake.session is None:
-            outcome = await self._bid(stake, deadline)
+            outcome = await self._send_try_lock(stake, deadline)
             if outcome is not None:
                 return outcome
         session, reply = stake.session, stake.reply
@@ -210,7 +216,7 @@ class AdvisoryStore:
         try:
             ((fence, now),) = await self._rows(session, reply, deadline)
         except StoreError:
-            self._drop(stake)
+            self._discard_failed(stake)
             raise
         with self._mutex:
             if not self._is_current(stake):
@@ -221,45 +227,45 @@ class AdvisoryStore:
             stake.session = stake.reply = None
         return await self._lose(stake, session, deadline)
 
-    async def _bid(self, stake: Stake, deadline: float) -> Standing | Refusal | None:
+    async def _send_try_lock(self, stake: LockRequest, deadline: float) -> Standing | Refusal | None:
         """Send the question, on the common session unless the lock is taken for somebody there: it would seem free."""
         session = await self._common(deadline)
         statement = sql.try_lock(stake.key, shared=stake.shared)
         with self._mutex:
-            rival: Stake | None = session.taken.get(stake.key)
-            if rival is None:
+            conflicting: LockRequest | None = session.taken.get(stake.key)
+            if conflicting is None:
                 return self._take(stake, session, statement)
-        if rival.excludes(stake):
+        if conflicting.excludes(stake):
             if stake.ask.queue:
                 return await self._queue(stake, await self._own(deadline), deadline)
             self._forget(stake)
-            return Refusal(rival.ask.owner)
+            return Refusal(conflicting.ask.owner)
         session = await self._own(deadline)
         with self._mutex:
             outcome = self._take(stake, session, statement)
         if outcome is not None:
-            self._give_back(session)
+            self._return_session(session)
         return outcome
 
-    async def _lose(self, stake: Stake, session: Session, deadline: float) -> Standing | Refusal:
+    async def _lose(self, stake: LockRequest, session: Session, deadline: float) -> Standing | Refusal:
         """Go into the queue, or tell who was quicker."""
         if stake.ask.queue:
-            return await self._queue(stake, session if session.is_own else await self._own(deadline), deadline)
-        if session.is_own:
-            self._give_back(session)
+            return await self._queue(stake, session if session.is_dedicated else await self._own(deadline), deadline)
+        if session.is_dedicated:
+            self._return_session(session)
         holder = await self._holder(stake, deadline)
         if holder:
             self._forget(stake)
         return Refusal(holder)
 
-    async def _queue(self, stake: Stake, session: Session, deadline: float) -> Standing:
+    async def _queue(self, stake: LockRequest, session: Session, deadline: float) -> Standing:
         """Wait in the server's queue, and make sure that we are in it."""
         with self._mutex:
             outcome = self._take(stake, session, sql.await_lock(stake.key, shared=stake.shared))
             if outcome is None:
                 stake.state = State.WAITING
         if outcome is not None:
-            self._give_back(session)
+            self._return_session(session)
             return outcome
         reply = cast("Reply", stake.reply)
         with suppress(StoreError, *FAILURES):
@@ -271,8 +277,8 @@ class AdvisoryStore:
                     break
                 await session.arrives(reply, PAUSE)
         stake.ticket = stake.ticket or 1
-        self._absorb(stake)
-        return Standing(stake.ticket, True, stake.since) if stake.state is State.HELD else _waits(stake)
+        self._apply_wait_result(stake)
+        return Standing(stake.ticket, True, stake.since) if stake.state is State.HELD else _waiting_standing(stake)
 
     async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
         """Ask every session concerned for a sign of life; the server keeps a lock for as long as its session lives."""
@@ -301,7 +307,7 @@ class AdvisoryStore:
             raise failure if isinstance(failure, StoreError) else unanswered(self._address, failure)
         return standings
 
-    async def _look_around(self, waiting: Sequence[Stake], deadline: float) -> dict[Session, float]:
+    async def _look_around(self, waiting: Sequence[LockRequest], deadline: float) -> dict[Session, float]:
         """Learn for whom we wait, and who no longer does: the server knows that before its answer is here.
 
         Returns the sessions that were seen to hold, and when.
@@ -317,23 +323,23 @@ class AdvisoryStore:
                 stake.holder = _holder_of(look.sights, stake.key) or stake.holder
                 if session is not None and reply is not None and (session.pid, stake.key) in granted:
                     await session.arrives(reply, self._left(deadline))
-                    self._absorb(stake)
+                    self._apply_wait_result(stake)
                     moments[session] = look.now
         return moments
 
-    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
+    async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
         """Give a lock or a wait up. Somebody else's is taken away by ending his session.
 
         Raises StoreError if we may not, that is if his role is another's.
         """
         with self._step():
-            return await self._leave(name, owner, timeout, unsure)
+            return await self._leave(name, owner, timeout, tombstone)
 
-    async def _leave(self, name: str, owner: str, timeout: float, unsure: float) -> bool:
+    async def _leave(self, name: str, owner: str, timeout: float, tombstone: float) -> bool:
         deadline = self.runtime.now() + timeout
         with self._mutex:
-            if unsure:
-                self._burn(owner, unsure)
+            if tombstone:
+                self._add_tombstone(owner, tombstone)
             stake = self._stakes.get(owner)
         try:
             if stake is None or stake.ask.name != name:
@@ -345,8 +351,8 @@ class AdvisoryStore:
                 return False
             raise unanswered(self._address, error) from error
 
-    async def _give_up(self, stake: Stake, deadline: float) -> bool:
-        self._absorb(stake)
+    async def _give_up(self, stake: LockRequest, deadline: float) -> bool:
+        self._apply_wait_result(stake)
         session = stake.session
         if session is None or session.is_lost:
             self._forget(stake)
@@ -373,33 +379,33 @@ class AdvisoryStore:
             return True
         return await self._await_unlock(stake, session, reply, deadline)
 
-    async def _await_unlock(self, stake: Stake, session: Session, reply: Reply, deadline: float) -> bool:
+    async def _await_unlock(self, stake: LockRequest, session: Session, reply: Reply, deadline: float) -> bool:
         try:
             was_there = (await self._rows(session, reply, deadline)) == [[b"t"]]
         except TimeoutError:
-            if not session.is_own:
+            if not session.is_dedicated:
                 raise  # but it is on its way
             was_there = True
             session.close()
         except FAILURES:
             was_there = session.is_closed  # which gives it up as well
         except StoreError:
-            if not session.is_own:
-                self._unlock_again(stake, session)
+            if not session.is_dedicated:
+                self._resend_unlock(stake, session)
                 raise
             was_there = True
             session.close()
         self._part(stake, session)
         return was_there
 
-    def _unlock_again(self, stake: Stake, session: Session) -> None:
+    def _resend_unlock(self, stake: LockRequest, session: Session) -> None:
         """Send another request to unlock for the one that failed, to be awaited by whoever tries next."""
         with suppress(*FAILURES), self._mutex:
             is_taken = stake.key in session.taken  # by a rival of ours, for whom the server counts on
             unlock = sql.unlock if is_taken else sql.unlock_if_held
             stake.reply = self._send(session, unlock(stake.key, shared=stake.shared))
 
-    def _clear(self, session: Session) -> Reply:
+    def _unlock_all(self, session: Session) -> Reply:
         """Give back whatever a session of one's own holds.
 
         Its statement may have been cancelled after it was granted: a lock that was waited for outlives the error.
@@ -408,15 +414,15 @@ class AdvisoryStore:
             session.taken.clear()
             return self._send(session, sql.UNLOCK_ALL)
 
-    def _part(self, stake: Stake, session: Session) -> None:
+    def _part(self, stake: LockRequest, session: Session) -> None:
         """Forget what was given up, and find something else for its session to do."""
-        if self._forget(stake) and session.is_own:
-            self._give_back(session)
-        elif not session.is_own and session is not self._shared and session.is_idle():
+        if self._forget(stake) and session.is_dedicated:
+            self._return_session(session)
+        elif not session.is_dedicated and session is not self._shared and session.is_idle():
             session.close()  # it had fallen silent, and was replaced
             self._sessions.discard(session)
 
-    async def _withdraw(self, stake: Stake, session: Session, reply: Reply, deadline: float) -> bool:
+    async def _withdraw(self, stake: LockRequest, session: Session, reply: Reply, deadline: float) -> bool:
         """Stop waiting, and give back what may be granted in this very moment.
 
         Where that cannot be made sure by asking, it is by ending the session.
@@ -431,7 +437,7 @@ class AdvisoryStore:
                 await session.arrives(reply, pause)  # it is in vain until the statement has begun
                 pause *= 2
             await session.answer(reply, self._left(deadline))
-            await self._rows(session, self._clear(session), deadline)
+            await self._rows(session, self._unlock_all(session), deadline)
         except (StoreError, *FAILURES):
             session.close()
         except BaseException:
@@ -464,7 +470,7 @@ class AdvisoryStore:
             look = await self._look(keys, self.runtime.now() + INSPECTION_TIMEOUT)
         except FAILURES as error:
             raise unanswered(self._address, error) from error
-        known = self._known()
+        known = self._own_requests()
         lines = []
         in_order = sorted(look.sights, key=lambda sight: sight.key)
         for key, of_key in groupby(in_order, key=lambda sight: sight.key):
@@ -532,17 +538,17 @@ class AdvisoryStore:
     async def _common(self, deadline: float) -> Session:
         """Find the session for everything that is free, or open one; one that has fallen silent gets no more to do."""
         session = self._find_common()
-        return session or await self._driver.once(self._find_common, self._opened_common, self._left(deadline))
+        return session or await self._driver.once(self._find_common, self._set_common, self._left(deadline))
 
     def _find_common(self) -> Session | None:
         session = self._shared
         if session is None or session.is_lost:
             return None
-        if session.is_silent:
-            session.glance()
-        return None if session.is_lost or session.is_silent else session
+        if session.is_overdue:
+            session.read_available()
+        return None if session.is_lost or session.is_overdue else session
 
-    def _opened_common(self, session: Session) -> None:
+    def _set_common(self, session: Session) -> None:
         self._keep(session)
         with self._mutex:
             former, self._shared = self._shared, session
@@ -558,7 +564,7 @@ class AdvisoryStore:
             except IndexError:
                 session = await self._driver.open(self._left(deadline))
                 self._keep(session)
-                session.is_own = True
+                session.is_dedicated = True
             if not session.is_lost:
                 return session
 
@@ -567,15 +573,15 @@ class AdvisoryStore:
         if self._is_closed:
             session.close()
 
-    def _give_back(self, session: Session) -> None:
+    def _return_session(self, session: Session) -> None:
         """Keep a session that nobody uses any more for the next to wait, or let it go."""
-        if not session.is_lost and not self._is_closed and len(self._spares) < SPARES:
+        if not session.is_lost and not self._is_closed and len(self._spares) < MAX_SPARE_SESSIONS:
             self._spares.append(session)
         else:
             session.close()
             self._sessions.discard(session)
 
-    def _take(self, stake: Stake, session: Session, statement: str | Prepared) -> Standing | None:
+    def _take(self, stake: LockRequest, session: Session, statement: str | Prepared) -> Standing | None:
         """Ask for a lock on a session, unless the stake was given up meanwhile."""
         if not self._is_current(stake):
             return UNKNOWN
@@ -584,15 +590,15 @@ class AdvisoryStore:
         stake.reply = self._send(session, statement)
         return None
 
-    def _drop(self, stake: Stake) -> None:
+    def _discard_failed(self, stake: LockRequest) -> None:
         """Give back a lock that was refused by an error, for the error may have come after it was taken."""
         session = stake.session
         if session is not None and session.taken.get(stake.key) is stake:
             with suppress(*FAILURES), self._mutex:
                 del session.taken[stake.key]
                 self._send(session, sql.unlock_if_held(stake.key, shared=stake.shared))
-            if session.is_own:
-                self._give_back(session)
+            if session.is_dedicated:
+                self._return_session(session)
         self._forget(stake)
 
     def _send(self, session: Session, statement: str | Prepared) -> Reply:
@@ -608,39 +614,39 @@ class AdvisoryStore:
             raise refused(self._address, result)
         return libpq.rows(result)
 
-    async def _look(self, keys: Iterable[Key] | None, deadline: float) -> Look:
+    async def _look(self, keys: Iterable[Key] | None, deadline: float) -> LockSnapshot:
         session = await self._common(deadline)
         with self._mutex:
             reply = self._send(session, sql.look(keys))
-        return sql.read_look(await self._rows(session, reply, deadline))
+        return sql.read_snapshot(await self._rows(session, reply, deadline))
 
-    async def _holder(self, stake: Stake, deadline: float) -> str:
+    async def _holder(self, stake: LockRequest, deadline: float) -> str:
         look = await self._look([stake.key], deadline)
-        known = self._known()
+        known = self._own_requests()
         sights = [sight for sight in look.sights if sight.granted] or look.sights
         owners = [known[sight.pid, sight.key].ask.owner for sight in sights if (sight.pid, sight.key) in known]
         return next(iter(owners or [sight.owner for sight in sights]), "")
 
-    def _known(self) -> dict[tuple[int, Key], Stake]:
+    def _own_requests(self) -> dict[tuple[int, Key], LockRequest]:
         """Tell what we know better than the server: our own."""
         stakes = list(self._stakes.values())
         return {(stake.session.pid, stake.key): stake for stake in stakes if stake.session is not None}
 
-    def _find(self, name: str, owner: str) -> Stake | None:
+    def _find(self, name: str, owner: str) -> LockRequest | None:
         """Find a stake as it is by now; None if it is gone."""
         stake = self._stakes.get(owner)
         if stake is None or stake.ask.name != name:
             return None
-        self._absorb(stake)
+        self._apply_wait_result(stake)
         return None if stake.is_gone() else stake
 
-    def _absorb(self, stake: Stake) -> None:
+    def _apply_wait_result(self, stake: LockRequest) -> None:
         """Take in that a wait has ended."""
         session, reply = stake.session, stake.reply
         if stake.state is not State.WAITING or session is None or reply is None:
             return
         if not reply.is_over:
-            session.glance()
+            session.read_available()
         with self._mutex:
             if stake.state is not State.WAITING or reply.result is None:
                 return
@@ -652,57 +658,57 @@ class AdvisoryStore:
                 stake.state, stake.session = State.GONE, None
         if not is_granted:
             with suppress(*FAILURES):
-                self._clear(session)
-            self._give_back(session)
+                self._unlock_all(session)
+            self._return_session(session)
 
-    def _granted(self, stake: Stake, fence: bytes | None, now: bytes | None) -> Standing:
+    def _granted(self, stake: LockRequest, fence: bytes | None, now: bytes | None) -> Standing:
         stake.state = State.HELD
         stake.ticket = int(fence or 0)
         stake.since = float(now or 0)
         return Standing(stake.ticket, True, stake.since)
 
-    def _is_current(self, stake: Stake) -> bool:
+    def _is_current(self, stake: LockRequest) -> bool:
         """Tell whether nobody has given the stake up meanwhile."""
         return self._stakes.get(stake.ask.owner) is stake and stake.state is State.ASKED
 
-    def _forget(self, stake: Stake) -> bool:
+    def _forget(self, stake: LockRequest) -> bool:
         with self._mutex:
             if self._stakes.get(stake.ask.owner) is not stake:
                 return False
             del self._stakes[stake.ask.owner]
             return True
 
-    def _is_burnt(self, owner: str) -> bool:
-        return self._burnt.get(owner, -inf) > self.runtime.now()
+    def _has_tombstone(self, owner: str) -> bool:
+        return self._tombstones.get(owner, -inf) > self.runtime.now()
 
-    def _burn(self, owner: str, seconds: float) -> None:
+    def _add_tombstone(self, owner: str, seconds: float) -> None:
         now = self.runtime.now()
-        self._burnt = {each: until for each, until in self._burnt.items() if until > now}
-        self._burnt[owner] = now + seconds
+        self._tombstones = {each: until for each, until in self._tombstones.items() if until > now}
+        self._tombstones[owner] = now + seconds
 
     def _left(self, deadline: float) -> float:
         return max(deadline - self.runtime.now(), 0.0)
 
 
-def _standing(stake: Stake | None, moments: dict[Session, float]) -> Standing | None:
+def _standing(stake: LockRequest | None, moments: dict[Session, float]) -> Standing | None:
     if stake is None or stake.is_gone():
         return None
     if stake.state is State.WAITING:
-        return _waits(stake)
+        return _waiting_standing(stake)
     if stake.state is State.HELD and stake.session in moments:
         return Standing(stake.ticket, True, moments[stake.session])
     return UNKNOWN
 
 
-def _waits(stake: Stake) -> Standing:
+def _waiting_standing(stake: LockRequest) -> Standing:
     return Standing(stake.ticket, False, 0.0, stake.holder)
 
 
-def _holder_of(sights: Iterable[Sight], key: Key) -> str:
+def _holder_of(sights: Iterable[SessionLock], key: Key) -> str:
     return next((sight.owner for sight in sights if sight.granted and sight.key == key), "")
 
 
-def _place(sight: Sight, stake: Stake | None) -> Place:
+def _place(sight: SessionLock, stake: LockRequest | None) -> Place:
     acquired_at = sight.since if sight.granted else None
     capacity, weight = (WHOLE, 1) if sight.shared else (1, 1)
     if stake is None:

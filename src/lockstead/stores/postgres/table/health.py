@@ -10,7 +10,7 @@ from lockstead.stores.postgres.address import Address
 from lockstead.stores.postgres.libpq import Row
 from lockstead.stores.postgres.table.schema import VERSION
 
-CONGESTED = 0.5
+MAX_NOTIFY_QUEUE_USAGE = 0.5
 """The part of the NOTIFY queue above which the functions do not add to it: see line_settle."""
 SKEW = 1.0
 """Seconds between a server's clock and ours that are worth a word."""
@@ -39,7 +39,7 @@ SELECT
 FROM (SELECT) one LEFT JOIN {schema}.lock_state s ON true"""
 
 
-def findings(address: Address, answer: Row, *, is_deaf: bool) -> Iterator[Finding]:
+def findings(address: Address, answer: Row, *, cannot_listen: bool) -> Iterator[Finding]:
     """Judge the answer to `QUESTION`."""
     subject = str(address)
     version, is_standby, clock, schema, fsync, full_pages, commit, isolation, queued, unsafe, unlogged = (
@@ -67,7 +67,7 @@ def findings(address: Address, answer: Row, *, is_deaf: bool) -> Iterator[Findin
     yield from _congestion(subject, float(queued))
     if abs(ahead := float(clock) - time.time()) > SKEW:
         yield Finding("warning", subject, f"its clock is {ahead:+.1f} s off this machine's")
-    if is_deaf:
+    if cannot_listen:
         msg = (
             "a pooler stands before it, and LISTEN hears nothing through one that pools transactions, so that waiters "
             "ask again and again: name the server itself with listen=postgresql://…, or vouch with pooler=session "
@@ -77,7 +77,7 @@ def findings(address: Address, answer: Row, *, is_deaf: bool) -> Iterator[Findin
 
 
 def _congestion(subject: str, queued: float) -> Iterator[Finding]:
-    if queued >= CONGESTED:
+    if queued >= MAX_NOTIFY_QUEUE_USAGE:
         msg = (
             f"its NOTIFY queue is {queued:.0%} full, so that waiters ask again and again: end the session that listens "
             "in a transaction that stays open (the server's log names it)"

@@ -20,17 +20,17 @@ from lockstead.core import lifecycle, rule
 from lockstead.core.model import (
     UNKNOWN,
     Ask,
-    Balance,
     Capabilities,
-    Charge,
     Finding,
     Line,
     Place,
+    RateRequest,
+    RateResult,
     Refusal,
     Renewal,
+    Reservation,
     Session,
     Standing,
-    Stay,
     Wake,
 )
 from lockstead.core.runtime import Runtime
@@ -39,21 +39,21 @@ from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.postgres import blocking, pipelined
 from lockstead.stores.postgres.address import Address
-from lockstead.stores.postgres.errors import FAILURES, unanswered, was_busy, was_full
+from lockstead.stores.postgres.errors import FAILURES, is_lock_timeout, is_notify_queue_full, unanswered
 from lockstead.stores.postgres.libpq import Lane, Params, Row, Statement, array
 from lockstead.stores.postgres.table.health import QUESTION, findings
 from lockstead.stores.postgres.table.schema import quoted
-from lockstead.stores.transport.subscriber import BlockingEar, Ear, LoopEar, OnLost, OnMessage
+from lockstead.stores.transport.subscriber import BlockingSubscriber, LoopSubscriber, OnLost, OnMessage, Subscriber
 
 log = logging.getLogger("lockstead")
 
 INSPECTION_TIMEOUT = 5.0
 UNLIMITED = "pg_catalog.set_config('lock_timeout', '0', true)"
 """For the commit, which waits in turn if it has to notify somebody."""
-MOST_AT_ONCE = 4
+MAX_LOCK_ATTEMPTS = 4
 """How many may find out at the same time, in the way of others, that a name is locked."""
 SWEEP_EVERY = 256
-CONFIRMATION = 0.5
+CONFIRM_TIMEOUT = 0.5
 """Seconds in which a server answers whether a place holds, before that counts as not known."""
 MESSAGE = Wake.HINT
 """What a notification is worth: any role may send one, and a secret in it could be read in the table."""
@@ -95,25 +95,25 @@ class TableStore:
         self._hears_where_it_asks = ear == address
         self._address = address = replace(address, if_missing=missing)
         self._node: Node
-        self._ear: Ear
+        self._subscriber: Subscriber
         if isinstance(runtime, AsyncRuntime):
             self._node = pipelined.PipelinedNode(runtime, address)
-            self._ear = _loop_ear(runtime, ear, self._channel)
+            self._subscriber = _loop_subscriber(runtime, ear, self._channel)
         else:
             threads = cast("ThreadRuntime", runtime)
             self._node = blocking.BlockingNode(threads, address)
-            self._ear = _blocking_ear(threads, ear, self._channel)
+            self._subscriber = _blocking_subscriber(threads, ear, self._channel)
 
     def _start_afresh(self) -> None:
         self._trying: dict[str, WeakSet[_Attempt]] = {}
         """By name. Threads share them without a lock, and only ask for their size: a race lets in a few more."""
-        self._stuck_rates: dict[str, WeakSet[_Attempt]] = {}
+        self._blocked_rates: dict[str, WeakSet[_Attempt]] = {}
         """By rate, the requests that wait for it where they are in no other's way."""
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
         hears = ask.queue and self.capabilities.push
         if hears:
-            self._ear.expect(ask.owner)
+            self._subscriber.expect(ask.owner)
         params = (
             ask.name.encode(),
             ask.owner.encode(),
@@ -131,7 +131,7 @@ class TableStore:
             )
         except StoreError as error:
             if not error.transient:
-                self._ear.forget(ask.owner)
+                self._subscriber.forget(ask.owner)
             raise
         self._sweep_now_and_then()
         if ticket is None:
@@ -152,23 +152,23 @@ class TableStore:
             standings[int(number) - 1] = UNKNOWN if ticket is None else _standing(ticket, *rest)
         return standings
 
-    async def leave(self, name: str, owner: str, timeout: float, unsure: float = 0.0) -> bool:
-        statement = self._statements.leave_unsure if unsure else self._statements.leave
-        params = name.encode(), owner.encode(), b"%r" % unsure
+    async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
+        statement = self._statements.leave_with_tombstone if tombstone else self._statements.leave
+        params = name.encode(), owner.encode(), b"%r" % tombstone
         ((was_there, _),) = await self._change(statement, [name], params, timeout)
-        self._ear.forget(owner)
+        self._subscriber.forget(owner)
         return was_there == b"t"
 
-    async def linger(self, stay: Stay, timeout: float) -> bool:
+    async def reserve(self, stay: Reservation, timeout: float) -> bool:
         params = (
             stay.name.encode(),
             stay.owner.encode(),
             b"%r" % stay.seconds,
             None if stay.metadata is None else stay.metadata.encode(),
-            b"%r" % stay.unsure,
+            b"%r" % stay.tombstone,
         )
-        ((was_there, _),) = await self._change(self._statements.linger, [stay.name], params, timeout)
-        self._ear.forget(stay.owner)
+        ((was_there, _),) = await self._change(self._statements.reserve, [stay.name], params, timeout)
+        self._subscriber.forget(stay.owner)
         return was_there == b"t"
 
     async def join_all(self, asks: Sequence[Ask], timeout: float) -> list[Standing] | Refusal | None:
@@ -192,18 +192,18 @@ class TableStore:
             standings.append(_standing(ticket, held, now, holder, recheck))
         return standings
 
-    async def spend(self, charge: Charge, timeout: float) -> Balance:
+    async def spend(self, charge: RateRequest, timeout: float) -> RateResult:
         params = charge.name.encode(), b"%r" % charge.cost, b"%r" % charge.limit, b"%r" % charge.patience
-        ((allowed, debt, _),) = await self._charge(charge.name, params, timeout)
+        ((allowed, debt, _),) = await self._consume_locking(charge.name, params, timeout)
         self._sweep_now_and_then()
-        return Balance(allowed == b"t", _number(debt))
+        return RateResult(allowed == b"t", _number(debt))
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
         if not self.capabilities.push:
             await self.runtime.sleep(timeout)
             return Wake.SILENCE
         try:
-            wake = await self._ear.wait(owner, timeout)
+            wake = await self._subscriber.wait(owner, timeout)
             return await self._confirmed(name, owner) if wake is Wake.HINT else wake
         except _PoolerError as error:
             if self.capabilities.push:
@@ -214,7 +214,7 @@ class TableStore:
     async def _confirmed(self, name: str, owner: str) -> Wake:
         """Ask whether a place holds that may: by reading, which waits for no disk as a renewal does."""
         with suppress(StoreError):  # then the caller asks, and handles what is wrong
-            if await self._node.ask(self._statements.holds, (name.encode(), owner.encode()), CONFIRMATION):
+            if await self._node.ask(self._statements.holds, (name.encode(), owner.encode()), CONFIRM_TIMEOUT):
                 return Wake.GRANT
         return Wake.HINT
 
@@ -236,52 +236,52 @@ class TableStore:
             if error.transient:
                 raise
             return [Finding("error", str(self._address), str(error).removeprefix(f"{self._address}: "))]
-        is_deaf = self._node.is_pooled and self.capabilities.push and self._hears_where_it_asks
-        return list(findings(self._address, answer, is_deaf=is_deaf))
+        cannot_listen = self._node.is_pooled and self.capabilities.push and self._hears_where_it_asks
+        return list(findings(self._address, answer, cannot_listen=cannot_listen))
 
     async def close(self) -> None:
-        self._ear.close()
+        self._subscriber.close()
         self._node.close()
 
     async def _change(self, statement: Statement, names: Sequence[str], params: Params, timeout: float) -> list[Row]:
         """Do what has to lock names; if others have one locked, wait for it where that is in nobody's way."""
         deadline = self.runtime.now() + timeout
         trying = [(name, self._trying.setdefault(name, WeakSet())) for name in names]
-        if all(len(others) < MOST_AT_ONCE for _, others in trying):
+        if all(len(others) < MAX_LOCK_ATTEMPTS for _, others in trying):
             attempt = _Attempt()
             try:
                 for _, others in trying:
                     others.add(attempt)
                 return await self._ask(statement, (*params, b"50ms"), timeout)
             except StoreError as error:
-                if not was_busy(error):
+                if not is_lock_timeout(error):
                     raise
             finally:
                 for name, others in trying:
                     others.discard(attempt)
                     if not others:
                         self._trying.pop(name, None)
-        return await self._wait_for(statement, params, deadline)
+        return await self._ask_blocked(statement, params, deadline)
 
-    async def _charge(self, name: str, params: Params, timeout: float) -> list[Row]:
+    async def _consume_locking(self, name: str, params: Params, timeout: float) -> list[Row]:
         """Do what has to lock a rate. Any number may at once: nobody keeps it for long, but in an open transaction."""
         deadline = self.runtime.now() + timeout
-        if not self._stuck_rates.get(name):
+        if not self._blocked_rates.get(name):
             try:
                 return await self._node.ask(self._statements.spend, (*params, b"50ms"), timeout)
             except StoreError as error:
-                if not was_busy(error):
+                if not is_lock_timeout(error):
                     raise
-        attempt, others = _Attempt(), self._stuck_rates.setdefault(name, WeakSet())
+        attempt, others = _Attempt(), self._blocked_rates.setdefault(name, WeakSet())
         try:
             others.add(attempt)
-            return await self._wait_for(self._statements.spend, params, deadline)
+            return await self._ask_blocked(self._statements.spend, params, deadline)
         finally:
             others.discard(attempt)
             if not others:
-                self._stuck_rates.pop(name, None)
+                self._blocked_rates.pop(name, None)
 
-    async def _wait_for(self, statement: Statement, params: Params, deadline: float) -> list[Row]:
+    async def _ask_blocked(self, statement: Statement, params: Params, deadline: float) -> list[Row]:
         left = max(deadline - self.runtime.now(), 0.05)
         return await self._ask(statement, (*params, b"%dms" % (1000 * left)), left + 0.05, Lane.STUCK)
 
@@ -291,7 +291,7 @@ class TableStore:
         try:
             return await self._node.ask(statement, params, timeout, lane)
         except StoreError as error:
-            if not was_full(error):
+            if not is_notify_queue_full(error):
                 raise
         return await self._node.ask(statement, params, max(deadline - self.runtime.now(), 0.05), lane)
 
@@ -340,9 +340,11 @@ class Statements:
             "SELECT {schema}.line_leave($1, $2, $3, $4), {unlimited}"
             " FROM pg_catalog.set_config('synchronous_commit', 'off', true)",
         )
-        self.leave_unsure = statement("leave_unsure", "SELECT {schema}.line_leave($1, $2, $3, $4), {unlimited}")
+        self.leave_with_tombstone = statement(
+            "leave_with_tombstone", "SELECT {schema}.line_leave($1, $2, $3, $4), {unlimited}"
+        )
         # But a name that is free too early may have its job done twice.
-        self.linger = statement("linger", "SELECT {schema}.line_linger($1, $2, $3, $4, $5, $6), {unlimited}")
+        self.reserve = statement("reserve", "SELECT {schema}.line_linger($1, $2, $3, $4, $5, $6), {unlimited}")
         self.join_all = statement(
             "join_all", "SELECT j.*, {unlimited} FROM {schema}.line_join_all($1, $2, $3, $4, $5, $6, $7, $8) AS j"
         )
@@ -368,7 +370,7 @@ class _PoolerError(StoreError):
     """A pooler stands before the server, so that nothing would be heard."""
 
 
-def check_hears(address: Address, *, is_pooled: bool) -> None:
+def check_notify_arrives(address: Address, *, is_pooled: bool) -> None:
     if is_pooled:
         msg = (
             f"{address}: a pooler stands before the server, and LISTEN hears nothing through one that pools "
@@ -378,12 +380,12 @@ def check_hears(address: Address, *, is_pooled: bool) -> None:
         raise _PoolerError(msg)
 
 
-def _blocking_ear(runtime: ThreadRuntime, address: Address, channel: str) -> Ear:
+def _blocking_subscriber(runtime: ThreadRuntime, address: Address, channel: str) -> Subscriber:
     async def subscribe(timeout: float) -> blocking.Connection:
         try:
             connection = blocking.connect(address, timeout)
             try:
-                check_hears(address, is_pooled=connection.is_pooled)
+                check_notify_arrives(address, is_pooled=connection.is_pooled)
                 blocking.ask_on(connection, address, _listen(channel), (), timeout)
             except BaseException:
                 connection.close()
@@ -392,15 +394,15 @@ def _blocking_ear(runtime: ThreadRuntime, address: Address, channel: str) -> Ear
             raise unanswered(address, error) from error
         return connection
 
-    return BlockingEar(runtime, subscribe, str.encode, MESSAGE)
+    return BlockingSubscriber(runtime, subscribe, str.encode, MESSAGE)
 
 
-def _loop_ear(runtime: AsyncRuntime, address: Address, channel: str) -> Ear:
+def _loop_subscriber(runtime: AsyncRuntime, address: Address, channel: str) -> Subscriber:
     async def subscribe(timeout: float, on_message: OnMessage, on_lost: OnLost) -> pipelined.Connection:
         try:
             connection = await pipelined.connect(runtime, address, timeout)
             try:
-                check_hears(address, is_pooled=connection.is_pooled)
+                check_notify_arrives(address, is_pooled=connection.is_pooled)
                 await pipelined.ask_on(connection, address, _listen(channel), (), timeout)
             except BaseException:
                 connection.close()
@@ -410,7 +412,7 @@ def _loop_ear(runtime: AsyncRuntime, address: Address, channel: str) -> Ear:
         connection.on_notice, connection.on_lost = on_message, on_lost
         return connection
 
-    return LoopEar(runtime, subscribe, str.encode, MESSAGE)
+    return LoopSubscriber(runtime, subscribe, str.encode, MESSAGE)
 
 
 def _listen(channel: str) -> Statement:

@@ -24,7 +24,7 @@ _ADVICE = {
 }
 
 
-class Borrowed(ABC):
+class UserConnection(ABC):
     """Whatever asks the user's connection something; blocking ones never suspend."""
 
     is_async: ClassVar[bool]
@@ -51,7 +51,7 @@ class Borrowed(ABC):
     async def fetch(self, sql: str, *args: Any) -> Rows: ...
 
 
-class _Psycopg(Borrowed):
+class _Psycopg(UserConnection):
     is_async = False
 
     async def _obstacle(self) -> str:
@@ -84,7 +84,7 @@ class _AsyncPsycopg(_Psycopg):
             return await cursor.fetchall() if cursor.description else ()
 
 
-class _Asyncpg(Borrowed):
+class _Asyncpg(UserConnection):
     is_async = True
 
     async def _obstacle(self) -> str:
@@ -96,7 +96,7 @@ class _Asyncpg(Borrowed):
         return await self._connection.fetch(sql, *args)  # type: ignore[no-any-return]
 
 
-class _Django(Borrowed):
+class _Django(UserConnection):
     is_async = False
 
     async def _obstacle(self) -> str:
@@ -113,7 +113,7 @@ class _Django(Borrowed):
             return cursor.fetchall() if cursor.description else ()
 
 
-class _Sqlalchemy(Borrowed):
+class _Sqlalchemy(UserConnection):
     is_async = False
 
     async def _obstacle(self) -> str:
@@ -163,7 +163,7 @@ class _AsyncSqlalchemySession(_AsyncSqlalchemy):
         return await self._connection.connection()
 
 
-_KINDS: dict[str, type[Borrowed]] = {
+_KINDS: dict[str, type[UserConnection]] = {
     "asyncpg.connection.Connection": _Asyncpg,
     "asyncpg.pool.PoolConnectionProxy": _Asyncpg,
     "django.db.backends.base.base.BaseDatabaseWrapper": _Django,
@@ -179,7 +179,7 @@ _KINDS: dict[str, type[Borrowed]] = {
 }
 
 
-def borrow(connection: object) -> Borrowed:
+def borrow(connection: object) -> UserConnection:
     """Recognise a connection, or a subclass of one, by where its class was defined."""
     kind = type(connection)
     for base in kind.__mro__:

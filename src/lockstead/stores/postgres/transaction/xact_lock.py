@@ -13,7 +13,7 @@ from lockstead.core.runtime import drive
 from lockstead.errors import InvalidInputError, LockAcquisitionError
 from lockstead.runtimes.clock import now
 from lockstead.stores.postgres.key import Key, Name, advisory_key
-from lockstead.stores.postgres.transaction.connections import Borrowed, Rows, borrow, sqlstate
+from lockstead.stores.postgres.transaction.connections import Rows, UserConnection, borrow, sqlstate
 
 T = TypeVar("T")
 
@@ -90,24 +90,24 @@ def xact_lock(connection: object, *names: Name, shared: bool = False, timeout: S
 class XactLock:
     """What `xact_lock` returns: enter it to take the locks; leaving it does nothing."""
 
-    _is_forgotten = False
+    _is_unused = False
 
-    def __init__(self, connection: Borrowed, names: dict[Key, str], is_shared: bool, timeout: float) -> None:  # noqa: FBT001
+    def __init__(self, connection: UserConnection, names: dict[Key, str], is_shared: bool, timeout: float) -> None:  # noqa: FBT001
         self._connection = connection
         self._names = names
         self._is_shared = is_shared
         self._timeout = timeout
-        self._is_forgotten = True
+        self._is_unused = True
 
     def __del__(self) -> None:
-        if self._is_forgotten:
+        if self._is_unused:
             names = ", ".join(map(repr, self._names.values()))
             form = "async with" if self._connection.is_async else "with"
             msg = f"xact_lock(…, {names}) was never entered, so nothing is locked: write '{form} xact_lock(…):'"
             warnings.warn(msg, RuntimeWarning, stacklevel=2, source=self)
 
     def __enter__(self) -> None:
-        self._is_forgotten = False
+        self._is_unused = False
         if self._connection.is_async:
             msg = f"this {self._connection.kind} is asynchronous: write 'async with xact_lock(…)'"
             raise InvalidInputError(msg)
@@ -117,7 +117,7 @@ class XactLock:
         """Leave the locks to the transaction."""
 
     async def __aenter__(self) -> None:
-        self._is_forgotten = False
+        self._is_unused = False
         if not self._connection.is_async:
             msg = f"this {self._connection.kind} is blocking: write 'with xact_lock(…)'"
             raise InvalidInputError(msg)
@@ -133,13 +133,13 @@ class XactLock:
             return
         started = now()
         # Most locks are free, and this asks the server once where waiting takes a savepoint and two settings.
-        is_taken = await (self._try() if len(self._names) == 1 else self._within_savepoint(self._try))
+        is_taken = await (self._try_lock() if len(self._names) == 1 else self._within_savepoint(self._try_lock))
         if not is_taken and self._timeout > 0:
             is_taken = await self._within_savepoint(self._wait)
         if not is_taken:
             raise await self._refusal(now() - started)
 
-    async def _try(self) -> bool:
+    async def _try_lock(self) -> bool:
         rows = await self._fetch(
             f"{_KEYS} SELECT pg_catalog.bool_and({self._call('pg_try_advisory_xact_lock')}) FROM key"
         )
@@ -169,16 +169,16 @@ class XactLock:
         except BaseException as error:
             if sqlstate(error) != _LOCK_NOT_AVAILABLE:
                 with suppress(Exception):  # a lost connection has nothing to go back to
-                    await self._go_back()
+                    await self._roll_back_to_savepoint()
                 raise
             result = None
         if not result:
-            await self._go_back()
+            await self._roll_back_to_savepoint()
             return None
         await self._connection.fetch("RELEASE SAVEPOINT lockstead")
         return result
 
-    async def _go_back(self) -> None:
+    async def _roll_back_to_savepoint(self) -> None:
         await self._connection.fetch("ROLLBACK TO SAVEPOINT lockstead")
         await self._connection.fetch("RELEASE SAVEPOINT lockstead")
 
