@@ -17,11 +17,11 @@ ROOT = Path(__file__).parents[2]
 BROKEN = {
     "AnyOwnerLeaves": "test_only_the_owner_leaves_and_only_once",
     "RenewalsResurrect": "test_a_renewal_never_resurrects",
-    "NewcomersOvertake": "test_a_newcomer_does_not_overtake_whoever_waits",
+    "NewcomersOvertake": "test_a_newcomer_does_not_overtake_a_waiter",
     "TicketsRepeat": "test_tickets_grow_over_names_and_over_empty_lines",
-    "RefusalsAreForgotten": "test_a_join_that_comes_after_an_unsure_leave_is_refused",
+    "RefusalsAreForgotten": "test_a_join_that_arrives_after_its_owner_left_is_refused",
     "WaitersLiveOn": "test_a_waiting_place_lives_for_a_heartbeat_not_for_its_ttl",
-    "StepsMix": "test_of_many_who_come_at_once_one_holds_and_all_have_tickets_of_their_own[threads]",
+    "StepsMix": "test_of_many_joins_at_once_one_holds_and_all_have_tickets_of_their_own[threads]",
 }
 """What is broken, and which test says so."""
 OF_STORES = {"store": "stores/test_contract.py", "abilities": "stores/test_capabilities.py"}
@@ -48,7 +48,7 @@ def test_a_store_that_is_broken_fails_the_test_that_is_about_it(tmp_path: Path) 
     assert "isinstance(Standing(ticket=" in broken, "what was asserted is shown"
 
 
-def test_whoever_does_not_say_how_a_store_is_opened_is_told_so(tmp_path: Path) -> None:
+def test_a_missing_open_store_fixture_is_named(tmp_path: Path) -> None:
     (tmp_path / "test_nothing.py").write_text("from lockstead.testing.contract import *")
     assert "fixture 'open_store' not found" in run(tmp_path, "test_nothing.py::test_the_first_to_join_holds")
 
@@ -68,7 +68,7 @@ def run(folder: Path, *tests: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_every_test_of_every_subject_comes_by_the_one_import_and_runs_on_ours() -> None:
+def test_every_test_of_every_subject_comes_by_the_one_import() -> None:
     modules = {path.stem for path in Path(contract.__file__).parent.glob("*.py")} - {"__init__", "rigs", "suite"}
     assert set(suite.SUBJECTS) == modules
     assert all(

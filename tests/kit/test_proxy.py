@@ -8,7 +8,7 @@ import socket
 from lockstead.testing.proxy import HOST, FaultProxy
 
 
-def test_whoever_is_just_being_let_in_when_it_ends_is_put_out() -> None:
+def test_a_client_that_is_being_accepted_when_the_proxy_closes_is_disconnected() -> None:
     """What stays open is reported by pytest when it is collected."""
     with socket.create_server((HOST, 0), backlog=100) as server:
         for _ in range(5):

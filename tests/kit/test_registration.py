@@ -87,7 +87,7 @@ def lockstead(installed: Path, *arguments: str) -> subprocess.CompletedProcess[s
     )
 
 
-def test_an_unknown_scheme_is_told_which_there_are_and_the_password_to_nobody() -> None:
+def test_an_error_of_an_unknown_scheme_names_the_known_ones_and_no_password() -> None:
     register("shelf", open_file)
     with pytest.raises(InvalidInputError) as refusal:
         DistributedLock("attic://me:secret@host/x")
@@ -96,6 +96,6 @@ def test_an_unknown_scheme_is_told_which_there_are_and_the_password_to_nobody() 
 
 
 @pytest.mark.parametrize("scheme", [*SCHEMES, "SQLite"])
-def test_a_scheme_of_ours_is_nobody_elses(scheme: str) -> None:
+def test_a_built_in_scheme_cannot_be_registered(scheme: str) -> None:
     with pytest.raises(InvalidInputError, match="of lockstead itself"):
         register(scheme, open_file)

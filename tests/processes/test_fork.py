@@ -37,7 +37,7 @@ def test_forking(scenario: str, path: Path, locks: DistributedLock) -> None:
     assert locks.inspect() == []
 
 
-def test_who_fails_to_let_go_in_a_child_keeps_no_other_from_it() -> None:
+def test_a_failing_after_fork_hook_keeps_no_other_from_running() -> None:
     done = []
 
     class Part:

@@ -143,7 +143,7 @@ def test_a_program_that_is_stuck_is_ended(monkeypatch: pytest.MonkeyPatch) -> No
     assert "did not end" in result.failure
 
 
-def test_the_report_tells_what_was_reached_and_what_is_missing(folder: Path) -> None:
+def test_the_report_says_what_was_reached_and_what_is_missing(folder: Path) -> None:
     text = write_report(load(folder, PROGRAMS), folder).read_text("utf-8")
     assert "| **MISSED** | `redis_pair` | threads: x floor | 2.5 | ≤ 2 |" in text
     assert "| met | `redis_handover` | Jain | 0.99 | ≥ 0.95 |" in text
@@ -194,7 +194,7 @@ def test_a_plot_is_left_out_whose_rows_are_not_measured(tmp_path: Path) -> None:
     assert plots.PLOTS["redis_pair-redlock"][1](ROWS["redis_pair"][:-1]) is None
 
 
-def test_a_plot_that_cannot_be_drawn_is_told_and_the_others_are_drawn(tmp_path: Path) -> None:
+def test_a_plot_that_cannot_be_drawn_is_reported_and_the_others_are_drawn(tmp_path: Path) -> None:
     plots = pytest.importorskip("bench._plots", exc_type=ModuleNotFoundError)
     (tmp_path / "recovery.svg").touch()
     renamed = Result("line", 1.0, True, None, [{"rows": [{"place": "Redis"}]}])

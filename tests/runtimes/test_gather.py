@@ -233,7 +233,7 @@ def test_a_silent_socket_is_given_up_at_its_deadline() -> None:
     peer.close()
 
 
-def test_a_socket_closed_by_somebody_else_does_not_hang_the_rest() -> None:
+def test_a_socket_closed_by_another_thread_does_not_hang_the_rest() -> None:
     runtime = ThreadRuntime()
     near, far = socket.socketpair()
 

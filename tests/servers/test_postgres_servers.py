@@ -347,7 +347,7 @@ class TestPooler:
                 assert not answer(other, f"SELECT pg_try_advisory_xact_lock({key})")
             assert answer(other, f"SELECT pg_try_advisory_xact_lock({key})")
 
-    def test_who_listens_hears_nothing(self, pooler: Pooler, postgres_server: PostgresServer, postgres_schema: str):
+    def test_a_listener_receives_nothing(self, pooler: Pooler, postgres_server: PostgresServer, postgres_schema: str):
         with connect(pooler.url) as pooled, connect(postgres_server.url) as direct:
             for connection in (pooled, direct):
                 connection.execute(f"LISTEN {postgres_schema}".encode())
@@ -355,7 +355,9 @@ class TestPooler:
             assert [heard.payload for heard in direct.notifies(timeout=15, stop_after=1)] == ["news"]
             assert list(pooled.notifies(timeout=SHORT)) == []
 
-    def test_who_has_a_session_hears(self, start_pooler: StartPooler, postgres_server, postgres_schema: str):
+    def test_a_client_with_a_session_of_its_own_receives_notifications(
+        self, start_pooler: StartPooler, postgres_server, postgres_schema: str
+    ):
         pooler = start_pooler(pool_mode="session")
         with connect(pooler.url) as pooled:
             pooled.execute(f"LISTEN {postgres_schema}".encode())

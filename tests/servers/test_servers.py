@@ -282,7 +282,7 @@ class TestProxy:
         assert executed == (direction == "replies")
         eventually(lambda: proxy.open == 1, "the connections that lost something are gone")
 
-    def test_whoever_only_waits_is_told_that_something_was_lost(self, proxy: FaultProxy, key_prefix: str):
+    def test_a_client_that_only_waits_learns_that_something_was_lost(self, proxy: FaultProxy, key_prefix: str):
         with client_of(proxy.url, socket_timeout=15) as waiting, proxy.server.client() as other:
             waiting.ping()
             with ThreadPoolExecutor() as pool:
@@ -377,7 +377,9 @@ class TestProxy:
                 client.set(key_prefix, "value", ex=60)
             assert client.get(key_prefix) == "value"
 
-    def test_a_stranger_to_the_authority_is_not_trusted(self, redis_server, authority: Authority, tmp_path: Path):
+    def test_a_certificate_of_another_authority_is_not_trusted(
+        self, redis_server, authority: Authority, tmp_path: Path
+    ):
         with (
             FaultProxy(redis_server, tls=authority) as proxy,
             client_of(redis_server.url_at(proxy.port, Authority(tmp_path))) as client,

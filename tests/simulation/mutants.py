@@ -60,7 +60,7 @@ def newcomers_overtake(patch: Patch) -> None:
 
 
 @mutant
-def anybody_may_leave_for_the_holder(patch: Patch) -> None:
+def any_owner_may_leave_for_the_holder(patch: Patch) -> None:
     def leave(ledger, owner, now, tombstone):
         holder = next(ledger.places(), None)
         return original(ledger, holder.owner if holder else owner, now, tombstone)
@@ -70,7 +70,7 @@ def anybody_may_leave_for_the_holder(patch: Patch) -> None:
 
 
 @mutant
-def anybody_may_renew_for_the_holder(patch: Patch) -> None:
+def any_owner_may_renew_for_the_holder(patch: Patch) -> None:
     def find(ledger, head, owner, now):
         return original(ledger, head, owner, now) or (head.holders[0] if head.holders else None)
 
@@ -122,7 +122,7 @@ def renewals_shorten(patch: Patch) -> None:
 
 
 @mutant
-def waiting_places_never_buy_their_ttl(patch: Patch) -> None:
+def waiting_places_never_claim_their_ttl(patch: Patch) -> None:
     """A place that holds must live for the ttl its client trusts in."""
 
     def refresh(ledger, head, own, lives, now, *, claim):
@@ -362,18 +362,18 @@ def several_are_held_whatever_became_of_each(patch: Patch) -> None:
 
 
 @mutant
-def a_name_that_stays_taken_keeps_its_owner(patch: Patch) -> None:
+def a_reservation_keeps_its_owner(patch: Patch) -> None:
     """A late renewal would prolong it."""
     patch.setattr(_MemoryLine, "rename", lambda self, place, owner: None)
 
 
 @mutant
-def a_name_that_should_stay_taken_is_left(patch: Patch) -> None:
+def a_reservation_is_released(patch: Patch) -> None:
     patch.setattr(rule, "reserve", lambda ledger, stay, now: rule.leave(ledger, stay.owner, now, stay.tombstone))
 
 
 @mutant
-def a_name_that_stays_taken_wakes_the_next(patch: Patch) -> None:
+def a_reservation_wakes_the_next(patch: Patch) -> None:
     def reserve(ledger, stay, now):
         was_there, woken = original(ledger, stay, now)
         waiting = rule.settle(ledger, now).waiting

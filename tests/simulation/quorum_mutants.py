@@ -67,7 +67,7 @@ def members_do_not_notice_that_they_are_empty(patch: Patch) -> None:
 
 
 @mutant
-def whoever_is_admitted_votes_at_once(patch: Patch) -> None:
+def an_admitted_member_votes_at_once(patch: Patch) -> None:
     async def admit(self, number, membership, ticket, longest):
         return await original(self, number, membership, ticket, 0.0)
 
@@ -76,7 +76,7 @@ def whoever_is_admitted_votes_at_once(patch: Patch) -> None:
 
 
 @mutant
-def whoever_is_admitted_counts_from_zero(patch: Patch) -> None:
+def an_admitted_member_counts_from_zero(patch: Patch) -> None:
     async def admit(self, number, membership, ticket, longest):
         return await original(self, number, membership, 0, longest)
 
@@ -85,7 +85,7 @@ def whoever_is_admitted_counts_from_zero(patch: Patch) -> None:
 
 
 @mutant
-def members_know_only_the_lives_they_gave_by_join(patch: Patch) -> None:
+def members_know_only_the_ttls_of_joins(patch: Patch) -> None:
     def renew(self, renewals):
         longest = self._marker.longest if self._marker else 0.0
         outcome = original(self, renewals)
@@ -167,7 +167,7 @@ def a_refused_join_keeps_what_it_was_given(patch: Patch) -> None:
 
 
 @mutant
-def what_a_silent_member_is_owed_is_forgotten(patch: Patch) -> None:
+def pending_releases_are_forgotten(patch: Patch) -> None:
     patch.setattr(Members, "queue_release", lambda self, number, name, owner, tombstone, until: None)
 
 
@@ -194,7 +194,7 @@ def long_rounds_count(patch: Patch) -> None:
 
 
 @mutant
-def a_name_that_should_stay_taken_is_left(patch: Patch) -> None:
+def a_reservation_is_released(patch: Patch) -> None:
     async def reserve(self, stay, timeout):
         return await self.leave(stay.name, stay.owner, timeout, stay.tombstone)
 

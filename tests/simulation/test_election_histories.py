@@ -27,7 +27,7 @@ Patch = pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("first", range(FIRST_SEED, FIRST_SEED + HISTORIES, CHUNK))
-def test_whoever_is_elected_finds_nobody_else_at_work(first: int) -> None:
+def test_no_leader_is_elected_before_its_predecessor_has_stopped(first: int) -> None:
     sections = 0
     for seed in range(first, first + CHUNK):
         sections += ElectionHistory(seed).run().sections

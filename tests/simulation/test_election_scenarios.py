@@ -68,7 +68,9 @@ def expiry(stage: Stage) -> float:
 
 
 @pytest.mark.parametrize(("grace", "seconds"), [(None, 2.0), (0.0, 0.0), (5.0, 5.0)])
-def test_a_leader_that_is_cut_off_is_told_its_grace_before_its_lease_ends(grace: float | None, seconds: float) -> None:
+def test_a_leader_that_is_cut_off_is_notified_its_grace_before_its_lease_ends(
+    grace: float | None, seconds: float
+) -> None:
     stage = Stage()
     alice = Candidate(stage, "alice", grace=grace)
 
@@ -136,7 +138,7 @@ def test_an_on_lost_that_takes_for_ever_keeps_the_lock_for_a_ttl_at_the_most() -
     tell(stage, story())
 
 
-def test_whoever_stops_while_on_lost_is_at_work_waits_for_it() -> None:
+def test_a_stop_while_on_lost_runs_waits_for_it() -> None:
     stage = Stage()
     alice = Candidate(stage, "alice", takes=3.0)
 
@@ -171,7 +173,7 @@ def test_a_leader_stands_again_after_an_outage_and_the_line_goes_on_without_the_
     tell(stage, story())
 
 
-def test_whoever_stops_while_waiting_does_not_come_back() -> None:
+def test_a_candidate_that_stops_while_waiting_does_not_stand_again() -> None:
     stage = Stage()
     alice, bob = Candidate(stage, "alice"), Candidate(stage, "bob")
 

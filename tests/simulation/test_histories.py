@@ -28,7 +28,7 @@ def test_nothing_forbidden_happens_whatever_goes_wrong(first: int) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, 200, 100))
-def test_in_calm_weather_nobody_loses_anything(first: int) -> None:
+def test_without_faults_no_lease_is_lost(first: int) -> None:
     for seed in range(first, first + 100):
         history = History(seed, faulty=False, names=("a",)).run()
         assert history.sections == history.monitor.grants, f"seed {seed}"

@@ -111,7 +111,7 @@ def test_new_servers_vote_at_the_first_acquire(stage: Stage) -> None:
     stage.run(story())
 
 
-def test_whoever_loses_a_race_leaves_nothing(stage: Stage) -> None:
+def test_the_loser_of_a_race_leaves_nothing(stage: Stage) -> None:
     alice, bob = stage.client("alice"), stage.client("bob")
 
     async def story() -> None:
@@ -178,7 +178,7 @@ def test_a_dead_majority_is_named(stage: Stage) -> None:
     stage.run(story())
 
 
-def test_what_all_refuse_to_hear_is_not_repeated(stage: Stage) -> None:
+def test_a_request_that_all_members_refuse_is_not_repeated(stage: Stage) -> None:
     alice = stage.client("alice")
     asked: list[Ask] = []
 
@@ -200,7 +200,7 @@ def test_what_all_refuse_to_hear_is_not_repeated(stage: Stage) -> None:
     stage.run(story())
 
 
-def test_a_silent_member_hears_of_a_release_when_it_is_back(stage: Stage) -> None:
+def test_a_silent_member_receives_a_release_when_it_is_back(stage: Stage) -> None:
     alice = stage.client("alice")
 
     async def story() -> None:
@@ -295,7 +295,7 @@ def test_abstention_is_said_to_be_the_reason(stage: Stage) -> None:
     stage.run(story())
 
 
-def test_health_says_who_is_silent(stage: Stage) -> None:
+def test_health_names_silent_members(stage: Stage) -> None:
     alice = stage.client("alice")
 
     async def story() -> None:
@@ -457,7 +457,7 @@ def a_round_that_took_too_long_does_not_count() -> None:
     stage.run(story())
 
 
-def whoever_came_back_empty_votes_again() -> None:
+def a_member_that_came_back_empty_votes_again() -> None:
     stage = Stage(3)
     alice = stage.client("alice")
 
@@ -471,11 +471,11 @@ def whoever_came_back_empty_votes_again() -> None:
 
 
 STORIES = {
-    "no_member_is_admitted": whoever_came_back_empty_votes_again,
-    "whoever_is_admitted_counts_from_zero": fences_grow_though_only_a_forgetful_member_is_common,
+    "no_member_is_admitted": a_member_that_came_back_empty_votes_again,
+    "an_admitted_member_counts_from_zero": fences_grow_though_only_a_forgetful_member_is_common,
     "the_fence_is_the_maximum_only": fences_grow_though_the_next_majority_drew_lower_tickets,
     "the_fence_is_written_back_to_places_only": fences_grow_though_the_next_majority_drew_lower_tickets,
-    "members_know_only_the_lives_they_gave_by_join": a_forgetful_member_waits_for_what_was_extended,
+    "members_know_only_the_ttls_of_joins": a_forgetful_member_waits_for_what_was_extended,
     "one_admitted_member_is_enough_to_admit_others": the_memories_of_a_minority_do_not_suffice_to_admit,
     "silence_counts_as_renewed": a_lease_that_too_few_confirm_ends_before_another_begins,
     "tokens_are_not_compared": an_admission_is_for_the_emptiness_it_was_gathered_for,
@@ -497,7 +497,7 @@ def test_a_rare_history_catches_its_mutant(name: str, monkeypatch: pytest.Monkey
         STORIES[name]()
 
 
-def test_a_quorum_has_at_least_three_members_and_patience_within_a_round() -> None:
+def test_a_quorum_has_at_least_three_members_and_a_time_out_within_a_round() -> None:
     stage = Stage(3)
     links = stage.client("alice").links
     with pytest.raises(InvalidInputError, match="at least 3"):

@@ -161,7 +161,7 @@ def test_a_wake_up_that_another_client_made_up_grants_nothing(stage: Stage) -> N
     stage.run(story())
 
 
-def test_a_wake_up_is_worth_nothing_after_its_place_is_gone(stage: Stage) -> None:
+def test_a_wake_up_grants_nothing_after_its_place_is_gone(stage: Stage) -> None:
     """A client that listens learns the secret of a place when it is granted. By then it is of no use."""
     alice, bob = stage.client("alice"), stage.client("bob")
 
@@ -313,7 +313,7 @@ def looks_of(client: Client, *, stumbles: int = 0) -> list[float]:
     return looks
 
 
-def test_a_keeper_that_stumbled_soon_looks_again(stage: Stage) -> None:
+def test_a_keeper_that_failed_soon_looks_again(stage: Stage) -> None:
     alice = stage.client("alice")
     looks = looks_of(alice, stumbles=1)
 
@@ -388,7 +388,7 @@ def test_a_short_silence_of_the_store_is_survived(stage: Stage) -> None:
     stage.run(story())
 
 
-def test_whoever_resumes_after_a_long_pause_first_learns_that_it_lost(stage: Stage) -> None:
+def test_a_client_that_resumes_after_a_long_pause_first_learns_that_it_lost(stage: Stage) -> None:
     alice, bob = stage.client("alice"), stage.client("bob")
 
     async def story() -> None:
@@ -524,7 +524,7 @@ def test_a_cancelled_release_is_finished_all_the_same(stage: Stage) -> None:
     stage.run(story())
 
 
-def test_a_release_nobody_answers_goes_on_in_the_background(stage: Stage) -> None:
+def test_a_release_without_an_answer_goes_on_in_the_background(stage: Stage) -> None:
     alice = stage.client("alice")
 
     async def story() -> None:
@@ -538,7 +538,7 @@ def test_a_release_nobody_answers_goes_on_in_the_background(stage: Stage) -> Non
     stage.run(story())
 
 
-def test_a_ghost_join_is_refused(stage: Stage) -> None:
+def test_a_late_join_is_refused(stage: Stage) -> None:
     """A join that arrives after its client gave up must not take a place for nobody."""
     alice = stage.client("alice")
 
@@ -553,7 +553,7 @@ def test_a_ghost_join_is_refused(stage: Stage) -> None:
     stage.run(story())
 
 
-def test_a_place_is_looked_after_for_as_long_as_its_join_may_still_arrive(stage: Stage) -> None:
+def test_a_release_is_repeated_for_as_long_as_its_join_may_still_arrive(stage: Stage) -> None:
     """A server that was stopped for longer than a ttl and a time-out goes on with what lies in its buffers."""
     alice = stage.client("alice")
 
@@ -593,7 +593,7 @@ def test_the_retry_policy_bounds_how_often_a_silent_store_is_asked(stage: Stage)
     stage.run(story())
 
 
-def test_what_mending_alone_can_help_is_not_retried(stage: Stage) -> None:
+def test_an_error_that_does_not_pass_is_not_retried(stage: Stage) -> None:
     alice = stage.client("alice")
     asked: list[Ask] = []
 
@@ -697,7 +697,7 @@ def test_a_forward_step_of_the_servers_clock_is_reported(stage: Stage, caplog: p
     assert "stepped by +4.0 s" in caplog.text
 
 
-def test_a_force_released_holder_is_told_at_its_next_renewal(stage: Stage) -> None:
+def test_a_force_released_holder_is_notified_at_its_next_renewal(stage: Stage) -> None:
     alice, bob = stage.client("alice"), stage.client("bob")
 
     async def story() -> None:
@@ -791,7 +791,7 @@ def test_an_answer_that_came_too_late_gives_all_of_several_names_up_at_once(stag
     stage.run(story())
 
 
-def test_whoever_dies_waiting_for_the_last_of_several_names_keeps_the_first_for_a_heartbeat(stage: Stage) -> None:
+def test_a_client_that_dies_waiting_for_the_last_of_several_names_keeps_the_first_for_a_heartbeat(stage: Stage) -> None:
     alice, bob, carol = (stage.client(name) for name in ("alice", "bob", "carol"))
     asks = [Ask(name, "", 60.0, 3.0) for name in "ax"]
     claim = Claim()

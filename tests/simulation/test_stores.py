@@ -109,7 +109,7 @@ def test_a_store_that_follows_the_rule_makes_the_histories_of_the_simulated_serv
             assert (real.steps, real.sections) == (simulated.steps, simulated.sections), f"seed {seed}"
 
 
-def test_nobody_is_woken_by_a_store_that_wakes_nobody(tmp_path: Path) -> None:
+def test_no_waiter_is_woken_by_a_store_without_wake_ups(tmp_path: Path) -> None:
     with sqlite(tmp_path, push=False) as rig:
         assert rig.simulate(range(3)) > 3
 
@@ -160,7 +160,7 @@ def test_a_store_whose_places_do_not_expire_is_refused(tmp_path: Path) -> None:
         simulate(open_endless, rig.set_clock)
 
 
-def test_a_store_that_somebody_else_uses_is_refused(tmp_path: Path) -> None:
+def test_a_store_that_another_client_uses_is_refused(tmp_path: Path) -> None:
     with memory(tmp_path) as rig:
         drive(rig.open_store(ThreadRuntime()).join(Ask("mine", "me/1", inf, inf), 5.0))
         with pytest.raises(ViolationError, match="mine is not empty"):
@@ -173,7 +173,7 @@ def test_a_store_that_fails_is_a_violation_that_names_its_seed(tmp_path: Path, m
         rig.simulate(range(70, 80))
 
 
-def everybody_has_a_file_of_his_own(patch: pytest.MonkeyPatch) -> None:
+def every_client_has_a_file_of_its_own(patch: pytest.MonkeyPatch) -> None:
     def init(self, runtime, path, **options):
         original(self, runtime, path.with_name(f"{id(self)}.db"), **options)
 
@@ -202,7 +202,7 @@ def a_clock_set_back_is_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SqliteStore, "_follow_clock", lambda self, cursor, now: None)
 
 
-def a_name_that_stays_taken_keeps_its_owner(patch: pytest.MonkeyPatch) -> None:
+def a_reservation_keeps_its_owner(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_SqliteLine, "rename", lambda self, place, owner: None)
 
 
@@ -212,23 +212,23 @@ BROKEN = {
         for name, seed in {
             "one_more_fits": 0,
             "newcomers_overtake": 13,
-            "anybody_may_leave_for_the_holder": 0,
-            "anybody_may_renew_for_the_holder": 0,
+            "any_owner_may_leave_for_the_holder": 0,
+            "any_owner_may_renew_for_the_holder": 0,
             "renewals_resurrect": 0,
             "a_repeated_join_does_not_refresh": 275,
             "renewals_shorten": 0,
-            "waiting_places_never_buy_their_ttl": 0,
+            "waiting_places_never_claim_their_ttl": 0,
             "the_dead_hold_for_ever": 3,
             "a_refusal_of_several_leaves_the_first_behind": 19,
-            "a_name_that_should_stay_taken_is_left": 0,
+            "a_reservation_is_released": 0,
             "the_capacity_of_the_dead_counts": 1,
         }.items()
     },
-    everybody_has_a_file_of_his_own: 0,
+    every_client_has_a_file_of_its_own: 0,
     tickets_repeat: 1,
     late_requests_are_accepted: 68,
     a_clock_set_back_is_ignored: 16,
-    a_name_that_stays_taken_keeps_its_owner: 0,
+    a_reservation_keeps_its_owner: 0,
 }
 """What is broken, and the seed that has shown it, which is tried first."""
 
@@ -243,7 +243,7 @@ def test_a_broken_store_is_caught(broken: Any, tmp_path: Path, monkeypatch: pyte
 
 
 SERVERS = {
-    "redis: whoever_leaves_need_not_be_the_owner": 1,
+    "redis: an_owner_may_leave_for_another": 1,
     "redis: a_renewal_resurrects": 4,
     "redis: a_line_does_not_add_up": 0,
     "redis: newcomers_do_not_look_who_waits": 13,

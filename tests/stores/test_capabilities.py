@@ -37,7 +37,7 @@ def test_a_store_can_do_what_it_is_said_to_and_no_more(rig: Rig, request: pytest
     rig.run(test())
 
 
-def test_members_of_a_quorum_that_come_back_empty_wait_for_leases_but_not_for_stays(rig: Rig) -> None:
+def test_members_of_a_quorum_that_come_back_empty_wait_for_leases_but_not_for_reservations(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         if not isinstance(store, Quorum):

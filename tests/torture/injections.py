@@ -129,7 +129,7 @@ def a_value_is_read_before_it_is_written(history: History, chance: Random) -> bo
     return False
 
 
-def a_value_is_read_that_nobody_wrote(history: History, chance: Random) -> bool:
+def a_value_is_read_that_no_client_wrote(history: History, chance: Random) -> bool:
     for write in _some(chance, history.writes):
         history.add(_read(write, write.invoked, "nobody's"))
         return True
@@ -143,7 +143,7 @@ def the_newest_fence_is_refused(history: History, chance: Random) -> bool:
     return False
 
 
-def somebody_in_line_is_overtaken(history: History, chance: Random) -> bool:
+def a_waiter_in_line_is_overtaken(history: History, chance: Random) -> bool:
     for waiter in _some(chance, history.acquires):
         if waiter.in_line_by + 2 * TICK < waiter.surely_waited_until:
             asked = chance.uniform(waiter.in_line_by, waiter.surely_waited_until - 2 * TICK)
@@ -152,7 +152,7 @@ def somebody_in_line_is_overtaken(history: History, chance: Random) -> bool:
     return False
 
 
-def somebody_returns_before_whoever_came_first(history: History, chance: Random) -> bool:
+def a_later_waiter_returns_before_the_first(history: History, chance: Random) -> bool:
     for waiter in _some(chance, _sure(history)):
         if waiter.in_line_by + 2 * TICK < waiter.completed:
             asked = chance.uniform(waiter.in_line_by, waiter.completed - 2 * TICK)
@@ -180,7 +180,7 @@ def a_wake_up_is_lost(history: History, chance: Random) -> bool:
     return False
 
 
-def nobody_in_a_crowd_is_woken(history: History, chance: Random) -> bool:
+def no_waiter_in_a_crowd_is_woken(history: History, chance: Random) -> bool:
     """Let all who wait when somebody releases go on waiting, and nobody come later."""
     for done in _some(chance, [one for one in history.acquires if one.is_exclusive and one.release is not None]):
         assert done.release is not None
@@ -201,7 +201,7 @@ def nobody_in_a_crowd_is_woken(history: History, chance: Random) -> bool:
     return False
 
 
-def what_was_left_taken_is_had(history: History, chance: Random) -> bool:
+def a_reserved_name_is_granted(history: History, chance: Random) -> bool:
     return _is_had_early(history, chance, [hold for hold in history.acquires if hold.at_least])
 
 
@@ -209,14 +209,14 @@ def what_was_done_is_done_again(history: History, chance: Random) -> bool:
     return _is_had_early(history, chance, [hold for hold in history.acquires if hold.period])
 
 
-def somebody_is_told_what_nobody_did(history: History, chance: Random) -> bool:
+def an_outcome_is_reported_that_no_client_produced(history: History, chance: Random) -> bool:
     for one in _some(chance, [one for one in history.acquires if one.outcome == "remembered"]):
         one.value = "nobody's"
         return True
     return False
 
 
-def somebody_is_told_what_was_not_done_yet(history: History, chance: Random) -> bool:
+def an_outcome_is_reported_before_it_was_produced(history: History, chance: Random) -> bool:
     for done in _some(chance, [one for one in history.acquires if one.value is not None and one.is_granted]):
         at = done.released_at - TICK
         told = replace(done, client="ghost", invoked=at - TICK, completed=at, outcome="remembered", release=None)
@@ -225,7 +225,7 @@ def somebody_is_told_what_was_not_done_yet(history: History, chance: Random) -> 
     return False
 
 
-def whoever_was_evicted_is_renewed(history: History, chance: Random) -> bool:
+def an_evicted_holder_is_renewed(history: History, chance: Random) -> bool:
     for hold in _some(chance, [hold for hold in _sure(history) if hold.fence]):
         at = _evict(history, hold, chance)
         hold.checks.append(Check(at, at, at + hold.ttl + TICK))
@@ -233,7 +233,7 @@ def whoever_was_evicted_is_renewed(history: History, chance: Random) -> bool:
     return False
 
 
-def whoever_was_evicted_is_not_told(history: History, chance: Random) -> bool:
+def an_evicted_holder_is_not_notified(history: History, chance: Random) -> bool:
     for hold in _some(chance, [hold for hold in _sure(history) if hold.fence]):
         if history.harm(None, hold.client, hold.completed - 2 * hold.ttl, hold.believed_until + 2 * hold.ttl):
             continue
@@ -292,7 +292,7 @@ def a_leader_is_never_told(history: History, chance: Random) -> bool:
     return False
 
 
-def somebody_is_told_to_stop_what_he_never_began(history: History, chance: Random) -> bool:
+def a_leader_is_stopped_that_never_began(history: History, chance: Random) -> bool:
     for leader in _some(chance, [one for one in history.acquires if one.deposed_at < inf]):
         leader.elected_at = inf
         return True
@@ -313,18 +313,18 @@ INJECTIONS: dict[Injection, str] = {
     a_stale_write_is_accepted: "stale_writes",
     an_overwritten_value_is_read: "linearizability",
     a_value_is_read_before_it_is_written: "linearizability",
-    a_value_is_read_that_nobody_wrote: "linearizability",
+    a_value_is_read_that_no_client_wrote: "linearizability",
     the_newest_fence_is_refused: "linearizability",
-    somebody_in_line_is_overtaken: "fifo",
-    somebody_returns_before_whoever_came_first: "fifo",
+    a_waiter_in_line_is_overtaken: "fifo",
+    a_later_waiter_returns_before_the_first: "fifo",
     a_wake_up_is_lost: "wake_ups",
-    nobody_in_a_crowd_is_woken: "wake_ups",
-    what_was_left_taken_is_had: "reservations",
+    no_waiter_in_a_crowd_is_woken: "wake_ups",
+    a_reserved_name_is_granted: "reservations",
     what_was_done_is_done_again: "reservations",
-    somebody_is_told_what_nobody_did: "outcomes",
-    somebody_is_told_what_was_not_done_yet: "outcomes",
-    whoever_was_evicted_is_renewed: "evictions",
-    whoever_was_evicted_is_not_told: "evictions",
+    an_outcome_is_reported_that_no_client_produced: "outcomes",
+    an_outcome_is_reported_before_it_was_produced: "outcomes",
+    an_evicted_holder_is_renewed: "evictions",
+    an_evicted_holder_is_not_notified: "evictions",
     a_place_is_left: "nothing_left",
     no_client_looks: "nothing_left",
     too_much_is_allowed_at_once: "rates",
@@ -332,7 +332,7 @@ INJECTIONS: dict[Injection, str] = {
     a_leader_is_told_after_another_was_elected: "elections",
     a_leader_stops_after_another_was_elected: "elections",
     a_leader_is_never_told: "elections",
-    somebody_is_told_to_stop_what_he_never_began: "elections",
+    a_leader_is_stopped_that_never_began: "elections",
 }
 """Which checker must find each."""
 

@@ -164,12 +164,12 @@ def _rewrite_function(url: str, name: str, old: str, new: str) -> None:
 
 _shared("memory", engine.one_more_fits, "exclusion")
 _shared("sqlite", engine.newcomers_overtake, "exclusion", "fifo", workloads=SHARED)
-_shared("sqlite", engine.anybody_may_leave_for_the_holder, "exclusion", "retractions")
-_shared("sqlite", engine.anybody_may_renew_for_the_holder, "exclusion", "wake_ups", "nothing_left", "fences")
+_shared("sqlite", engine.any_owner_may_leave_for_the_holder, "exclusion", "retractions")
+_shared("sqlite", engine.any_owner_may_renew_for_the_holder, "exclusion", "wake_ups", "nothing_left", "fences")
 _shared("sqlite", engine.renewals_shorten, "exclusion", "retractions", workloads=("lock",), lasting=0.5)
 _shared("sqlite", engine.renewals_resurrect, "exclusion", "retractions", faults=(PAUSE,), heartbeat=0.5)
 _shared("sqlite", engine.the_dead_hold_for_ever, "wake_ups", "nothing_left", HANGS, faults=(KILL,))
-_shared("sqlite", engine.waiting_places_never_buy_their_ttl, "exclusion", "retractions")
+_shared("sqlite", engine.waiting_places_never_claim_their_ttl, "exclusion", "retractions")
 _shared(
     "sqlite",
     engine.a_refusal_of_several_leaves_the_first_behind,
@@ -179,7 +179,7 @@ _shared(
     workloads=SEVERAL,
     **PATIENT,
 )
-_shared("sqlite", engine.a_name_that_should_stay_taken_is_left, "reservations", workloads=LEFT)
+_shared("sqlite", engine.a_reservation_is_released, "reservations", workloads=LEFT)
 _shared(
     "redis",
     engine.the_window_starts_at_the_reply,
@@ -239,7 +239,7 @@ def what_was_cancelled_goes_on(patch: pytest.MonkeyPatch, _: str) -> None:
 
 
 @mutant("sqlite", "losses", "elections", faults=CALM, renewed=0.0)
-def a_loss_is_told_to_nobody(patch: pytest.MonkeyPatch, _: str) -> None:
+def a_loss_is_signalled_to_no_client(patch: pytest.MonkeyPatch, _: str) -> None:
     patch.setattr(Keeper, "signal_loss", lambda self, lease: None)
 
 
@@ -262,7 +262,7 @@ def what_failed_counts_as_done(patch: pytest.MonkeyPatch, _: str) -> None:
 
 
 @mutant("redis", "exclusion", "retractions")
-def whoever_leaves_need_not_be_the_owner(patch: pytest.MonkeyPatch, _: str) -> None:
+def an_owner_may_leave_for_another(patch: pytest.MonkeyPatch, _: str) -> None:
     _rewrite(commands.LEAVE, " and size == #owner and string.sub(record, 31, 30 + size) == owner then", " then")
 
 
@@ -346,7 +346,7 @@ def a_clock_that_is_set_back_is_believed(patch: pytest.MonkeyPatch, _: str) -> N
 
 
 @mutant("redis", "reservations", workloads=LEFT)
-def a_name_stays_taken_for_less_than_was_asked(patch: pytest.MonkeyPatch, _: str) -> None:
+def a_reservation_is_shorter_than_was_asked(patch: pytest.MonkeyPatch, _: str) -> None:
     _rewrite(commands.RESERVE, "own.expires = now + ARGV[4]", "own.expires = now + ARGV[4] / 4")
 
 
@@ -356,7 +356,7 @@ def the_fence_is_not_written_to_the_counter(patch: pytest.MonkeyPatch, _: str) -
 
 
 @mutant("postgres", "exclusion", "retractions")
-def the_sql_lets_anybody_leave(patch: pytest.MonkeyPatch, url: str) -> None:
+def the_sql_lets_any_owner_leave(patch: pytest.MonkeyPatch, url: str) -> None:
     old = "l.name = _name AND l.holder = _owner\n    RETURNING"
     _rewrite_function(url, "line_leave", old, old.replace("l.holder = _owner", "l.acquired_at IS NOT NULL"))
 
@@ -434,7 +434,7 @@ def the_sql_draws_fences_at_random(patch: pytest.MonkeyPatch, url: str) -> None:
 
 
 @mutant("postgres", "reservations", workloads=LEFT)
-def the_sql_leaves_a_name_taken_for_less_than_was_asked(patch: pytest.MonkeyPatch, url: str) -> None:
+def the_sql_reserves_for_less_than_was_asked(patch: pytest.MonkeyPatch, url: str) -> None:
     _rewrite_function(url, "line_linger", "make_interval(secs => _seconds)", "make_interval(secs => _seconds / 4)")
 
 

@@ -103,7 +103,7 @@ def history_of(*operations: Operation) -> History:
 
 class TestRandomHistories:
     @pytest.mark.parametrize("part", range(4))
-    def test_nobody_is_accused_who_did_nothing_wrong(self, part: int) -> None:
+    def test_no_correct_client_is_accused(self, part: int) -> None:
         first = FIRST_SEED + part * HISTORIES
         for seed in range(first, first + HISTORIES):
             for model in (Model, Forgetful, Violent):
@@ -333,13 +333,13 @@ class TestExclusion:
         assert find("exclusion", history_of(*readers, hold("w", 4, 6, capacity=9, weight=9)))
         assert not find("exclusion", history_of(*readers, hold("w", 5, 6, capacity=9, weight=9)))
 
-    def test_whoever_believes_after_a_pause_is_found(self) -> None:
+    def test_trust_after_a_pause_is_found(self) -> None:
         paused = hold("p", 1, 3, checks=[Check(1, 1, 3), Check(6, 6, 8)])
         assert find("exclusion", history_of(paused, hold("q", 5, 7), fault("pause", 2, 6, "p")))
         paused.checks[1] = Check(6, 6, 6)
         assert not find("exclusion", history_of(paused, hold("q", 5, 7), fault("pause", 2, 6, "p")))
 
-    def test_retracted_trust_counts_as_far_as_somebody_looked(self) -> None:
+    def test_retracted_trust_counts_as_far_as_it_was_looked_at(self) -> None:
         lost = hold("p", 1, 9, lost_at=5)
         assert not find("exclusion", history_of(lost, hold("q", 4, 7)))
         lost.checks.append(Check(4.5, 4.5, 9))
@@ -384,7 +384,7 @@ class TestFences:
     def test_equal_fences(self) -> None:
         assert find("fences", history_of(hold("p", 1, 2, fence=7), hold("q", 1.5, 5, fence=7)))
 
-    def test_whoever_was_sure_first_was_granted_first(self) -> None:
+    def test_the_client_that_was_sure_first_was_granted_first(self) -> None:
         first, second = hold("p", 2, 3, fence=7), hold("q", 4, 5, invoked=1, fence=6)
         assert find("fences", history_of(first, second))
         assert not find("fences", history_of(first, second, fault(FORGET, 3.5, 3.5)))
@@ -418,7 +418,7 @@ class TestLosses:
         released = hold("p", 1, 3, watched=True, release=Release(2, 2.5, "done"))
         assert not find("losses", history_of(released, hold("q", 4, 6), hold("p", 9, 10)))
 
-    def test_whoever_is_paused_cannot_be_told(self) -> None:
+    def test_a_paused_client_cannot_be_notified(self) -> None:
         some = hold("p", 1, 3, lost_at=8), hold("q", 4, 6)
         assert not find("losses", history_of(*some, fault("pause", 2, 7.99, "p")))
         assert find("losses", history_of(*some, fault("pause", 2, 7.99, "q")))
@@ -552,7 +552,7 @@ def long_register(chance: random.Random, size: int) -> list[Write | Read]:
 
 
 class TestFifo:
-    def test_whoever_waits_is_overtaken(self) -> None:
+    def test_a_waiter_is_overtaken(self) -> None:
         waiter = hold("p", 9, 10, invoked=1, fence=5, waits=[Wait(1, 2, 5), Wait(7, 7.1, 5)])
         assert find("fifo", history_of(waiter, hold("q", 6, 6.5, invoked=3)))
         assert not find("fifo", history_of(waiter, hold("q", 6, 6.5, invoked=1.9)))
@@ -565,7 +565,7 @@ class TestFifo:
         other.capacity = waiter.capacity = 2
         assert not find("fifo", history_of(waiter, other))
 
-    def test_whoever_lost_his_place_was_not_overtaken(self) -> None:
+    def test_a_waiter_that_lost_its_place_was_not_overtaken(self) -> None:
         waiter = hold("p", 9, 10, invoked=1, fence=8, waits=[Wait(1, 2, 5), Wait(7, 7.1, 8)])
         assert not find("fifo", history_of(waiter, hold("q", 6, 6.5, invoked=3)))
 
@@ -609,24 +609,24 @@ class TestWakeUps:
         assert not self.find(self.released(3), self.waiter("q", 8.4), fault("cut off", 3.2, 3.5))
         assert self.find(self.released(3), self.waiter("q", 8.6), fault("cut off", 3.2, 3.5))
 
-    def test_somebody_else_may_have_it(self) -> None:
+    def test_another_client_may_have_it(self) -> None:
         assert not self.find(self.released(3), self.waiter("q", 6), self.waiter("r", 3.5))
         dead = self.waiter("r", 0, completed=inf, outcome="unknown", checks=[])
         assert not self.find(self.released(3), self.waiter("q", 6), dead)
         assert self.find(self.released(30), self.waiter("q", 36), dead, fault(KILL, 20, 20, "r"))
 
-    def test_whoever_waits_for_several_names_may_have_this_one(self) -> None:
+    def test_a_waiter_for_several_names_may_have_this_one(self) -> None:
         assert not self.find(self.released(3), self.waiter("q", 6, several=True))
         assert not self.find(self.released(3), self.waiter("q", 6, several=True), self.waiter("r", 9, fence=6))
 
-    def test_whoever_gave_up_is_in_nobodys_way(self) -> None:
+    def test_a_waiter_that_gave_up_blocks_no_other(self) -> None:
         reader = hold("p", 1, 50, capacity=9)
         writer = hold("w", 3, 3, invoked=1, outcome="cancelled", checks=[], capacity=9, weight=9)
         assert self.find(reader, writer, self.waiter("q", 5.1, capacity=9))
         assert not self.find(reader, writer, self.waiter("q", 5, capacity=9))
         assert not self.find(reader, writer, self.waiter("q", 5.1, capacity=9), fault("cut off", 2, 2.5))
 
-    def test_the_dead_are_in_nobodys_way_once_their_ttl_is_over(self) -> None:
+    def test_a_dead_client_blocks_no_other_once_its_ttl_is_over(self) -> None:
         some = hold("p", 1, 9), fault(KILL, 10, 10, "p")
         assert self.find(*some, self.waiter("q", 16.1))
         assert not self.find(*some, self.waiter("q", 16))
@@ -642,7 +642,7 @@ class TestLeftTaken:
         """Make a hold that was asked for and granted at 1, and released at 2."""
         return hold("p", 1, 9, **{"invoked": 1, "at_least": until - 1, "release": Release(2, 2.1, "done")} | fields)
 
-    def test_nobody_holds_before_the_time_is_over(self) -> None:
+    def test_no_client_holds_before_the_time_is_over(self) -> None:
         assert find("reservations", history_of(self.left(6), hold("q", 5, 7)))
         assert not find("reservations", history_of(self.left(6), hold("q", 6, 7)))
         assert not find("reservations", history_of(self.left(2), hold("q", 2.2, 7)))
@@ -653,7 +653,7 @@ class TestLeftTaken:
         assert not find("reservations", history_of(waited, hold("q", 5.6, 7)))
         assert find("reservations", history_of(waited, hold("q", 5.3, 7)))
 
-    def test_permits_are_left_taken_as_many_as_they_were(self) -> None:
+    def test_as_many_permits_are_reserved_as_were_held(self) -> None:
         some = self.left(6, capacity=3), hold("q", 5, 7, capacity=3, weight=2)
         assert not find("reservations", history_of(*some))
         assert find("reservations", history_of(*some, hold("r", 5.5, 7, capacity=3)))
@@ -671,7 +671,7 @@ class TestLeftTaken:
         assert not find("reservations", history_of(unanswered, other, fault("cut off", 1.5, 2.05)))
         assert find("reservations", history_of(unanswered, other, fault("cut off", 3, 4)))
 
-    def test_whoever_released_too_late_left_nothing(self) -> None:
+    def test_a_release_that_came_too_late_left_nothing(self) -> None:
         late = self.left(12, release=Release(8.9, 9.1, "done"))
         assert not find("reservations", history_of(late, hold("q", 10, 11)))
 
@@ -683,7 +683,7 @@ class TestLeftTaken:
         assert not find("reservations", history_of(*some, fault("empty node", 3, 3)), promises)
         assert not find("reservations", history_of(*some, eviction(3, 4)))
 
-    def test_nobody_is_expected_to_be_woken_before_the_name_is_free(self) -> None:
+    def test_no_wake_up_is_expected_before_the_name_is_free(self) -> None:
         promises = Promises(wakes_within=1, recovers_within=5, longest_ttl=5)
         waiter = hold("q", 6.9, 9, invoked=1.5, fence=5, waits=[Wait(1.5, 2, 5)])
         assert find("wake_ups", history_of(self.left(2), waiter), promises)
@@ -696,7 +696,7 @@ class TestOutcomes:
     def told(self, at: float, value: object) -> Acquire:
         return hold("q", at, at, outcome="remembered", value=value, checks=[])
 
-    def test_who_is_told_is_told_what_was_given(self) -> None:
+    def test_an_outcome_is_reported_as_it_was_produced(self) -> None:
         done = hold("p", 1, 4, value=42, release=Release(2, 3, "done"))
         assert not find("outcomes", history_of(done, self.told(3, 42)))
         assert not find("outcomes", history_of(done, self.told(2.5, 42)))
@@ -718,7 +718,7 @@ def eviction(start: float, end: float, *fences: int, name: str = "a") -> Evictio
 
 
 class TestEvictions:
-    def test_whoever_lost_it_is_told_at_the_next_renewal(self) -> None:
+    def test_a_loss_is_reported_at_the_next_renewal(self) -> None:
         evicted = hold("p", 1, 6, fence=7, checks=[Check(1, 1, 6), Check(4.4, 4.4, 6)])
         assert not find("evictions", history_of(evicted, eviction(1.9, 2, 7)))
         evicted.checks.append(Check(4.6, 4.6, 6))
@@ -728,7 +728,7 @@ class TestEvictions:
         evicted.renew = False
         assert not find("evictions", history_of(evicted, eviction(1.9, 2, 7)))
 
-    def test_nobody_who_lost_it_is_renewed(self) -> None:
+    def test_a_lost_lease_is_not_renewed(self) -> None:
         evicted = hold("p", 1, 6, fence=7, checks=[Check(1, 1, 6), Check(3, 3, 7.1)])
         assert find("evictions", history_of(evicted, eviction(1.9, 2, 7), fault("cut off", 3, 3)))
         assert not find("evictions", history_of(evicted, eviction(1.9, 2.2, 7), fault("cut off", 3, 3)))
@@ -739,7 +739,7 @@ class TestEvictions:
         assert find("exclusion", history_of(*some, eviction(2, 3, name="b")))
         assert find("exclusion", history_of(*some, hold("z", 5, 6), eviction(2, 3)))
 
-    def test_whoever_loses_one_of_several_loses_all(self) -> None:
+    def test_the_loss_of_one_of_several_names_is_the_loss_of_all_of_them(self) -> None:
         lost = hold("p", 1, 9, lost_at=4)
         assert find("retractions", history_of(lost, eviction(2, 3, name="b")))
         lost.several = True
@@ -749,7 +749,7 @@ class TestEvictions:
         some = hold("p", 1, 6, fence=7), hold("q", 4, 6, invoked=3.1, fence=6)
         assert find("fences", history_of(*some, eviction(2, 3)))
 
-    def test_nobody_knows_when_a_killed_one_evicted(self) -> None:
+    def test_the_time_of_an_eviction_by_a_killed_client_is_unknown(self) -> None:
         some = hold("p", 1, 6), hold("q", 4, 6, invoked=3.1), eviction(2, inf)
         assert not find("exclusion", history_of(*some))
         later = hold("r", 7, 9, invoked=6.5), hold("s", 8, 9)
@@ -761,13 +761,13 @@ class TestNothingLeft:
     def look(self, at: float, *left: str) -> Inspection:
         return Inspection(client="nemesis", line=next(lines), invoked=at, completed=at + 1, left=list(left))
 
-    def test_a_place_after_everybody_is_gone(self) -> None:
+    def test_a_place_after_all_clients_are_gone(self) -> None:
         gone = hold("p", 1, 9, release=Release(2, 3, "done"))
         assert not find("nothing_left", history_of(gone, self.look(7)))
         assert find("nothing_left", history_of(gone, self.look(7, "a: p")))
         assert not find("nothing_left", history_of(gone, self.look(6, "a: p"), self.look(7)))
 
-    def test_somebody_must_look(self) -> None:
+    def test_a_client_must_look(self) -> None:
         assert find("nothing_left", history_of(hold("p", 1, 9), self.look(3)))
         assert not find("nothing_left", History())
 
@@ -830,18 +830,18 @@ class TestElections:
         assert not find("elections", history_of(self.term("p", 1, 4), self.term("q", 4, 6)))
         assert find("elections", history_of(self.term("p", 1, 4), self.term("q", 3.9, 6)))
 
-    def test_whoever_needs_no_more_than_his_grace_has_ended(self) -> None:
+    def test_a_leader_that_needs_no_more_than_its_grace_has_ended(self) -> None:
         assert find("elections", history_of(self.term("p", 1, 4, 4.09), self.term("q", 4.03, 6)))
         assert not find("elections", history_of(self.term("p", 1, 4, 4.2), self.term("q", 4.03, 6)))
 
-    def test_whoever_resigns_has_stopped_before_the_next(self) -> None:
+    def test_a_leader_that_resigns_has_stopped_before_the_next(self) -> None:
         resigned = self.term("p", 1, 4, 4.3)
         assert not find("elections", history_of(resigned, self.term("q", 4.2, 6)))
         resigned.checks.append(Check(3, 3, 5))
         assert find("elections", history_of(resigned, self.term("q", 4.2, 6)))
         assert not find("elections", history_of(resigned, self.term("q", 4.3, 6)))
 
-    def test_whoever_is_never_told_leads_for_as_long_as_he_lives(self) -> None:
+    def test_a_leader_that_is_never_notified_leads_for_as_long_as_it_lives(self) -> None:
         never = self.term("p", 1, inf)
         assert not find("elections", history_of(never, self.term("q", 4, 6)))
         assert find("elections", history_of(never, self.term("q", 4, 6), self.term("p", 8, 9)))
@@ -851,7 +851,7 @@ class TestElections:
         assert not find("elections", history_of(*some, fault("pause", 2, 9, "p")))
         assert find("elections", history_of(*some, fault("pause", 5, 9, "p")))
 
-    def test_nobody_stops_what_he_did_not_begin(self) -> None:
+    def test_no_leader_stops_that_did_not_begin(self) -> None:
         assert find("elections", history_of(self.term("p", inf, 4, 5)))
 
 

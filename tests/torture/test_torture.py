@@ -37,9 +37,9 @@ SEED = int(os.environ.get("LOCKSTEAD_SEED") or secrets.randbelow(10**9))
 GROUPS = (("memory", "sqlite"), ("redis", "sentinel"), ("cluster", "redlock"), ("postgres", "advisory"))
 """What is tortured at the same time, to save some; more would starve the tests beside them."""
 QUICK = (
-    "sqlite: anybody_may_renew_for_the_holder",
+    "sqlite: any_owner_may_renew_for_the_holder",
     "redis: tickets_start_over",
-    "postgres: the_sql_lets_anybody_leave",
+    "postgres: the_sql_lets_any_owner_leave",
 )
 """Bugs that four seconds are enough for."""
 TRIED = [(bug,) for bug in MUTANTS] if FOR_LONG else [QUICK]

@@ -16,7 +16,7 @@ class Terminal:
 
     def __init__(self) -> None:
         self._modes: list[Any] | None = None
-        with _hung_up_or_none():
+        with _ignore_no_terminal():
             os.tcgetpgrp(STDIN)
             self._modes = termios.tcgetattr(STDIN)
 
@@ -26,7 +26,7 @@ class Terminal:
 
     def is_ours(self) -> bool:
         """Tell whether it listens to the job this process is part of."""
-        with _hung_up_or_none():
+        with _ignore_no_terminal():
             return self.is_there and os.tcgetpgrp(STDIN) == os.getpgrp()
         return False
 
@@ -36,15 +36,15 @@ class Terminal:
 
     def set_foreground(self, group: int) -> None:
         """Make a process group the one in the foreground. SIGTTOU must be ignored, lest it stop the caller."""
-        with _hung_up_or_none():
+        with _ignore_no_terminal():
             os.tcsetpgrp(STDIN, group)
 
     def restore_modes(self) -> None:
         """Undo what a command that was killed may have done to echo and line editing."""
         if self._modes is not None:
-            with _hung_up_or_none():
+            with _ignore_no_terminal():
                 termios.tcsetattr(STDIN, termios.TCSADRAIN, self._modes)
 
 
-def _hung_up_or_none() -> suppress:
+def _ignore_no_terminal() -> suppress:
     return suppress(OSError, termios.error)

@@ -90,7 +90,7 @@ class Keeper:
         if loss:
             self.lose(lease, loss)
         else:
-            self._see_to_it_by(lease.wakes_keeper_at())
+            self._schedule(lease.wakes_keeper_at())
 
     def _take_in(self, lease: Lease, sent: float, life: float, standing: Standing | None) -> str:
         """Apply an answer, unless the lease is being given up, and say by what reason it is lost, if it is."""
@@ -132,7 +132,7 @@ class Keeper:
                 return False
             lease.grant(now, lease.ticket, now)
             lease.trust_heartbeat(now)
-        self._see_to_it_by(lease.wakes_keeper_at())
+        self._schedule(lease.wakes_keeper_at())
         return True
 
     def check_window(self, lease: Lease) -> None:
@@ -150,7 +150,7 @@ class Keeper:
             if lease is None or lease.leaving or lease.state is not HELD:
                 return
             lease.due, lease.slack, lease.suspected_at = now, 0.0, now
-        self.runtime.call_in_owner(lambda: self._see_to_it_by(now))
+        self.runtime.call_in_owner(lambda: self._schedule(now))
 
     def lose(self, lease: Lease, reason: str) -> None:
         with self.mutex:
@@ -212,7 +212,7 @@ class Keeper:
         """Give the place up in the background, as often as it takes; but leave whoever held it his grace first."""
         now = self.runtime.now()
         lease.give_up(now, due=now + grace)
-        self._see_to_it_by(now + grace)
+        self._schedule(now + grace)
 
     def watch_claim(self, lease: Lease) -> None:
         """Give the lease up at once should its claim be collected: it is for a block."""
@@ -261,7 +261,7 @@ class Keeper:
         self.closing = True
         drive(self.leave_all(budget))
 
-    def _see_to_it_by(self, moment: float) -> None:
+    def _schedule(self, moment: float) -> None:
         if moment >= self._wakes_at:
             return
         try:
@@ -310,7 +310,7 @@ class Keeper:
 
     def _restart(self) -> None:
         if self.leases:
-            self._see_to_it_by(self.runtime.now())
+            self._schedule(self.runtime.now())
 
     async def _turn(self) -> float | None:
         """Do what is due, and tell for how long there will be nothing to do; None ends the loop."""
@@ -412,7 +412,7 @@ class Keeper:
             for lease in again:
                 lease.retry_soon(now)
         if again:
-            self._see_to_it_by(min(lease.due for lease in again))
+            self._schedule(min(lease.due for lease in again))
 
     def _complain(self, error: Exception) -> None:
         """Log an outage once, not at every attempt."""
@@ -432,7 +432,7 @@ class Keeper:
             ]
         for lease, loss in lost:
             self.lose(lease, loss)
-        self._see_to_it_by(min(map(Lease.wakes_keeper_at, leases)))
+        self._schedule(min(map(Lease.wakes_keeper_at, leases)))
         if answered := next((standing for standing in standings if standing and standing.now), None):
             self._compare_clocks(sent, answered.now)
 

@@ -8,7 +8,7 @@ import re
 from tests.harness.command import Lockstead
 
 
-def test_the_demo_succeeds_and_tells_what_happened(lockstead: Lockstead) -> None:
+def test_the_demo_succeeds_and_prints_what_happened(lockstead: Lockstead) -> None:
     del lockstead.environment["LOCKSTEAD_URL"]
     finished = lockstead("demo")
     assert (finished.returncode, finished.stderr) == (0, "")

@@ -51,7 +51,7 @@ def test_a_server_that_is_down(lockstead: Lockstead) -> None:
     assert f"127.0.0.1:{server.port}: connection refused" in done.stderr
 
 
-def test_a_clock_that_is_off_is_told_but_no_reason_to_refuse_a_server(lockstead: Lockstead) -> None:
+def test_a_clock_that_is_off_is_reported_but_no_reason_to_refuse_a_server(lockstead: Lockstead) -> None:
     with RedisServer(clock=True) as server:
         server.step_clock(30)
         done = lockstead("doctor", "--url", server.url)

@@ -111,12 +111,12 @@ def test_a_signal_ends_the_wait_and_leaves_no_place(lockstead: Lockstead) -> Non
         waits(lockstead, 0)
 
 
-def test_a_store_that_was_never_there_is_told_at_once(lockstead: Lockstead) -> None:
+def test_a_store_that_was_never_reachable_is_an_error_at_once(lockstead: Lockstead) -> None:
     finished = lockstead("elect", "chief", "--json", "--url", "redis://127.0.0.1:1", "--", "true")
     assert finished.returncode == json.loads(finished.stderr)["exit_code"] == 69
 
 
-def test_what_cannot_be_run_is_told(lockstead: Lockstead) -> None:
+def test_a_command_that_cannot_be_run_is_an_error(lockstead: Lockstead) -> None:
     assert lockstead("elect", "chief", "--", os.devnull).returncode == 126
     assert lockstead("elect", "chief").returncode == 2
     finished = lockstead("elect", "chief", "--ttl", "2", "--grace", "1.5", "--", "true")

@@ -156,7 +156,7 @@ def test_main_can_be_called(lockstead: Lockstead, capfd: pytest.CaptureFixture[s
         (86400 * 3 + 3600 * 4, "3d 4h"),
     ],
 )
-def test_durations_are_humane(seconds: float, text: str) -> None:
+def test_durations_are_written_for_people(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
@@ -179,7 +179,7 @@ def test_a_table_is_aligned_and_cut_to_the_terminal() -> None:
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "postgresql+advisory"])
-def test_on_postgres_one_sees_the_session_it_came_by(lockstead: Lockstead, lease_url: str, kind: str) -> None:
+def test_on_postgres_the_session_of_a_holder_is_shown(lockstead: Lockstead, lease_url: str, kind: str) -> None:
     url = f"{lease_url}&application_name=biller"
     if kind != "postgresql":
         url = url.replace("postgresql://", f"{kind}://").partition("?")[0] + "?application_name=biller"

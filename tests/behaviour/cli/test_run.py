@@ -46,7 +46,7 @@ def test_nothing_is_held_afterwards(lockstead: Lockstead) -> None:
     assert lockstead.info("job") is None
 
 
-def test_the_lock_stays_taken_for_at_least_so_long(lockstead: Lockstead) -> None:
+def test_the_lock_stays_reserved_for_at_least_so_long(lockstead: Lockstead) -> None:
     tick = ("run", "cron:x", "--timeout", "0", "--at-least", "60", "--", "echo", "ran")
     first, second = lockstead(*tick), lockstead(*tick)
     assert (first.returncode, first.stdout) == (0, "ran\n")

@@ -131,7 +131,9 @@ def test_a_lock_taken_away_stops_the_command(lockstead: Lockstead, tmp_path: Pat
     assert "lost" in victim.process.communicate()[1]
 
 
-def test_a_loss_is_acted_on_as_soon_as_a_renewal_tells(lockstead: Lockstead, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_is_acted_on_as_soon_as_a_renewal_reports_it(
+    lockstead: Lockstead, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lockstead.cli.supervisor.LONGEST_NAP", 60.0)
     taken = []
 
@@ -183,7 +185,7 @@ def test_loss_as_json_is_one_object(lockstead: Lockstead) -> None:
     assert (finished.returncode, told["error"], told["ending"]) == (74, "lease_lost", -signal.SIGTERM)
 
 
-def test_a_command_stopped_by_somebody_else_is_resumed_to_be_ended(lockstead: Lockstead, tmp_path: Path) -> None:
+def test_a_command_stopped_by_another_process_is_resumed_to_be_ended(lockstead: Lockstead, tmp_path: Path) -> None:
     process = lockstead.start(
         "run",
         *("job", "--max-hold", "2", "--", "sh", "-c", "trap 'touch told; exit' TERM; touch ready; kill -STOP $$"),

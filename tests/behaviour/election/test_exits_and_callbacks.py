@@ -96,7 +96,7 @@ print(told)
 
 
 @pytest.mark.parametrize("program", [LEFT_TO_THE_EXIT, LEFT_TO_THE_LOOP], ids=["threads", "asyncio"])
-def test_whoever_just_ends_has_stopped_before_the_lock_is_given_up(program: str, url: str) -> None:
+def test_a_process_that_ends_has_stopped_leading_before_the_lock_is_released(program: str, url: str) -> None:
     assert run(program, url) == "lost False True\n"
     assert is_free(url)
 
@@ -189,7 +189,7 @@ def test_a_cancelled_resignation_goes_on() -> None:
     asyncio.run(test())
 
 
-def test_watching_sits_short_outages_out_and_tells_what_must_be_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watching_survives_short_outages_and_raises_what_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     with DistributedLock("memory://watched") as locks:
         answers: list[Any] = [None, StoreError("no answer", transient=True), StoreError("forbidden")]
 
@@ -224,7 +224,7 @@ def test_a_closed_client_does_not_stand() -> None:
         election.start()
 
 
-def test_whoever_closes_right_after_the_election_has_been_told() -> None:
+def test_on_lost_has_been_called_when_a_client_was_closed_right_after_its_election() -> None:
     told: list[str] = []
     for number in range(1, 21):
         with DistributedLock("memory://") as locks:

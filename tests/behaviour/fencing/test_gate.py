@@ -289,7 +289,7 @@ def test_nothing_stale_gets_in_however_little_a_gate_remembers(most: int | None,
         assert len(gate._newest) <= (inf if most is None else most)
 
 
-def test_a_gate_forgets_what_it_has_not_heard_of_for_the_longest() -> None:
+def test_a_gate_forgets_the_resource_that_was_not_used_for_longest() -> None:
     gate = FenceGate(most=2)
     for number in range(4, 9):
         gate.check("leader", 3)

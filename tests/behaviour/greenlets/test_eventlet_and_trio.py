@@ -17,7 +17,7 @@ def test_eventlet_is_refused_when_a_client_is_made(order: str) -> None:
     run("unpatched", "in_eventlet", order)
 
 
-def test_trio_is_told_to_use_threads_and_they_work(tmp_path: Path) -> None:
+def test_an_error_names_threads_to_users_of_trio_and_they_work(tmp_path: Path) -> None:
     run("unpatched", "in_trio", url_of(tmp_path / "locks.db"))
 
 

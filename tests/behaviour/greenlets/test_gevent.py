@@ -154,5 +154,5 @@ def test_greenlets_run_while_another_process_locks_the_file(tmp_path: Path) -> N
     stranger.join()
 
 
-def test_a_process_that_does_not_listen_holds_up_no_greenlet() -> None:
+def test_a_process_that_does_not_receive_holds_up_no_greenlet() -> None:
     run("patched-first", "full_socket")

@@ -271,7 +271,7 @@ async def test_an_asynchronous_on_lost_is_awaited(locks: AsyncDistributedLock) -
 
 
 @on_a_loop
-async def test_a_blocked_loop_is_noticed_before_anybody_acts_on_the_lock(locks: AsyncDistributedLock) -> None:
+async def test_a_blocked_loop_is_noticed_before_the_lock_is_relied_on(locks: AsyncDistributedLock) -> None:
     handle = await locks.acquire("x", ttl=0.2)
     time.sleep(0.3)  # noqa: ASYNC251 - the loop is blocked on purpose
     assert not handle.is_held

@@ -304,7 +304,7 @@ def test_the_default_client_is_one_per_process(monkeypatch: pytest.MonkeyPatch) 
         ("memory://x?ttl=3", "no options"),
     ],
 )
-def test_a_url_nobody_knows_is_refused_with_those_that_are_known(url: str, says: str) -> None:
+def test_an_unknown_url_is_refused_with_the_schemes_that_are_known(url: str, says: str) -> None:
     with pytest.raises(InvalidInputError, match=says):
         DistributedLock(url)
 
@@ -376,7 +376,7 @@ def test_a_release_the_store_does_not_answer_says_so_and_goes_on(locks: Distribu
     assert len(calls) == 3
 
 
-def test_a_renewal_that_fails_after_its_lock_was_released_is_not_worth_a_word(
+def test_a_renewal_that_fails_after_its_lock_was_released_is_not_logged(
     server: MemoryServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun, closed, ended = threading.Event(), threading.Event(), threading.Event()

@@ -10,8 +10,8 @@ from lockstead.testing.contract.lock import *  # noqa: F403
 pytestmark = [pytest.mark.every_store, pytest.mark.one_version]
 for takes_a_whole_ttl in (
     client.test_a_short_lease_is_renewed_while_it_is_held,
-    client.test_without_renewal_a_lease_ends_by_itself_and_its_holder_is_told,
+    client.test_without_renewal_a_lease_expires_and_its_holder_is_notified,
     client.test_max_hold_ends_a_hold_that_would_be_renewed_for_ever,
-    client.test_a_handle_that_is_forgotten_gives_its_lock_up,
+    client.test_a_handle_that_is_dropped_releases_its_lock,
 ):
     pytest.mark.each_clock(takes_a_whole_ttl)

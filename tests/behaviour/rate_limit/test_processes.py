@@ -13,7 +13,7 @@ LIMIT = 100
 TIMES = 40
 
 
-def test_processes_together_spend_a_burst_and_no_more(
+def test_processes_together_are_allowed_a_burst_and_no_more(
     start: Callable[..., Worker], locks: DistributedLock, path: Path
 ) -> None:
     workers = [start("behaviour/rate_limit/programs/consume.py", path, LIMIT, TIMES) for _ in range(PROCESSES)]

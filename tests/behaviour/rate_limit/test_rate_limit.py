@@ -121,7 +121,7 @@ def follows(story: Story, take: Callable[[float, int, float], RateDecision]) -> 
 
 @given(stories(patient=True))
 @settings(max_examples=100, deadline=None)
-def test_the_rule_lets_through_what_the_model_does_and_who_waits_waits_as_long(story: Story) -> None:
+def test_the_rule_allows_what_the_model_does_and_waits_as_long(story: Story) -> None:
     debt: rule.RateState | None = None
     terms = rate(story.limit, float(story.per), story.burst)
 
@@ -137,7 +137,7 @@ def test_the_rule_lets_through_what_the_model_does_and_who_waits_waits_as_long(s
 
 @given(stories(patient=False))
 @settings(max_examples=50, deadline=None)
-def test_a_client_lets_through_what_the_model_does(story: Story) -> None:
+def test_a_client_allows_what_the_model_does(story: Story) -> None:
     clock = [START]
     store = MemoryStore(ThreadRuntime(), MemoryServer(lambda: clock[0]))
     with DistributedLock(store) as locks:
@@ -225,7 +225,9 @@ def test_to_wait_takes_one_request_and_exactly_the_time_it_must(
     assert store.requests == 7
 
 
-def test_who_would_wait_too_long_is_told_at_once_and_spends_nothing(locks: DistributedLock, time: VirtualTime) -> None:
+def test_a_caller_that_would_wait_too_long_is_refused_at_once_at_no_cost(
+    locks: DistributedLock, time: VirtualTime
+) -> None:
     limiter = locks.rate_limiter("x", limit=1, per=10, burst=2)
     assert limiter.spend(2)
     with pytest.raises(RateLimitError, match=r"'x'.* 10 s.* 9\.5 s") as refusal:
@@ -244,7 +246,7 @@ def test_a_repeated_request_may_count_twice(locks: DistributedLock, store: Forge
     assert limiter.spend().remaining == 3
 
 
-def test_a_repeated_request_is_not_more_patient_than_what_is_left_of_the_time_out(
+def test_a_repeated_request_waits_no_longer_than_what_is_left_of_the_time_out(
     locks: DistributedLock, store: Forgetful, time: VirtualTime
 ) -> None:
     limiter = locks.rate_limiter("x", limit=1, per=1, burst=1)
@@ -255,7 +257,9 @@ def test_a_repeated_request_is_not_more_patient_than_what_is_left_of_the_time_ou
     assert time.now() < START + 0.5
 
 
-def test_who_does_not_wait_still_asks_again_if_there_is_no_answer(locks: DistributedLock, store: Forgetful) -> None:
+def test_a_caller_that_does_not_wait_still_asks_again_if_there_is_no_answer(
+    locks: DistributedLock, store: Forgetful
+) -> None:
     limiter = locks.rate_limiter("x", limit=10, per=3, burst=4)
     limiter.spend(3)
     store.lost = 1
@@ -311,7 +315,7 @@ def test_many_who_wait_are_served_in_order_and_as_fast_as_allowed_but_no_faster(
         assert turns[-1] - turns[0] <= (30 - 10) / 2 + late
 
 
-def test_who_is_cancelled_while_it_waits_has_spent() -> None:
+def test_a_caller_that_is_cancelled_while_it_waits_has_paid_its_cost() -> None:
     async def test() -> None:
         async with AsyncDistributedLock("memory://cancelled") as locks:
             limiter = locks.rate_limiter("x", limit=1, per=3600)

@@ -14,7 +14,7 @@ from tests.harness.crowds import Room, crowd
 pytestmark = pytest.mark.each_family
 
 
-def test_nobody_who_reads_or_writes_is_overtaken(rig: Rig) -> None:
+def test_no_reader_and_no_writer_is_overtaken(rig: Rig) -> None:
     room = Room(1000)
     mutex = threading.Lock()
     steps: list[tuple[int, bool, bool]] = []

@@ -156,7 +156,7 @@ def use(source: object) -> Iterator[str]:
 @example("Zq7x", SHAPES[0], "mysql")
 @example("Zq7x", SHAPES[0], "sqlite")
 @example("Zq7x", SHAPES[18], "postgresql")
-def test_a_store_tells_no_part_of_a_password(secret: str, shape: str, scheme: str) -> None:
+def test_a_store_shows_no_part_of_a_password(secret: str, shape: str, scheme: str) -> None:
     assume(is_recognizable(secret, shape))
     for text in use(shape.format(scheme=scheme, secret=secret)):
         check(secret, text)
@@ -166,7 +166,7 @@ def test_a_store_tells_no_part_of_a_password(secret: str, shape: str, scheme: st
 @given(secret=secrets(), shape=st.sampled_from(SHAPES[:-2]))
 @example("Zq7x@Kw9v", SHAPES[0])
 @example("Zq7x@Kw9v", SHAPES[9])
-def test_an_object_of_a_driver_tells_no_part_of_its_password(secret: str, shape: str) -> None:
+def test_an_object_of_a_driver_shows_no_part_of_its_password(secret: str, shape: str) -> None:
     assume(is_recognizable(secret, shape))
     engine = None
     with suppress(Exception):  # what SQLAlchemy says of it; and in a query it takes an @ for the end of a password
@@ -209,7 +209,7 @@ COMMANDS = [
     from_environment=False,
     as_json=True,
 )
-def test_the_command_tells_no_part_of_a_password(
+def test_the_command_shows_no_part_of_a_password(
     secret: str, shape: str, scheme: str, command: list[str], *, from_environment: bool, as_json: bool
 ) -> None:
     assume(is_recognizable(secret, shape))

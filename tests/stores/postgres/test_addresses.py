@@ -121,7 +121,7 @@ async def test_a_name_that_leads_nowhere_does_not_keep_from_the_next(party: Part
     await ask((await ask(party.client(url).acquire("x", timeout=10))).release())
 
 
-async def test_a_slow_look_up_of_a_name_stops_nobody_else(
+async def test_a_slow_look_up_of_a_host_name_stops_no_other_client(
     party: Party, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer, asked = threading.Event(), threading.Event()

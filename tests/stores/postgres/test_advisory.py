@@ -114,7 +114,7 @@ def join(store: Store, ask_: Ask) -> Any:
     return drive(store.join(ask_, 5.0))
 
 
-def test_a_holder_whose_session_ends_is_told_at_once(rig: Rig, server: PostgresServer) -> None:
+def test_a_holder_whose_session_ends_is_notified_at_once(rig: Rig, server: PostgresServer) -> None:
     async def test() -> None:
         told: list[Any] = []
         handle = await ask(rig.client().acquire("x", ttl=30, on_lost=told.append))
@@ -128,7 +128,7 @@ def test_a_holder_whose_session_ends_is_told_at_once(rig: Rig, server: PostgresS
     rig.run(test())
 
 
-def test_whoever_waited_is_told_as_well_when_its_session_ends(rig: Rig, server: PostgresServer) -> None:
+def test_a_waiter_is_notified_as_well_when_its_session_ends(rig: Rig, server: PostgresServer) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
         first = await ask(alice.acquire("x"))
@@ -534,7 +534,7 @@ def key_of(name: str) -> int:
     return advisory_key(name).number
 
 
-def test_an_ordinary_role_can_hold_but_not_end_a_strangers_session(locks: DistributedLock, url: str) -> None:
+def test_an_ordinary_role_can_hold_but_not_end_another_roles_session(locks: DistributedLock, url: str) -> None:
     server_url = url.replace("+advisory", "")
     with psycopg.connect(server_url, autocommit=True) as admin:
         admin.execute("DROP ROLE IF EXISTS weak")
@@ -583,7 +583,7 @@ def test_a_standby_is_refused_and_a_log_that_is_kept_minimal_is_no_harm() -> Non
             locks.acquire("x", timeout=0.1)
 
 
-def test_too_many_connections_are_told_and_leave_nothing_behind() -> None:
+def test_too_many_connections_are_an_error_and_leave_nothing_behind() -> None:
     settings = {"max_connections": "5", "superuser_reserved_connections": "0", "max_wal_senders": "0", "fsync": "off"}
     with PostgresServer(POSTGRES18, **settings) as server, ExitStack() as stack:
         locks = stack.enter_context(DistributedLock(advisory(server.url)))
@@ -658,7 +658,7 @@ def _release_in_vain(handle: Any) -> None:
         handle.release()
 
 
-def test_a_refusal_leaves_nothing_behind_even_if_nobody_can_be_named(
+def test_a_refusal_leaves_nothing_behind_even_if_no_holder_can_be_named(
     locks: DistributedLock, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def nobody(*_: object) -> str:

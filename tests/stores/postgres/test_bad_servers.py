@@ -79,7 +79,7 @@ def url_as(server: PostgresServer, role: str, database: str = "postgres") -> str
     return f"postgresql://{role}:{SECRET}@127.0.0.1:{server.port}/{database}"
 
 
-async def test_nobody_listens(party: Party) -> None:
+async def test_connection_refused(party: Party) -> None:
     port = Port()
     said = await refusal(party, f"postgresql://me:{SECRET}@127.0.0.1:{port.number}/db", is_transient=True, within=1.0)
     port.close()
@@ -100,7 +100,7 @@ async def test_a_missing_table(party: Party, postgres_server: PostgresServer) ->
     assert str(postgres_server.port) in said
 
 
-async def test_many_who_find_a_missing_table_are_all_told_what_to_do(
+async def test_many_clients_that_find_a_missing_table_all_get_an_error_that_names_the_next_action(
     party: Party, postgres_server: PostgresServer
 ) -> None:
     """Whoever asks with what another has just failed to prepare."""

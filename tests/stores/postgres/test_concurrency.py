@@ -241,7 +241,7 @@ def test_names_are_locked_in_one_order_whichever_they_are_asked_for_in(table: Ta
     first.rollback()
 
 
-def test_the_patience_of_who_asks_for_several_names_is_for_all_of_them(table: Table) -> None:
+def test_the_time_out_of_a_request_for_several_names_is_for_all_of_them(table: Table) -> None:
     store = table.store()
     users = [table.connect(autocommit=False) for _ in "abc"]
     for user, name in zip(users, "abc", strict=True):
@@ -260,7 +260,7 @@ def test_the_patience_of_who_asks_for_several_names_is_for_all_of_them(table: Ta
     assert all(standing.held for standing in answer)
 
 
-def test_who_lingers_waits_for_a_renewal_and_has_the_last_word(table: Table) -> None:
+def test_a_reservation_waits_for_a_renewal_and_is_applied_last(table: Table) -> None:
     """Its time is counted from when it had its turn, and what others promised the place is void."""
     store = table.store()
     drive(store.join(Ask("x", "me", 30.0, 10.0), 5.0))

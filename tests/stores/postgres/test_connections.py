@@ -106,7 +106,7 @@ async def test_a_client_that_is_closed_leaves_no_connection(party: Party, server
 
 
 @only_asyncio
-async def test_a_client_closed_while_it_connects_does_not_cancel_anybody(party: Party, proxy: FaultProxy) -> None:
+async def test_a_client_closed_while_it_connects_cancels_no_other(party: Party, proxy: FaultProxy) -> None:
     proxy.hold()
     locks = party.client(proxy.url, ttl=1)
     acquiring = party.start(lambda: locks.acquire("x"))
@@ -332,7 +332,7 @@ async def test_a_connection_that_ends_in_the_middle_of_a_large_request_ends_it(
     assert not caplog.text
 
 
-async def test_everybody_gone_leaves_the_table_empty_and_the_sweep_the_names(
+async def test_clients_that_are_gone_leave_the_table_empty_and_the_sweep_removes_the_names(
     party: Party, server: PostgresServer
 ) -> None:
     schema = party.options["schema"]

@@ -20,7 +20,7 @@ from tests.servers.postgres import PostgresServer
 TASKS = 1500
 
 
-def test_a_storm_of_impatient_tasks_is_told_that_the_time_is_up_not_that_the_server_is_silent(
+def test_many_tasks_with_short_time_outs_get_a_time_out_and_no_error_of_a_silent_server(
     server: PostgresServer, schema: str
 ) -> None:
     outcomes: Counter[str] = Counter()

@@ -174,7 +174,7 @@ async def test_a_release_right_after_a_reset_is_not_missed(party: Party, proxy: 
     assert waiting.ended_at - released < SLACK
 
 
-async def test_a_waiter_that_hears_nothing_any_more_is_served_within_a_heartbeat(
+async def test_a_waiter_that_receives_nothing_any_more_is_served_within_a_heartbeat(
     party: Party, proxy: FaultProxy
 ) -> None:
     me = party.options["schema"]

@@ -23,7 +23,7 @@ CREW = ("lease", "lease", "lease-async", "functions", "psql", "advisory", "advis
 
 
 @pytest.mark.timeout(SECONDS + 60)
-def test_whoever_shares_a_way_of_locking_never_holds_beside_another(
+def test_clients_of_one_kind_of_lock_never_hold_at_the_same_time(
     shared_postgres: Callable[[PostgresFlavour], PostgresServer],
     lease_schemas: Callable[[PostgresServer], str],
     tmp_path: Path,

@@ -81,7 +81,7 @@ async def test_a_waiter_whose_session_is_ended_is_woken_promptly(
     await party.until(lambda: not places(party, server), "it is given up all the same")
 
 
-async def test_a_release_while_a_waiter_does_not_hear_is_not_missed(party: Party, server: PostgresServer) -> None:
+async def test_a_release_while_a_waiter_is_not_subscribed_is_not_missed(party: Party, server: PostgresServer) -> None:
     me = party.options["schema"]
     handle = await hold(party, server.url, ttl=30)
     waiting = party.start(hold(party, named(server.url, me), ttl=30))
@@ -108,7 +108,9 @@ async def test_a_waiter_who_cannot_listen_asks_again_and_again(party: Party, ser
         assert waiting.ended_at - released < SLACK
 
 
-async def test_a_release_just_before_a_waiter_hears_again_is_not_missed(party: Party, server: PostgresServer) -> None:
+async def test_a_release_just_before_a_waiter_is_subscribed_again_is_not_missed(
+    party: Party, server: PostgresServer
+) -> None:
     me = party.options["schema"]
     handle = await hold(party, server.url, ttl=30)
     with FaultProxy(server) as ear:
@@ -157,7 +159,7 @@ async def test_requests_on_their_way_when_a_session_is_ended_all_get_an_answer(
     assert await store.join(Ask("x", "me/0", ttl=30.0, heartbeat=30.0), 5.0)
 
 
-async def test_a_server_that_stalls_for_less_than_the_ttl_costs_nobody_a_lock(
+async def test_a_server_that_stalls_for_less_than_the_ttl_costs_no_client_a_lock(
     party: Party, fresh: PostgresServer
 ) -> None:
     handle = await hold(party, fresh.url, ttl=2.4)
@@ -175,7 +177,7 @@ async def test_a_server_that_stalls_for_less_than_the_ttl_costs_nobody_a_lock(
     assert (await waiting.result()).fence > handle.fence
 
 
-async def test_a_server_that_stalls_for_longer_than_the_ttl_is_told_as_a_loss_before_anybody_else_holds(
+async def test_a_server_that_stalls_for_longer_than_the_ttl_is_signalled_as_a_loss_before_another_holds(
     party: Party, fresh: PostgresServer
 ) -> None:
     handle = await hold(party, fresh.url)
@@ -201,7 +203,7 @@ async def test_a_server_that_stalls_for_longer_than_the_ttl_is_told_as_a_loss_be
     assert third.fence > second.fence
 
 
-async def test_a_join_stuck_in_a_server_that_stalls_leaves_no_ghost(party: Party, fresh: PostgresServer) -> None:
+async def test_a_join_stuck_in_a_server_that_stalls_leaves_no_place(party: Party, fresh: PostgresServer) -> None:
     """The server carries it out when it goes on, after its caller has given up."""
     locks, other = party.client(fresh.url, ttl=30), party.client(fresh.url)
     await ask((await ask(locks.acquire("known"))).release())
@@ -230,7 +232,7 @@ async def test_a_server_that_crashes_and_recovers_keeps_its_locks(party: Party, 
     assert waiting.ended_at - released < SLACK
 
 
-async def test_a_grant_survives_a_crash_right_after_it_was_told(party: Party, fresh: PostgresServer) -> None:
+async def test_a_grant_survives_a_crash_right_after_it_was_answered(party: Party, fresh: PostgresServer) -> None:
     locks = party.client(fresh.url, ttl=30)
     handles = []
     for number in range(2):

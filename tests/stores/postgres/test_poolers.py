@@ -53,7 +53,7 @@ async def test_locks_work_through_a_pooler_of_transactions(
     assert server.sql("SELECT name FROM pg_prepared_statements") == []
 
 
-async def test_who_waits_behind_a_pooler_of_transactions_is_told_once_that_it_cannot_listen(
+async def test_a_waiter_behind_a_transaction_pooler_is_warned_once_that_it_cannot_listen(
     party: Party, watched: FaultProxy, server: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     locks, other = party.client(watched.url, ttl=30), party.client(server.url, ttl=30)

@@ -49,7 +49,7 @@ def test_the_table_has_the_abilities_and_advisory_locks_have_not(table: Table) -
     drive(advisory.close())
 
 
-def test_eight_who_spend_at_once_never_exceed_the_limit(table: Table) -> None:
+def test_eight_clients_that_ask_at_once_never_exceed_the_limit(table: Table) -> None:
     """Each round is of a name that nobody has used, so that they race to be the first, and with sweeps, too."""
     rounds = 25
     stores = [table.store() for _ in range(8)]
@@ -139,7 +139,7 @@ def test_a_burst_and_a_cost(timed: Table) -> None:
 
 
 @pytest.mark.parametrize("events", [1, 3, 7, 10, 49])
-def test_fractions_cost_nobody_an_event(timed: Table, events: int) -> None:
+def test_fractions_cost_no_client_an_event(timed: Table, events: int) -> None:
     """A part of a second has no end in binary, and many of them are no whole one; come when told, and you may."""
     statement = "SELECT * FROM {s}.check_rate('mail', %s, '1 second', cost => %s)"
     for left in reversed(range(events)):

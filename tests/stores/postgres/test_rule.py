@@ -247,7 +247,7 @@ def test_random_charges_are_answered_as_the_rule_answers_them(pair: Pair, seed: 
             pair.tick(chance.choice((0.125, 0.125, 1, 4, -0.25, -100)) / TICK)
 
 
-def test_nobody_dead_outlives_a_clock_that_is_set_back_by_more_than_a_life(pair: Pair, seed: int) -> None:
+def test_no_dead_place_outlives_a_clock_that_is_set_back_by_more_than_a_ttl(pair: Pair, seed: int) -> None:
     """Unlike the rule, which knows of each line when it last moved, a place knows only of itself."""
     chance = random.Random(seed)
     for _ in range(STEPS // 10):
@@ -339,7 +339,7 @@ def test_who_asks_for_several_names_again_and_again_outlives_a_clock_that_is_set
     pair.check_lines()
 
 
-def test_who_held_without_knowing_lingers(pair: Pair) -> None:
+def test_a_holder_that_does_not_know_that_it_holds_can_reserve(pair: Pair) -> None:
     """The holder before it has expired, and nobody has looked since."""
     pair.join(Ask("x", "holder/x", DURATIONS[0], DURATIONS[0]))
     pair.join(Ask("x", "next/x", DURATIONS[2], DURATIONS[2]))
@@ -349,7 +349,7 @@ def test_who_held_without_knowing_lingers(pair: Pair) -> None:
     assert [place.owner for line in drive(pair.store.inspect("x")) for place in line.places] == ["next/x+"]
 
 
-def test_who_lingers_keeps_nothing_that_a_clock_set_back_gives_it(pair: Pair) -> None:
+def test_a_reservation_keeps_nothing_that_a_clock_set_back_gives_it(pair: Pair) -> None:
     pair.join(Ask("x", "me/x", DURATIONS[2], DURATIONS[0]))
     pair.tick()
     pair.reserve(Reservation("x", "me/x", DURATIONS[0]))

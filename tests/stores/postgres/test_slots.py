@@ -24,7 +24,7 @@ def _stand_in_line(turns: Slots, number: int) -> bool:
     return len(turns._line) == number
 
 
-def test_no_more_than_so_many_go_at_a_time_and_all_do_in_their_order() -> None:
+def test_no_more_than_the_limit_go_at_a_time_and_all_do_in_order() -> None:
     turns = Slots(2)
     order: list[int] = []
     inside: list[int] = []
@@ -53,7 +53,7 @@ def test_no_more_than_so_many_go_at_a_time_and_all_do_in_their_order() -> None:
     assert turns._free == 2
 
 
-def test_who_has_waited_long_enough_goes_ahead_and_the_next_does_not_wait() -> None:
+def test_a_caller_that_has_waited_long_enough_goes_ahead_and_the_next_does_not_wait() -> None:
     turns = Slots(1)
     with ExitStack() as stuck:
         stuck.enter_context(turns.take(LONG))
@@ -66,7 +66,7 @@ def test_who_has_waited_long_enough_goes_ahead_and_the_next_does_not_wait() -> N
     assert turns._free == 1, "one at a time again"
 
 
-def test_a_turn_given_to_who_has_just_stopped_waiting_is_not_lost() -> None:
+def test_a_slot_given_to_a_caller_that_has_just_stopped_waiting_is_not_lost() -> None:
     turns = Slots(1)
     for _ in range(200):
         stuck = turns.take(LONG)

@@ -400,7 +400,7 @@ def test_a_swept_names_next_fence_is_greater(timed: Table) -> None:
     assert timed.sql(ACQUIRE, "x", "me", 10) > fence
 
 
-def test_nobody_is_overtaken_or_overlooked_where_fences_go_back(
+def test_no_waiter_is_overtaken_or_missed_where_fences_go_back(
     postgres_server: PostgresServer, postgres_schema: str
 ) -> None:
     """The sequence was not copied to this server, whose clock is behind."""

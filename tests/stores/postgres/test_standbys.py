@@ -26,7 +26,7 @@ def primary(start: Start) -> PostgresServer:
     return start(fsync="off", wal_level="replica", max_wal_senders="4")
 
 
-async def test_a_standby_is_passed_over_until_it_is_promoted_and_has_what_it_heard_of(
+async def test_a_standby_is_passed_over_until_it_is_promoted_and_has_what_it_received(
     party: Party, primary: PostgresServer, start_postgres: Start
 ) -> None:
     standby = follower(primary, primary.port, start_postgres)
@@ -48,7 +48,7 @@ async def test_a_standby_is_passed_over_until_it_is_promoted_and_has_what_it_hea
     assert (await ask(other.acquire("x", timeout=5))).fence > following.fence
 
 
-async def test_what_a_synchronous_standby_has_not_heard_of_nobody_holds(
+async def test_a_lock_that_a_synchronous_standby_has_not_received_is_not_held(
     party: Party, primary: PostgresServer, start_postgres: Start
 ) -> None:
     with FaultProxy(primary.address) as link:
@@ -71,7 +71,7 @@ async def test_what_a_synchronous_standby_has_not_heard_of_nobody_holds(
             await ask(heard.release())
 
 
-async def test_what_an_asynchronous_standby_has_not_heard_of_two_may_hold_with_fences_that_grow(
+async def test_a_lock_that_an_asynchronous_standby_has_not_received_may_be_held_twice_with_fences_that_grow(
     party: Party, primary: PostgresServer, start_postgres: Start
 ) -> None:
     """Not promised: see docs/guarantees.md."""

@@ -12,7 +12,9 @@ from tests.harness.party import Party, ask
 from tests.servers.postgres import PostgresServer
 
 
-async def test_those_who_ask_for_it_hold_up_nobody_who_asks_for_another(party: Party, server: PostgresServer) -> None:
+async def test_clients_that_wait_for_one_name_hold_up_no_client_of_another(
+    party: Party, server: PostgresServer
+) -> None:
     schema = party.options["schema"]
     locks = party.client(server.url, ttl=2.0)
 

@@ -38,7 +38,7 @@ def nodes(redlock_servers: list[RedisServer], key_prefix: str) -> Iterator[Membe
     nodes.close()
 
 
-def test_a_name_that_a_minority_cannot_read_is_held_and_the_damage_told(nodes: Members) -> None:
+def test_a_name_that_a_minority_cannot_read_is_held_and_the_damage_logged(nodes: Members) -> None:
     with DistributedLock(nodes.url, ttl=5.0) as locks:
         handle = locks.acquire("x")
         nodes.damage(range(1), b"x")

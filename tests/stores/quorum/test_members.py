@@ -110,7 +110,7 @@ def test_threads_that_share_a_quorum_exclude_each_other(servers: list[MemberServ
         client.close()
 
 
-def test_a_closed_quorum_looks_after_nobody(servers: list[MemberServer]) -> None:
+def test_a_closed_quorum_probes_no_member(servers: list[MemberServer]) -> None:
     quorum = open_quorum(ThreadRuntime(), servers, dead=2)
     client = DistributedLock(quorum)
     client.acquire("x").release()
@@ -120,7 +120,7 @@ def test_a_closed_quorum_looks_after_nobody(servers: list[MemberServer]) -> None
     until(lambda: not quorum_threads())
 
 
-def test_a_dropped_quorum_looks_after_nobody(servers: list[MemberServer]) -> None:
+def test_a_dropped_quorum_probes_no_member(servers: list[MemberServer]) -> None:
     quorum = open_quorum(ThreadRuntime(), servers, dead=1)
     client = DistributedLock(quorum)
     client.acquire("x", ttl=1).release()
@@ -131,7 +131,7 @@ def test_a_dropped_quorum_looks_after_nobody(servers: list[MemberServer]) -> Non
     until(lambda: not quorum_threads())
 
 
-def test_a_dead_member_is_knocked_at_by_one_and_ever_more_rarely(servers: list[MemberServer]) -> None:
+def test_a_dead_member_is_probed_by_one_thread_and_ever_more_rarely(servers: list[MemberServer]) -> None:
     runtime = ThreadRuntime()
     quorum = open_quorum(runtime, servers, dead=1)
     (dead,) = (node.member for node in quorum._nodes._nodes if isinstance(node.member, Dead))
@@ -142,7 +142,7 @@ def test_a_dead_member_is_knocked_at_by_one_and_ever_more_rarely(servers: list[M
         assert 2 <= dead.probes <= 8
 
 
-def test_a_member_that_is_found_empty_is_looked_after_even_if_nobody_asks_for_a_lock(
+def test_a_member_that_is_found_empty_is_recovered_even_without_a_request_for_a_lock(
     servers: list[MemberServer],
 ) -> None:
     quorum = open_quorum(ThreadRuntime(), servers)
@@ -152,7 +152,7 @@ def test_a_member_that_is_found_empty_is_looked_after_even_if_nobody_asks_for_a_
     until(lambda: drive(quorum.examine()) == [])
 
 
-def test_a_member_that_is_admitted_by_another_thread_meanwhile_trips_nobody(
+def test_a_member_may_be_admitted_by_another_thread_meanwhile(
     servers: list[MemberServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with DistributedLock(open_quorum(ThreadRuntime(), servers)) as locks:
@@ -171,7 +171,7 @@ def test_a_member_that_is_admitted_by_another_thread_meanwhile_trips_nobody(
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_forked_child_looks_after_its_members_itself(servers: list[MemberServer]) -> None:
+def test_a_forked_child_probes_its_members_itself(servers: list[MemberServer]) -> None:
     quorum = open_quorum(ThreadRuntime(), servers, dead=1)
     client = DistributedLock(quorum)
     client.acquire("x").release()
@@ -218,7 +218,9 @@ def test_a_vote_that_came_late_is_not_taken_for_the_fence(servers: list[MemberSe
     assert place.ticket == standing.ticket
 
 
-def test_a_name_stays_taken_on_a_majority_and_who_missed_it_loses_its_place(servers: list[MemberServer]) -> None:
+def test_a_name_is_reserved_on_a_majority_and_a_member_that_missed_it_drops_its_place(
+    servers: list[MemberServer],
+) -> None:
     runtime = ThreadRuntime()
     members = [Hesitant(runtime, servers[0]), *(MemberStore(runtime, server) for server in servers[1:])]
     quorum = Quorum(runtime, members, [f"m{number}" for number in range(5)])
@@ -228,7 +230,7 @@ def test_a_name_stays_taken_on_a_majority_and_who_missed_it_loses_its_place(serv
     until(lambda: holders(servers[0]) == [])
 
 
-def test_a_stay_that_too_few_heard_of_may_be_repeated(servers: list[MemberServer]) -> None:
+def test_a_reservation_that_too_few_members_received_may_be_repeated(servers: list[MemberServer]) -> None:
     runtime = ThreadRuntime()
     members = [MemberStore(runtime, servers[0]), *(Hesitant(runtime, server) for server in servers[1:3])]
     members[2].refuse = True  # type: ignore[attr-defined]
@@ -241,7 +243,7 @@ def test_a_stay_that_too_few_heard_of_may_be_repeated(servers: list[MemberServer
     assert [holders(server) for server in servers[:2]] == [[f"me/1{RESERVED}"]] * 2
 
 
-def test_a_stay_that_is_not_heard_of_by_those_who_matter_is_not_a_loss(servers: list[MemberServer]) -> None:
+def test_a_reservation_in_doubt_on_too_many_members_is_not_a_loss(servers: list[MemberServer]) -> None:
     """Two of five refused the join: they answer for nobody, and two more that are silent may have the place."""
     runtime = ThreadRuntime()
     for server in servers[3:]:

@@ -83,7 +83,7 @@ def with_user(server: RedisServer, *rules: str) -> str:
     return f"redis://app:{SECRET}@127.0.0.1:{server.port}"
 
 
-async def test_nobody_listens(party: Party, fresh_server: RedisServer) -> None:
+async def test_connection_refused(party: Party, fresh_server: RedisServer) -> None:
     fresh_server.kill()
     said = await refusal(party, f"redis://:{SECRET}@127.0.0.1:{fresh_server.port}")
     assert f"127.0.0.1:{fresh_server.port}" in said
@@ -203,7 +203,7 @@ async def test_a_user_with_the_least_rights_can_do_everything(party: Party, fres
 
 
 @pytest.mark.parametrize("lacking", ["evalsha", "time", "hmget", "hset"])
-async def test_a_user_who_lacks_a_command_is_told_which(
+async def test_an_error_names_the_command_that_a_user_lacks(
     party: Party, fresh_server: RedisServer, lacking: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     said = await refusal(party, with_user(fresh_server, *rules(party, *MINIMAL, f"-{lacking}")), caplog)
@@ -211,14 +211,14 @@ async def test_a_user_who_lacks_a_command_is_told_which(
     assert str(fresh_server.port) in said
 
 
-async def test_a_user_who_may_not_touch_the_keys_is_told(party: Party, fresh_server: RedisServer) -> None:
+async def test_an_error_says_that_a_user_may_not_touch_the_keys(party: Party, fresh_server: RedisServer) -> None:
     said = await refusal(party, with_user(fresh_server, "~other:*", "allchannels", *MINIMAL))
     assert "NOPERM" in said or "key" in said
 
 
 @on_each_flavour
 @pytest.mark.parametrize("lacking", ["channel", "subscribe"])
-async def test_a_user_who_may_not_listen_is_told_when_he_has_to_wait(
+async def test_a_user_that_may_not_subscribe_gets_an_error_when_it_has_to_wait(
     party: Party, fresh_server: RedisServer, lacking: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     channels = "&other:*" if lacking == "channel" else f"&{party.options['key_prefix']}:*"
@@ -232,7 +232,7 @@ async def test_a_user_who_may_not_listen_is_told_when_he_has_to_wait(
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_user_who_may_not_ping_waits_in_peace(
+async def test_a_user_that_may_not_ping_can_still_wait(
     party: Party, fresh_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Only an idle line is asked whether it is alive: the answer that it may not be asked is one too."""
@@ -445,7 +445,7 @@ async def test_redlock_nodes_that_persist_please_the_strict(party: Party, start:
     assert (await ask(party.client(f"redlock://{hosts}", strict=True).acquire("x", timeout=5))).is_held
 
 
-def test_a_thread_is_told_that_time_is_up_whoever_keeps_the_time() -> None:
+def test_a_thread_gets_a_time_out_wherever_the_server_is_silent() -> None:
     """The kernel says only that nothing can be read now."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         (deployment,), _ = parse_url(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")

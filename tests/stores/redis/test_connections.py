@@ -59,7 +59,7 @@ async def test_a_client_that_is_closed_leaves_no_connection(party: Party, fresh_
 
 
 @only_asyncio
-async def test_a_client_closed_while_it_connects_does_not_cancel_anybody(party: Party, proxy: FaultProxy) -> None:
+async def test_a_client_closed_while_it_connects_cancels_no_other(party: Party, proxy: FaultProxy) -> None:
     proxy.hold()
     locks = party.client(proxy.url, ttl=1)
     acquiring = party.start(lambda: locks.acquire("x"))
@@ -176,7 +176,7 @@ def bucket_of(server: RedisServer, party: Party) -> list[str]:
         return list(client.hkeys(f"{party.options['key_prefix']}:bucket:0"))
 
 
-async def test_everybody_gone_leaves_only_the_bucket(party: Party, fresh_server: RedisServer) -> None:
+async def test_clients_that_are_gone_leave_only_the_bucket(party: Party, fresh_server: RedisServer) -> None:
     locks = party.client(fresh_server.url)
 
     async def use(number: int) -> None:
@@ -226,7 +226,7 @@ async def test_names_abandoned_together_do_not_pile_up_either(party: Party, fres
     assert len(bucket_of(fresh_server, party)) < 600
 
 
-async def test_a_line_of_nine_thousand_dead_waiters_is_buried(party: Party, start: Callable[..., RedisServer]) -> None:
+async def test_a_line_of_nine_thousand_dead_waiters_is_removed(party: Party, start: Callable[..., RedisServer]) -> None:
     """More than Lua unpacks at once."""
     server = start(clock=True)
     store = party.store(server.url)

@@ -140,7 +140,7 @@ def with_number(record: Record, index: int, number: float) -> Record:
     return record[: 8 * index] + struct.pack("<d", number) + record[8 * index + 8 :]
 
 
-def test_a_record_that_was_cut_short_is_told_of_and_cleared(site: Site) -> None:
+def test_a_truncated_record_is_reported_and_cleared(site: Site) -> None:
     site.join("a/1")
     site.join("h/1", "fine")
     site.damage(b"x", site.fields()[b"x"][:30])
@@ -324,7 +324,7 @@ def test_metadata_that_is_no_object_hides_no_holder(site: Site, metadata: bytes)
         assert not locks.is_locked("x")
 
 
-def test_an_owner_that_is_no_text_is_told_of_and_cleared(site: Site) -> None:
+def test_an_owner_that_is_no_text_is_reported_and_cleared(site: Site) -> None:
     site.join("a/1")
     site.damage(b"x", site.fields()[b"x"].replace(b"a/1", b"a\xff1"))
     refused(lambda: drive(site.engine.find("x")), "release x --force")

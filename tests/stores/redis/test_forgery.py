@@ -89,7 +89,7 @@ async def test_a_role_that_may_only_publish_makes_no_client_hold(party: Party, s
     assert second.fence > first.fence
 
 
-async def test_what_was_overheard_is_worth_nothing_for_the_next_place(
+async def test_an_intercepted_message_grants_nothing_to_the_next_place(
     party: Party, server: RedisServer, eve: Eve
 ) -> None:
     alice, bob = party.client(server.url, ttl=60), party.client(server.url, ttl=60)

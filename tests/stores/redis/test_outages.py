@@ -30,7 +30,7 @@ async def hold(party: Party, server: RedisServer, name: str = "x", ttl: float = 
     return handle
 
 
-async def test_a_server_that_stalls_for_less_than_the_ttl_costs_nobody_a_lock(
+async def test_a_server_that_stalls_for_less_than_the_ttl_costs_no_client_a_lock(
     party: Party, fresh_server: RedisServer
 ) -> None:
     handle = await hold(party, fresh_server, ttl=2.0)
@@ -48,7 +48,7 @@ async def test_a_server_that_stalls_for_less_than_the_ttl_costs_nobody_a_lock(
     assert (await waiting.result()).fence > handle.fence
 
 
-async def test_a_server_that_stalls_for_longer_than_the_ttl_is_told_as_a_loss_before_anybody_else_holds(
+async def test_a_server_that_stalls_for_longer_than_the_ttl_is_signalled_as_a_loss_before_another_holds(
     party: Party, fresh_server: RedisServer
 ) -> None:
     handle = await hold(party, fresh_server)
@@ -74,7 +74,7 @@ async def test_a_server_that_stalls_for_longer_than_the_ttl_is_told_as_a_loss_be
     assert third.fence > second.fence
 
 
-async def test_a_block_is_told_of_the_loss(party: Party, fresh_server: RedisServer) -> None:
+async def test_a_block_learns_of_the_loss(party: Party, fresh_server: RedisServer) -> None:
     locks = party.client(fresh_server.url, ttl=TTL)
 
     async def block() -> None:
@@ -117,7 +117,7 @@ async def test_a_server_killed_and_restarted_with_its_log_keeps_its_locks(party:
     assert waiting.ended_at - released < SLACK
 
 
-async def test_a_server_restarted_empty_is_told_as_a_loss_and_waiters_are_served(
+async def test_a_server_restarted_empty_is_signalled_as_a_loss_and_waiters_are_served(
     party: Party, fresh_server: RedisServer
 ) -> None:
     handle = await hold(party, fresh_server)
@@ -133,7 +133,7 @@ async def test_a_server_restarted_empty_is_told_as_a_loss_and_waiters_are_served
     assert second.is_held
 
 
-async def test_flushing_everything_is_told_as_a_loss_and_waiters_are_served(
+async def test_flushing_everything_is_signalled_as_a_loss_and_waiters_are_served(
     party: Party, fresh_server: RedisServer
 ) -> None:
     handle = await hold(party, fresh_server)

@@ -268,7 +268,7 @@ def test_a_join_repeated_after_its_place_has_expired_has_a_place_in_a_line_that_
     pair.check_lines()
 
 
-def test_a_stay_ends_in_time_though_the_clock_is_set_back(pair: Pair) -> None:
+def test_a_reservation_ends_in_time_though_the_clock_is_set_back(pair: Pair) -> None:
     pair.join(Ask("x", "holder/1", ttl=DURATIONS[2], heartbeat=DURATIONS[0]))
     pair.tick()
     pair.reserve(Reservation("x", "holder/1", DURATIONS[1]))

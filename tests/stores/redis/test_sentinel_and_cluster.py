@@ -45,7 +45,7 @@ def slot_of(locks: Any, name: str) -> int:
 
 
 @pytest.mark.parametrize(("driver", "how"), [("threads", "kill"), ("asyncio", "kill"), ("asyncio", "pause")])
-async def test_a_fail_over_keeps_or_tells_and_serves_who_waits(
+async def test_a_fail_over_keeps_a_lock_or_signals_its_loss_and_serves_waiters(
     party: Party, sentinel: SentinelDeployment, how: Any
 ) -> None:
     url = sentinel_url(sentinel)
@@ -220,7 +220,7 @@ async def test_a_dead_node_costs_only_its_own_locks(
 
 
 @pytest.mark.parametrize("driver", ["asyncio"])
-async def test_a_replica_that_takes_over_in_a_cluster_has_what_it_heard_of(party: Party) -> None:
+async def test_a_replica_that_takes_over_in_a_cluster_has_what_it_received(party: Party) -> None:
     with ClusterDeployment(replicas=1, cluster_node_timeout="1000") as cluster:
         locks, other = (party.client(cluster_url(cluster), ttl=60) for _ in range(2))
         held = await ask(locks.acquire("x"))
@@ -255,7 +255,7 @@ async def test_a_server_that_is_no_cluster_is_told_so(party: Party, server: Redi
 
 
 @pytest.mark.parametrize("driver", ["asyncio"])
-async def test_many_who_look_for_the_primary_at_once_share_one_connection(
+async def test_many_callers_that_look_for_the_primary_at_once_share_one_connection(
     party: Party, sentinel: SentinelDeployment
 ) -> None:
     master = sentinel.master()

@@ -350,9 +350,7 @@ def test_a_timeout_is_kept_even_if_another_program_locks_the_file(path: Path, lo
         assert boottime() - began < 1.5
 
 
-def test_a_holder_locked_out_beyond_its_ttl_knows_that_it_lost_before_anybody_else_can_hold(
-    peer: Peer, path: Path
-) -> None:
+def test_a_holder_locked_out_beyond_its_ttl_knows_that_it_lost_before_another_can_hold(peer: Peer, path: Path) -> None:
     holder = peer()
     granted = holder.ask("acquire", "job", ttl=0.6)
     with transaction_of_another_program(path):
@@ -361,7 +359,7 @@ def test_a_holder_locked_out_beyond_its_ttl_knows_that_it_lost_before_anybody_el
     assert known < granted["at"] + 0.6 + 0.6
 
 
-def test_on_a_full_disk_nobody_gets_anything_and_holders_are_told_and_all_is_well_once_there_is_room(
+def test_on_a_full_disk_no_lock_is_granted_and_holders_are_notified_and_all_works_once_there_is_room(
     start: Callable[..., Worker], path: Path, locks: DistributedLock
 ) -> None:
     disk = FullDisk(path.parent)
@@ -406,9 +404,7 @@ GARBAGE = {
 @pytest.mark.parametrize(
     ("column", "value"), [(column, value) for column, values in GARBAGE.items() for value in values]
 )
-def test_a_row_that_makes_no_sense_is_told_of_and_cleared_and_harms_no_other_name(
-    path: Path, column: str, value: str
-) -> None:
+def test_a_damaged_row_is_reported_and_cleared_and_harms_no_other_name(path: Path, column: str, value: str) -> None:
     with DistributedLock(url_of(path)) as victim, DistributedLock(url_of(path)) as locks:
         victim.acquire("job", ttl=60)
         fine = victim.acquire("fine", ttl=60)

@@ -32,7 +32,7 @@ class Channel:
     def abandon(self) -> None: ...
 
 
-def test_whoever_waits_for_longest_listens_next_and_nobody_comes_between(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_longest_waiting_thread_listens_next_and_no_other_comes_between(monkeypatch: pytest.MonkeyPatch) -> None:
     channel = Channel()
     appointed: list[bool] = []
 

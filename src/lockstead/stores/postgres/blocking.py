@@ -79,7 +79,7 @@ class Connection:
 
     def hear(self, timeout: float) -> list[bytes]:
         self._await_input(time.monotonic() + timeout)
-        with _ending_as_sockets_do():
+        with _as_connection_reset():
             self.pgconn.consume_input()
             while not self.pgconn.is_busy() and self.pgconn.get_result() is not None:
                 pass  # the answer to a probe
@@ -90,7 +90,7 @@ class Connection:
         return None if notice is None else notice.extra
 
     def probe(self) -> None:
-        with _ending_as_sockets_do():
+        with _as_connection_reset():
             self.pgconn.send_query_params(libpq.EMPTY_QUERY.text, ())
             self.pgconn.flush()
 
@@ -109,7 +109,7 @@ class Connection:
 
 
 @contextmanager
-def _ending_as_sockets_do() -> Iterator[None]:
+def _as_connection_reset() -> Iterator[None]:
     """Tell an ear, which knows nothing of psycopg, that a connection has ended."""
     try:
         yield

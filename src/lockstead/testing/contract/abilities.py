@@ -31,7 +31,7 @@ async def owners(store: Store) -> list[str]:
     return [place.owner for place in await places(store)]
 
 
-def test_a_name_stays_taken_after_its_holder_and_nothing_of_his_finds_it(rig: Rig) -> None:
+def test_a_name_stays_reserved_and_no_request_of_its_holder_finds_it(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         if not isinstance(store, Reserving):
@@ -51,7 +51,7 @@ def test_a_name_stays_taken_after_its_holder_and_nothing_of_his_finds_it(rig: Ri
     rig.run(test())
 
 
-def test_a_stay_may_be_shorter_than_the_hold_and_the_first_that_waits_gets_in(rig: Rig) -> None:
+def test_a_reservation_may_be_shorter_than_the_hold_and_the_first_waiter_then_holds(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         if not isinstance(store, Reserving):
@@ -73,7 +73,7 @@ def test_a_stay_may_be_shorter_than_the_hold_and_the_first_that_waits_gets_in(ri
     rig.run(test())
 
 
-def test_a_stay_may_show_something_else_than_the_hold(rig: Rig) -> None:
+def test_a_reservation_may_show_other_metadata_than_the_hold(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         if not isinstance(store, Reserving):
@@ -85,7 +85,7 @@ def test_a_stay_may_show_something_else_than_the_hold(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_whoever_does_not_hold_gives_up_instead_of_staying(rig: Rig) -> None:
+def test_a_place_that_does_not_hold_leaves_instead_of_reserving(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         if not isinstance(store, Reserving):
@@ -99,7 +99,7 @@ def test_whoever_does_not_hold_gives_up_instead_of_staying(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_whoever_gives_up_so_lets_the_next_in_and_wakes_him(rig: Rig) -> None:
+def test_a_place_that_leaves_instead_of_reserving_wakes_the_next_waiter(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         if not isinstance(store, Reserving) or not store.capabilities.push:
@@ -114,7 +114,7 @@ def test_whoever_gives_up_so_lets_the_next_in_and_wakes_him(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_one_of_several_holders_stays_and_the_others_are_as_before(rig: Rig) -> None:
+def test_one_of_several_holders_reserves_and_the_others_are_as_before(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         if not isinstance(store, Reserving) or not store.capabilities.semaphore:
@@ -135,7 +135,7 @@ def test_one_of_several_holders_stays_and_the_others_are_as_before(rig: Rig) -> 
     rig.run(test())
 
 
-def test_a_late_join_of_somebody_who_stays_is_given_up_and_not_in_the_way(rig: Rig) -> None:
+def test_a_late_join_of_a_reserving_owner_is_released_and_blocks_no_client(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         if not isinstance(store, Reserving) or not store.capabilities.semaphore:
@@ -152,7 +152,7 @@ def test_a_late_join_of_somebody_who_stays_is_given_up_and_not_in_the_way(rig: R
     rig.run(test())
 
 
-def test_an_unsure_holder_who_stays_is_refused(rig: Rig) -> None:
+def test_a_late_join_after_a_reservation_in_doubt_is_refused(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         if not isinstance(store, Reserving):
@@ -236,7 +236,7 @@ async def spend(store: Rated, cost: float, limit: float = 20.0, patience: float 
     return await store.spend(RateRequest(name, cost, limit, patience), TIMEOUT)
 
 
-def test_so_much_may_be_spent_at_once_and_no_more_and_what_is_refused_costs_nothing(rig: Rig) -> None:
+def test_a_burst_is_allowed_at_once_and_no_more_and_a_refused_request_costs_nothing(rig: Rig) -> None:
     async def test() -> None:
         store, other = rig.store(), rig.store()
         if not isinstance(store, Rated) or not isinstance(other, Rated):
@@ -254,7 +254,7 @@ def test_so_much_may_be_spent_at_once_and_no_more_and_what_is_refused_costs_noth
     rig.run(test())
 
 
-def test_whoever_has_patience_takes_his_turn_in_advance(rig: Rig) -> None:
+def test_a_request_that_may_wait_reserves_its_turn_in_advance(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         if not isinstance(store, Rated):
@@ -279,7 +279,7 @@ def test_a_sum_of_fractions_may_be_off_by_a_little(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_a_debt_wears_off(rig: Rig) -> None:
+def test_a_used_burst_is_allowed_again_with_time(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         if not isinstance(store, Rated):

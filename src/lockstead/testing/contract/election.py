@@ -40,7 +40,7 @@ async def waits(rig: Rig, client: Any) -> None:
     await rig.until(lambda: has_waiters(client, int(rig.has_line)))
 
 
-def test_one_leads_and_everybody_can_see_who(rig: Rig) -> None:
+def test_one_leads_and_every_client_can_see_which(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
         election = alice.election("x", metadata={"zone": "a"}, ttl=10)
@@ -149,7 +149,7 @@ def test_the_lock_is_given_up_only_after_on_lost_has_ended(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_a_failing_on_elected_resigns_and_a_failing_on_lost_harms_nobody(
+def test_a_failing_on_elected_resigns_and_a_failing_on_lost_has_no_other_effect(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test() -> None:
@@ -197,7 +197,7 @@ def test_a_callback_may_stop_the_election(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_a_leader_deposed_by_force_is_told_and_stands_again(rig: Rig) -> None:
+def test_a_leader_deposed_by_force_is_notified_and_stands_again(rig: Rig) -> None:
     async def test() -> None:
         if not rig.can.records:
             return  # a session's lock cannot be taken away by another
@@ -214,7 +214,7 @@ def test_a_leader_deposed_by_force_is_told_and_stands_again(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_a_block_whose_lead_is_lost_is_told_so(rig: Rig) -> None:
+def test_a_block_whose_leadership_is_lost_ends_with_an_error(rig: Rig) -> None:
     async def test() -> None:
         if not rig.can.records:
             return
@@ -236,7 +236,7 @@ def test_a_block_whose_lead_is_lost_is_told_so(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_whoever_watches_sees_every_leader_and_nobody(rig: Rig) -> None:
+def test_watching_shows_every_leader_and_every_vacancy(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
         seen: list[str | None] = []

@@ -107,7 +107,7 @@ def test_a_time_out_of_zero_does_not_wait(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_a_client_that_waits_for_itself_is_told_so(rig: Rig) -> None:
+def test_an_error_says_that_a_client_waits_for_itself(rig: Rig) -> None:
     async def test() -> None:
         client = rig.client()
         await ask(client.acquire("x"))
@@ -140,7 +140,7 @@ def test_a_short_lease_is_renewed_while_it_is_held(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_without_renewal_a_lease_ends_by_itself_and_its_holder_is_told(rig: Rig) -> None:
+def test_without_renewal_a_lease_expires_and_its_holder_is_notified(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
         told: list[Any] = []
@@ -216,7 +216,7 @@ def test_a_handle_releases_its_own_acquisition_only(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_metadata_is_shown_to_whoever_looks(rig: Rig) -> None:
+def test_metadata_is_shown_by_an_inspection(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
         before = datetime.now(UTC) - timedelta(seconds=0.1)
@@ -354,7 +354,7 @@ def test_re_entering_what_was_lost_is_an_error(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_a_handle_that_is_forgotten_gives_its_lock_up(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_handle_that_is_dropped_releases_its_lock(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
         handle = await ask(alice.acquire("x", ttl=3))
@@ -366,7 +366,7 @@ def test_a_handle_that_is_forgotten_gives_its_lock_up(rig: Rig, caplog: pytest.L
     assert "was dropped without a release" in caplog.text
 
 
-def test_a_failing_on_lost_is_logged_and_harms_nobody(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_on_lost_is_logged_and_has_no_other_effect(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     def fail(handle: object) -> None:
         raise ZeroDivisionError
 

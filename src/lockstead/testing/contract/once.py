@@ -63,7 +63,7 @@ def test_what_failed_is_not_done_and_what_cannot_be_kept_is(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_whoever_comes_while_it_is_being_done_waits_for_the_outcome(rig: Rig) -> None:
+def test_a_caller_that_comes_while_it_is_being_done_waits_for_the_outcome(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
         if cannot_reserve(alice):

@@ -29,7 +29,7 @@ def refuses(rig: Rig) -> bool:
     return True
 
 
-def test_a_burst_is_let_through_once_whoever_spends_it(rig: Rig) -> None:
+def test_a_burst_is_allowed_once_whichever_client_uses_it(rig: Rig) -> None:
     async def test() -> None:
         if refuses(rig):
             return
@@ -48,7 +48,7 @@ def test_a_burst_is_let_through_once_whoever_spends_it(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_who_waits_is_let_through_in_its_turn_or_told_at_once(rig: Rig) -> None:
+def test_a_caller_that_waits_is_allowed_in_its_turn_or_refused_at_once(rig: Rig) -> None:
     async def test() -> None:
         if refuses(rig):
             return
@@ -69,7 +69,7 @@ def test_who_waits_is_let_through_in_its_turn_or_told_at_once(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_exactly_a_burst_is_let_through_when_many_spend_at_once(rig: Rig) -> None:
+def test_exactly_a_burst_is_allowed_when_many_clients_ask_at_once(rig: Rig) -> None:
     async def test() -> None:
         if refuses(rig):
             return

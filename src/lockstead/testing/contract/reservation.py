@@ -14,7 +14,7 @@ from lockstead.core.store import Reserving
 from lockstead.testing.contract.rigs import Rig, ask, block, cannot_reserve, names
 
 
-def test_a_name_stays_taken_however_its_holder_goes(rig: Rig) -> None:
+def test_a_name_is_reserved_however_its_holder_ends(rig: Rig) -> None:
     async def test() -> None:
         alice, bob, carol = rig.client(), rig.client(), rig.client()
         guard = alice.multi_lock(["a", "b"], at_least=30)
@@ -48,7 +48,7 @@ def test_a_name_stays_taken_however_its_holder_goes(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_a_name_left_taken_keeps_waiters_out_until_it_is_over(rig: Rig) -> None:
+def test_a_reserved_name_keeps_waiters_out_until_the_reservation_ends(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
         if cannot_reserve(alice):

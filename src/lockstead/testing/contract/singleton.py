@@ -10,7 +10,7 @@ from lockstead import LockLostError, UnsupportedError
 from lockstead.testing.contract.rigs import Rig, as_function, ask, cannot_reserve
 
 
-def test_of_many_who_fire_a_tick_one_runs_it(rig: Rig) -> None:
+def test_of_many_clients_that_fire_a_tick_one_runs_it(rig: Rig) -> None:
     async def test() -> None:
         clients = [rig.client() for _ in range(3)]
         if cannot_reserve(clients[0]):

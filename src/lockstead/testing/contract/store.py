@@ -115,7 +115,7 @@ def test_the_first_to_join_holds(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_the_second_waits_and_learns_for_whom(rig: Rig) -> None:
+def test_the_second_waits_and_learns_which_client_holds(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         if await cannot_wait(store):
@@ -130,7 +130,7 @@ def test_the_second_waits_and_learns_for_whom(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_only_the_first_that_waits_is_told_when_to_look_again(rig: Rig) -> None:
+def test_only_the_first_waiter_gets_a_time_to_look_again(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         if await cannot_wait(store):
@@ -142,7 +142,7 @@ def test_only_the_first_that_waits_is_told_when_to_look_again(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_whoever_will_not_wait_is_refused_and_leaves_no_trace(rig: Rig) -> None:
+def test_a_join_that_will_not_wait_is_refused_and_leaves_no_trace(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         await join(store, wish("alice"))
@@ -205,7 +205,7 @@ def test_a_renewal_never_resurrects(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_a_renewal_by_a_stranger_does_nothing(rig: Rig) -> None:
+def test_a_renewal_by_another_owner_does_nothing(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         await join(store, wish("alice", ttl=10.0))
@@ -215,7 +215,7 @@ def test_a_renewal_by_a_stranger_does_nothing(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_one_batch_renews_what_is_there_and_tells_what_is_not(rig: Rig) -> None:
+def test_one_batch_renews_what_is_there_and_reports_what_is_not(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         await join(store, wish("alice", "x"))
@@ -262,7 +262,7 @@ def test_the_line_is_served_in_the_order_of_joining(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_of_many_who_come_at_once_one_holds_and_all_have_tickets_of_their_own(rig: Rig) -> None:
+def test_of_many_joins_at_once_one_holds_and_all_have_tickets_of_their_own(rig: Rig) -> None:
     async def test() -> None:
         stores = [rig.store() for _ in range(3)]
         names = ("x", "y", "z")
@@ -293,7 +293,7 @@ def test_of_many_who_come_at_once_one_holds_and_all_have_tickets_of_their_own(ri
     rig.run(test())
 
 
-def test_a_newcomer_does_not_overtake_whoever_waits(rig: Rig) -> None:
+def test_a_newcomer_does_not_overtake_a_waiter(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         if await cannot_wait(store) or await cannot_share(store):
@@ -305,7 +305,7 @@ def test_a_newcomer_does_not_overtake_whoever_waits(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_leaving_wakes_the_next_and_nobody_else(rig: Rig) -> None:
+def test_leaving_wakes_the_next_waiter_and_no_other(rig: Rig) -> None:
     async def test() -> None:
         alice, bob, carol = rig.store(), rig.store(), rig.store()
         if not alice.capabilities.push:
@@ -323,7 +323,7 @@ def test_leaving_wakes_the_next_and_nobody_else(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_whoever_gives_up_waiting_is_not_woken_but_passed_over(rig: Rig) -> None:
+def test_a_waiter_that_gave_up_is_passed_over(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         if await cannot_wait(store):
@@ -456,7 +456,7 @@ def test_another_capacity_is_refused_until_the_line_is_empty(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_a_join_that_comes_after_an_unsure_leave_is_refused(rig: Rig) -> None:
+def test_a_join_that_arrives_after_its_owner_left_is_refused(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         assert not await leave(store, "alice", tombstone=30.0)

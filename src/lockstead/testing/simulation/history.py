@@ -126,7 +126,7 @@ class History:
         for process, engine in self.processes:
             if not process.crashed and engine.keeper.leases:
                 raise ViolationError(f"{process.name} still keeps {list(engine.keeper.leases)}")
-        self._check_all_can_be_had()
+        self._check_all_is_free()
         for _ in range(3):  # the first visit lets each line notice a clock that was set back
             self._run_for(30.0)
             for server in self.servers:
@@ -135,7 +135,7 @@ class History:
         if any(server.size() for server in self.servers):
             raise ViolationError("the server still remembers something")
 
-    def _check_all_can_be_had(self) -> None:
+    def _check_all_is_free(self) -> None:
         """Nothing is stranded: whoever wants everything gets it."""
         if self._may_lose_data() or self.server.clock_was_set_back:
             return

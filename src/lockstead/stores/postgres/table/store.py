@@ -92,7 +92,7 @@ class TableStore:
         lifecycle.at_fork(self, in_child="_start_afresh")
         flag = "" if schema == "lockstead" else f" --schema {schema}"
         missing = f"its lease table is missing or too old: run `lockstead migrate --url URL{flag}`"
-        self._hears_where_it_asks = ear == address
+        self._listens_on_same_address = ear == address
         self._address = address = replace(address, if_missing=missing)
         self._node: Node
         self._subscriber: Subscriber
@@ -133,7 +133,7 @@ class TableStore:
             if not error.transient:
                 self._subscriber.forget(ask.owner)
             raise
-        self._sweep_now_and_then()
+        self._maybe_sweep()
         if ticket is None:
             return Refusal(_text(holder), _seconds(recheck), int(capacity or 0))
         return _standing(ticket, held, now, holder, recheck)
@@ -183,7 +183,7 @@ class TableStore:
             array([ask.metadata for ask in asks]),
         )
         rows = await self._change(self._statements.join_all, names, params, timeout)
-        self._sweep_now_and_then()
+        self._maybe_sweep()
         standings: list[Standing] = []
         for number, ticket, held, now, holder, recheck, capacity, _ in rows:
             if ticket is None:
@@ -195,7 +195,7 @@ class TableStore:
     async def spend(self, charge: RateRequest, timeout: float) -> RateResult:
         params = charge.name.encode(), b"%r" % charge.cost, b"%r" % charge.limit, b"%r" % charge.patience
         ((allowed, debt, _),) = await self._consume_locking(charge.name, params, timeout)
-        self._sweep_now_and_then()
+        self._maybe_sweep()
         return RateResult(allowed == b"t", _number(debt))
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
@@ -236,7 +236,7 @@ class TableStore:
             if error.transient:
                 raise
             return [Finding("error", str(self._address), str(error).removeprefix(f"{self._address}: "))]
-        cannot_listen = self._node.is_pooled and self.capabilities.push and self._hears_where_it_asks
+        cannot_listen = self._node.is_pooled and self.capabilities.push and self._listens_on_same_address
         return list(findings(self._address, answer, cannot_listen=cannot_listen))
 
     async def close(self) -> None:
@@ -295,7 +295,7 @@ class TableStore:
                 raise
         return await self._node.ask(statement, params, max(deadline - self.runtime.now(), 0.05), lane)
 
-    def _sweep_now_and_then(self) -> None:
+    def _maybe_sweep(self) -> None:
         self._joins += 1
         if self._joins % SWEEP_EVERY == 0:
             with suppress(RuntimeError):  # no more threads to be had
