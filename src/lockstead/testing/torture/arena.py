@@ -73,7 +73,7 @@ PROMISES = Promises(
     recovers_within=5.0 + 2 * TTL,
     # "A dead holder blocks for its ttl": from its last renewal, which may have been on its way for a while.
     longest_ttl=TTL + 1.0,
-    # "A fifth of the ttl, if you say nothing" (`docs/election.md`).
+    # "A fifth of the ttl, if you say nothing" (`docs/leader-election.md`).
     grace=TTL / 5,
 )
 """What all stores promise."""
