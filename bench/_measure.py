@@ -116,7 +116,7 @@ def report(
     rows: Sequence[Mapping[str, Any]],
     *,
     as_json: bool,
-    reaches: Sequence[Target] = (),
+    targets: Sequence[Target] = (),
     broken: Mapping[str, str] | None = None,
 ) -> None:
     """Print rows, all with the same columns; a float is shown with three digits, a Spread as median and range.
@@ -130,17 +130,17 @@ def report(
             "question": question,
             "machine": machine,
             "rows": [{name: _plain(value) for name, value in row.items()} for row in rows],
-            "reaches": [{**_plain(reach), "met": reach.met} for reach in reaches],
+            "targets": [{**_plain(target), "met": target.met} for target in targets],
             "broken": broken,
         }
         print(json.dumps(result, ensure_ascii=False, indent=2))
         return
     print(f"\n{question}  ({machine})\n")
     _print_table([list(rows[0]), *([shown(value) for value in row.values()] for row in rows)], list(rows[0].values()))
-    if reaches:
+    if targets:
         print()
         _print_table(
-            [[reach.verdict, reach.what, shown(reach.figure), reach.wanted] for reach in reaches], ["", "", 0, 0]
+            [[target.verdict, target.what, shown(target.figure), target.wanted] for target in targets], ["", "", 0, 0]
         )
     for peer, why in broken.items():
         print(f"\n{peer} is missing: {why}")

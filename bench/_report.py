@@ -41,11 +41,11 @@ class Result(NamedTuple):
         return question_of(ROOT / "bench" / f"{self.program}.py")
 
     @property
-    def reaches(self) -> list[Target]:
+    def targets(self) -> list[Target]:
         return [
             Target(said["what"], nan if said["figure"] is None else said["figure"], said["bound"], said["at_least"])
             for report in self.reports
-            for said in report["reaches"]
+            for said in report["targets"]
         ]
 
     @property
@@ -114,8 +114,8 @@ def installed(package: str) -> str:
 
 
 def summary(results: Sequence[Result]) -> str:
-    reaches = [reach for result in results for reach in result.reaches]
-    return f"{sum(reach.met for reach in reaches)} of {len(reaches)} figures reached"
+    targets = [target for result in results for target in result.targets]
+    return f"{sum(target.met for target in targets)} of {len(targets)} figures reached"
 
 
 def write_report(results: Sequence[Result], folder: Path) -> Path:
@@ -124,7 +124,7 @@ def write_report(results: Sequence[Result], folder: Path) -> Path:
         "# Benchmarks",
         machine(results, folder),
         "## What we mean to reach",
-        reaches(results),
+        targets(results),
         "## What is missing",
         missing(results),
     ]
@@ -155,27 +155,27 @@ def machine(results: Sequence[Result], folder: Path) -> str:
     )
 
 
-def reaches(results: Sequence[Result]) -> str:
+def targets(results: Sequence[Result]) -> str:
     rows = [
         {
-            "": f"**{reach.verdict}**" if reach.verdict == "MISSED" else reach.verdict,
+            "": f"**{target.verdict}**" if target.verdict == "MISSED" else target.verdict,
             "program": f"`{result.program}`",
-            "what": reach.what,
-            "this run": reach.figure,
-            "wanted": reach.wanted,
+            "what": target.what,
+            "this run": target.figure,
+            "wanted": target.wanted,
         }
         for result in results
-        for reach in result.reaches
+        for target in result.targets
     ]
     return table(rows) if rows else "Nothing."
 
 
 def missed(results: Sequence[Result]) -> str:
     lines = [
-        f"- `{result.program}`: {reach.what}: {shown(reach.figure)}, {reach.wanted} is wanted."
+        f"- `{result.program}`: {target.what}: {shown(target.figure)}, {target.wanted} is wanted."
         for result in results
-        for reach in result.reaches
-        if reach.verdict == "MISSED"
+        for target in result.targets
+        if target.verdict == "MISSED"
     ]
     return "\n".join(lines) or "Every figure that we mean to reach was reached in this run."
 
@@ -243,7 +243,7 @@ def renewed(page: str, results: Sequence[Result], folder: Path) -> str:
             case _:
                 return {
                     "machine": lambda: machine(results, folder),
-                    "reaches": lambda: reaches(results),
+                    "targets": lambda: targets(results),
                     "missed": lambda: missed(results),
                     "missing": lambda: missing(results),
                 }[name]()

@@ -85,7 +85,7 @@ def main() -> None:
     kept = interleave(cases, rounds=1, warm_up=0)
     rows = rows_of(kept)
     question = f"Held in memory, ttl {TTL:g} s, one process"
-    report(question, rows, as_json=arguments.json, reaches=reaches(rows, (THREADS, TASKS)))
+    report(question, rows, as_json=arguments.json, targets=targets(rows, (THREADS, TASKS)))
 
 
 def rows_of(kept: Mapping[tuple[int, str], Sequence[Kept]]) -> list[dict[str, Any]]:
@@ -106,7 +106,7 @@ def rows_of(kept: Mapping[tuple[int, str], Sequence[Kept]]) -> list[dict[str, An
     ]
 
 
-def reaches(rows: Sequence[Mapping[str, Any]], ours: Collection[str]) -> list[Target]:
+def targets(rows: Sequence[Mapping[str, Any]], ours: Collection[str]) -> list[Target]:
     """Say what is to be reached with the most locks there are, by the worse of these cases."""
     most = max(row["locks"] for row in rows)
     bounds = {"CPU ms / 1,000 renewals": 5, "threads or tasks": 1, "connections": 2, "lost": 0}

@@ -28,7 +28,7 @@ from lockstead.stores import open_store
 from tests.servers.binaries import POSTGRES18
 from tests.servers.redis import RedisServer
 
-LIFE = 600.0
+TTL = 600.0
 PATIENCE = 5.0
 STEPS = 20
 """How often each is measured per round."""
@@ -49,7 +49,7 @@ class Queue:
 
     def renew(self) -> list[float]:
         """Time a renewal of the last who waits."""
-        renewals = [Renewal(self._name, self._owners[-1], LIFE, LIFE)]
+        renewals = [Renewal(self._name, self._owners[-1], TTL, TTL)]
         return [self._time(lambda: drive(self._store.renew(renewals, PATIENCE))) for _ in range(STEPS)]
 
     def hand_over(self) -> list[float]:
@@ -62,7 +62,7 @@ class Queue:
 
     def _join(self) -> str:
         owner = f"{self._name}/{next(self._numbers)}"
-        drive(self._store.join(Ask(self._name, owner, LIFE, LIFE), PATIENCE))
+        drive(self._store.join(Ask(self._name, owner, TTL, TTL), PATIENCE))
         return owner
 
     def _leave(self, owner: str) -> None:

@@ -63,7 +63,7 @@ def main() -> None:
         }
         for (driver, case), times in contest.spreads.items()
     ]
-    reaches = [
+    targets = [
         Target(f"{OURS}, {driver}: x {PEER}", contest.median(driver, OURS) / contest.median(driver, PEER), 1)
         for driver in ("threads", "asyncio")
     ]
@@ -71,7 +71,7 @@ def main() -> None:
         "Uncontended acquire + release in files and memory",
         rows,
         as_json=arguments.json,
-        reaches=reaches,
+        targets=targets,
         broken=contest.broken,
     )
 

@@ -79,7 +79,7 @@ def main() -> None:
         }
         for (driver, case), times in contest.spreads.items()
     ]
-    reaches = [
+    targets = [
         *(
             Target(
                 f"{driver}, {ADVISORY}: times as fast as {PEER}",
@@ -100,7 +100,7 @@ def main() -> None:
         f"Uncontended acquire + release on {arguments.flavour}, {where}",
         rows,
         as_json=arguments.json,
-        reaches=reaches,
+        targets=targets,
         broken=contest.broken,
     )
 

@@ -79,7 +79,7 @@ def main() -> None:
         }
         for (loop, name), speed in speeds.items()
     ]
-    reaches = [
+    targets = [
         Target(
             f"asyncio, {OURS}: times as many as {PEER}",
             speeds["asyncio", OURS] / speeds.get(("asyncio", PEER), nan),
@@ -92,7 +92,7 @@ def main() -> None:
         f"{arguments.tasks:,} tasks x up to {arguments.pairs} pairs on names of their own, {arguments.flavour}",
         rows,
         as_json=arguments.json,
-        reaches=reaches,
+        targets=targets,
         broken=broken,
     )
 

@@ -106,11 +106,11 @@ def main() -> None:
         )
     rows = add_ratios(rows, (PEER, POLLER))
     report(
-        f"Hand-over on {arguments.flavour}", rows, as_json=arguments.json, reaches=list(reaches(rows)), broken=broken
+        f"Hand-over on {arguments.flavour}", rows, as_json=arguments.json, targets=list(targets(rows)), broken=broken
     )
 
 
-def reaches(rows: Sequence[dict[str, Any]]) -> Iterator[Target]:
+def targets(rows: Sequence[dict[str, Any]]) -> Iterator[Target]:
     for peer, bound in ((PEER, 1 / 3), (POLLER, 1 / 20)):
         crowd, ratio = worst(rows, f"x {peer}", OURS)
         yield Target(f"gap, ratio to {peer}'s, at worst ({crowd})", ratio, bound)

@@ -15,7 +15,7 @@ import redis_lock
 
 from bench._measure import interleave, report
 from bench._redis import Wire, options
-from bench.held import FLOOR, SHORTEST, SIZES, TASKS, THREADS, TTL, Kept, keep, keep_async, reaches, rows_of
+from bench.held import FLOOR, SHORTEST, SIZES, TASKS, THREADS, TTL, Kept, keep, keep_async, rows_of, targets
 from lockstead.core.keeper import BATCH
 from lockstead.core.model import Ask, Renewal
 from lockstead.stores.redis.commands import JOIN, RENEW, pack_join, pack_renewal
@@ -46,7 +46,7 @@ def main() -> None:
             cases[PEERS_LOCKS, PEER] = partial(keep_by_threads, server, 2 * seconds)
         rows = rows_of(interleave(cases, rounds=1, warm_up=0))
     question = f"Held on {arguments.flavour}, ttl {TTL:g} s, one process"
-    report(question, rows, as_json=arguments.json, reaches=reaches(rows, (THREADS, TASKS)))
+    report(question, rows, as_json=arguments.json, targets=targets(rows, (THREADS, TASKS)))
 
 
 def count_connections(server: RedisServer) -> int:

@@ -94,7 +94,7 @@ def main() -> None:
         ("uvloop", ONE, OURS): 2,
         **{(driver, FIVE, QUORUM): 8 for driver in ("threads", *LOOPS)},
     }
-    reaches = [
+    targets = [
         Target(f"{', '.join(case)}: x floor", contest.median(*case) / floor, most) for case, most in bounds.items()
     ]
     where = "one CPU" if arguments.pin else "all CPUs"
@@ -102,7 +102,7 @@ def main() -> None:
         f"Uncontended acquire + release on {arguments.flavour}, {where}",
         rows,
         as_json=arguments.json,
-        reaches=reaches,
+        targets=targets,
         broken=contest.broken,
     )
 

@@ -143,9 +143,11 @@ class FileStore:
     async def close(self) -> None:
         """Do nothing: between steps, nothing is open."""
 
-    async def reserve(self, stay: Reservation, timeout: float) -> bool:
+    async def reserve(self, reservation: Reservation, timeout: float) -> bool:
         """Let names stay taken: one of the things that a store need not be able to do."""
-        return await self._step(lambda book: rule.reserve(book.line(stay.name), stay, book.now)[0], timeout)
+        return await self._step(
+            lambda book: rule.reserve(book.line(reservation.name), reservation, book.now)[0], timeout
+        )
 
     async def _step(self, step: Callable[[Book], T], timeout: float) -> T:
         def take() -> T:

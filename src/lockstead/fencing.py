@@ -17,7 +17,7 @@ from math import inf
 from types import TracebackType
 
 from lockstead.core.checks import check_count
-from lockstead.core.runtime import Bell, drive
+from lockstead.core.runtime import Event, drive
 from lockstead.errors import InvalidInputError, LockError, StaleFenceError
 from lockstead.primitives.handle import Single
 from lockstead.runtimes.aio import AsyncRuntime
@@ -93,14 +93,14 @@ class FenceGate:
 
     async def _enter(self, resource: str, fence: int, turn: _Entry) -> None:
         try:
-            if not self._line_up(resource, fence, turn):
-                await turn.bell.wait(inf)
+            if not self._enqueue(resource, fence, turn):
+                await turn.event.wait(inf)
                 self.check(resource, fence)
         except BaseException:
             self._leave(resource, turn)
             raise
 
-    def _line_up(self, resource: str, fence: int, turn: _Entry) -> bool:
+    def _enqueue(self, resource: str, fence: int, turn: _Entry) -> bool:
         """Tell whether it is this one's turn already."""
         with self._mutex:
             self._see(resource, fence)
@@ -123,7 +123,7 @@ class FenceGate:
             if turn is None or turn is line[0]:
                 line.popleft()
                 if line:
-                    line[0].bell.ring()
+                    line[0].event.ring()
                 else:
                     del self._lines[resource]
             elif turn in line:
@@ -139,7 +139,7 @@ class Passage:
         self._fence = fence
 
     def __enter__(self) -> None:
-        turn = _Entry(ThreadRuntime().bell(), threading.get_ident(), _current_task(), blocks=True)
+        turn = _Entry(ThreadRuntime().event(), threading.get_ident(), _current_task(), blocks=True)
         drive(self._gate._enter(self._resource, self._fence, turn))
 
     def __exit__(
@@ -148,7 +148,7 @@ class Passage:
         self._gate._leave(self._resource)
 
     async def __aenter__(self) -> None:
-        turn = _Entry(AsyncRuntime().bell(), threading.get_ident(), _current_task(), blocks=False)
+        turn = _Entry(AsyncRuntime().event(), threading.get_ident(), _current_task(), blocks=False)
         await self._gate._enter(self._resource, self._fence, turn)
 
     async def __aexit__(
@@ -161,7 +161,7 @@ class Passage:
 class _Entry:
     """A place in the line for a resource, whose first is writing."""
 
-    bell: Bell
+    event: Event
     thread: int
     task: object
     """None outside of asyncio."""

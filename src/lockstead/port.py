@@ -1,7 +1,7 @@
 """What a store of your own is made of: the port it implements, the values that pass through it, and the rules it keeps.
 
-`Store` says what a store must do; `Reserving`, `MultiJoining`, `Rated`, `Watching`, `Repairable` and `Examinable` what
-it may do beyond.
+`Store` says what a store must do; `Reserving`, `MultiJoining`, `RateLimiting`, `Watching`, `Repairable` and
+`Examinable` what it may do beyond.
 `rule` is the line itself, in pure steps over the few things a `Ledger` can do, and `rate` the same for rates: a store
 that can call Python while it has a name to itself keeps places, and leaves the thinking to them.
 """
@@ -29,26 +29,26 @@ from lockstead.core.model import (
     Wake,
 )
 from lockstead.core.rule import Ledger
-from lockstead.core.runtime import Bell, Runtime
-from lockstead.core.store import Examinable, MultiJoining, Rated, Repairable, Reserving, Store, Watching
+from lockstead.core.runtime import Event, Runtime
+from lockstead.core.store import Examinable, MultiJoining, RateLimiting, Repairable, Reserving, Store, Watching
 from lockstead.stores.sqlite.machine import boot_id, shared_clock
 
 __all__ = [
     "RESERVED",
     "WHOLE",
     "Ask",
-    "Bell",
     "Capabilities",
+    "Event",
     "Examinable",
     "Finding",
     "Ledger",
     "Line",
     "MultiJoining",
     "Place",
+    "RateLimiting",
     "RateRequest",
     "RateResult",
     "RateState",
-    "Rated",
     "Refusal",
     "Renewal",
     "Repairable",

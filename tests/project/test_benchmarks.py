@@ -69,9 +69,9 @@ ROWS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def found(program: str, *reaches: Target, broken: dict[str, str] | None = None) -> Result:
-    said = [{**reach._asdict(), "met": reach.met} for reach in reaches]
-    told = {"question": f"{program} on redis7", "machine": "", "rows": ROWS[program], "reaches": said}
+def found(program: str, *targets: Target, broken: dict[str, str] | None = None) -> Result:
+    said = [{**target._asdict(), "met": target.met} for target in targets]
+    told = {"question": f"{program} on redis7", "machine": "", "rows": ROWS[program], "targets": said}
     return Result(program, 1.0, True, None, [told | {"broken": broken or {}}])
 
 
@@ -110,11 +110,11 @@ def test_a_figure_is_judged_by_its_bound() -> None:
 
 def test_a_program_prints_what_can_be_read_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows = [{"case": "ours", "gap": Spread(1.0, 0.5, 2.0, nan)}]
-    report("Who?", rows, as_json=True, reaches=[Target("gap", nan, 1.0)], broken={"tooz": "gone"})
+    report("Who?", rows, as_json=True, targets=[Target("gap", nan, 1.0)], broken={"tooz": "gone"})
     (told,) = _run.documents(capsys.readouterr().out)
     save(Result("pair", 1.0, False, None, [told]), tmp_path)
     (result,) = load(tmp_path, PROGRAMS)
-    assert result.reaches[0].verdict == "not measured"
+    assert result.targets[0].verdict == "not measured"
     assert result.broken == {"tooz": "gone"}
     assert result.rows == [{"case": "ours", "gap": {"median": 1.0, "p10": 0.5, "p90": 2.0, "p99": None}}]
 

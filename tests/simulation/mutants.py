@@ -369,13 +369,17 @@ def a_reservation_keeps_its_owner(patch: Patch) -> None:
 
 @mutant
 def a_reservation_is_released(patch: Patch) -> None:
-    patch.setattr(rule, "reserve", lambda ledger, stay, now: rule.leave(ledger, stay.owner, now, stay.tombstone))
+    patch.setattr(
+        rule,
+        "reserve",
+        lambda ledger, reservation, now: rule.leave(ledger, reservation.owner, now, reservation.tombstone),
+    )
 
 
 @mutant
 def a_reservation_wakes_the_next(patch: Patch) -> None:
-    def reserve(ledger, stay, now):
-        was_there, woken = original(ledger, stay, now)
+    def reserve(ledger, reservation, now):
+        was_there, woken = original(ledger, reservation, now)
         waiting = rule.settle(ledger, now).waiting
         return was_there, woken if waiting is None else [*woken, waiting]
 

@@ -195,17 +195,17 @@ def long_rounds_count(patch: Patch) -> None:
 
 @mutant
 def a_reservation_is_released(patch: Patch) -> None:
-    async def reserve(self, stay, timeout):
-        return await self.leave(stay.name, stay.owner, timeout, stay.tombstone)
+    async def reserve(self, reservation, timeout):
+        return await self.leave(reservation.name, reservation.owner, timeout, reservation.tombstone)
 
     patch.setattr(Quorum, "reserve", reserve)
 
 
 @mutant
 def what_too_few_confirm_counts_as_lost(patch: Patch) -> None:
-    async def reserve(self, stay, timeout):
+    async def reserve(self, reservation, timeout):
         try:
-            return await original(self, stay, timeout)
+            return await original(self, reservation, timeout)
         except StoreError:
             return False
 

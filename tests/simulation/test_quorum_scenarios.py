@@ -312,7 +312,7 @@ def test_a_deployment_that_was_interrupted_is_finished_by_the_next(stage: Stage)
     alice = stage.client("alice")
 
     async def story() -> None:
-        token = stage.members[0].knock().token
+        token = stage.members[0].probe().token
         stage.members[0].admit(token, 0, 0.0)
         with pytest.raises(StoreError, match="waits for the others"):
             await alice.acquire(timeout=0.0)
@@ -408,8 +408,8 @@ def the_memories_of_a_minority_do_not_suffice_to_admit() -> None:
             await bob.acquire(ttl=1.0, timeout=10.0)
         assert not stage.members[0].votes()
         await until(stage, lambda: stage.world.now > 32.0)
-        await until(stage, lambda: stage.members[0].knock().votes_in < inf)
-        assert stage.members[0].knock().votes_in > 25.0
+        await until(stage, lambda: stage.members[0].probe().votes_in < inf)
+        assert stage.members[0].probe().votes_in > 25.0
 
     stage.run(story())
 
@@ -431,9 +431,9 @@ def a_lease_that_too_few_confirm_ends_before_another_begins() -> None:
 
 def an_admission_is_for_the_emptiness_it_was_gathered_for() -> None:
     member = Stage(3).members[0]
-    stale = member.knock().token
+    stale = member.probe().token
     member.forget()
-    member.knock()
+    member.probe()
     assert member.admit(stale, 0, 0.0).votes_in == inf
 
 

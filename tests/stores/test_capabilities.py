@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from lockstead.core.store import MultiJoining, Rated, Reserving
+from lockstead.core.store import MultiJoining, RateLimiting, Reserving
 from lockstead.stores.quorum.store import Quorum
 from lockstead.testing.contract.abilities import *  # noqa: F403
-from lockstead.testing.contract.abilities import all_of, stay
+from lockstead.testing.contract.abilities import all_of, reservation
 from lockstead.testing.contract.rigs import Rig
 from lockstead.testing.contract.store import TIMEOUT, join, wish
 
 pytestmark = pytest.mark.every_store
 
 ABILITIES: dict[str, set[type]] = {
-    "memory": {Reserving, MultiJoining, Rated},
-    "sqlite": {Reserving, MultiJoining, Rated},
-    "redis": {Reserving, MultiJoining, Rated},
-    "redis+sentinel": {Reserving, MultiJoining, Rated},
-    "redis+cluster": {Reserving, MultiJoining, Rated},
+    "memory": {Reserving, MultiJoining, RateLimiting},
+    "sqlite": {Reserving, MultiJoining, RateLimiting},
+    "redis": {Reserving, MultiJoining, RateLimiting},
+    "redis+sentinel": {Reserving, MultiJoining, RateLimiting},
+    "redis+cluster": {Reserving, MultiJoining, RateLimiting},
     "redlock": {Reserving},
-    "postgres": {Reserving, MultiJoining, Rated},
+    "postgres": {Reserving, MultiJoining, RateLimiting},
     "postgres+advisory": set(),
     "quorum": {Reserving},
 }
@@ -30,7 +30,7 @@ def test_a_store_can_do_what_it_is_said_to_and_no_more(rig: Rig, request: pytest
     async def test() -> None:
         store = rig.store()
         kind = request.node.callspec.params["rig"].partition("-")[0]
-        assert {each for each in (Reserving, MultiJoining, Rated) if isinstance(store, each)} == ABILITIES[kind]
+        assert {each for each in (Reserving, MultiJoining, RateLimiting) if isinstance(store, each)} == ABILITIES[kind]
         if isinstance(store, MultiJoining):
             assert await store.join_all(all_of("alice"), TIMEOUT), "these are to be had in one step, even in a cluster"
 
@@ -45,8 +45,8 @@ def test_members_of_a_quorum_that_come_back_empty_wait_for_leases_but_not_for_re
         for name, seconds in (("x", 30 * 86400.0), ("y", 1.0)):
             ask = wish("alice", name=name)
             await join(store, ask)
-            assert await store.reserve(stay("alice", seconds, name=name), TIMEOUT)
-            longest = sorted([(await member.knock(TIMEOUT)).longest for member in store._members])
+            assert await store.reserve(reservation("alice", seconds, name=name), TIMEOUT)
+            longest = sorted([(await member.probe(TIMEOUT)).longest for member in store._members])
             assert longest[len(longest) // 2] == ask.ttl
 
     rig.run(test())

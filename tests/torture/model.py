@@ -127,12 +127,12 @@ class Model:
         place.expires_at = max(place.expires_at, self.now + life)
         return True
 
-    def leave(self, place: Place, stay: float = 0.0) -> bool:
+    def leave(self, place: Place, reservation: float = 0.0) -> bool:
         """Give a place up, or leave it taken for so long."""
         line = self.settle(place.owner.name)
         was_there = place in line
-        if was_there and stay > 0 and place.holds:
-            place.reserved, place.expires_at = True, self.now + stay
+        if was_there and reservation > 0 and place.holds:
+            place.reserved, place.expires_at = True, self.now + reservation
         elif was_there:
             line.remove(place)
             self.settle(place.owner.name)
@@ -267,7 +267,7 @@ class Model:
             trusted = sent + min(one.ttl, HEARTBEAT) - MARGIN
         one.outcome, one.fence = "granted", place.ticket
         one.completed = self.now
-        lingers_until = self.now + one.at_least
+        reserved_until = self.now + one.at_least
         self._check(one, trusted)
         if self.now >= trusted:
             self._lose(one)
@@ -298,7 +298,7 @@ class Model:
                 yield from self._write_and_read(client, one)
             return
         one.release = Release(self.now)
-        answer = yield from self._request(client, partial(self.leave, place, lingers_until - self.now))
+        answer = yield from self._request(client, partial(self.leave, place, reserved_until - self.now))
         one.release.completed = self.now
         one.release.outcome = "error" if answer is None else "done" if answer else "lost"
         self.history._see(client.name, self.now)
@@ -310,8 +310,8 @@ class Model:
         yield self.random.random() * 0.6
         one.value = None if self.random.random() < 0.2 else one.line
         one.release = Release(self.now)
-        stay = one.period if one.value is not None else 0.0
-        answer = yield from self._request(client, partial(self.leave, place, stay))
+        reservation = one.period if one.value is not None else 0.0
+        answer = yield from self._request(client, partial(self.leave, place, reservation))
         one.release.completed, one.release.outcome = self.now, "done" if answer else "error"
         self.history._see(client.name, self.now)
 

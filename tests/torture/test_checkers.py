@@ -200,7 +200,7 @@ class EndingEarly(Model):
 
 
 class ForgettingToWake(Model):
-    def leave(self, place: Place, stay: float = 0.0) -> bool:
+    def leave(self, place: Place, reservation: float = 0.0) -> bool:
         line = self.settle(place.owner.name)
         if place not in line:
             return False
@@ -252,13 +252,13 @@ class KeepingPlaces(Model):
 
 
 class LeavingNothingTaken(Model):
-    def leave(self, place: Place, stay: float = 0.0) -> bool:
-        return super().leave(place, stay / 2)
+    def leave(self, place: Place, reservation: float = 0.0) -> bool:
+        return super().leave(place, reservation / 2)
 
 
 class MixingOutcomesUp(Model):
-    def leave(self, place: Place, stay: float = 0.0) -> bool:
-        was_there = super().leave(place, stay)
+    def leave(self, place: Place, reservation: float = 0.0) -> bool:
+        was_there = super().leave(place, reservation)
         if place.reserved and place.owner.value is not None:
             place.owner = replace(place.owner, value=-place.owner.value)
         return was_there

@@ -58,15 +58,15 @@ def demo(arguments: Namespace) -> int:
         url = arguments.url or os.environ.get("LOCKSTEAD_URL") or f"sqlite:///{directory}/locks.db"
         with open_client(url, TTL) as locks:
             locks.inspect("demo:")  # a store that cannot be reached is better told once than by every worker
-        narrator = Timeline(silent=arguments.json)
-        narrator.introduce(url if url.startswith("sqlite:") else shown(url), arguments.workers)
-        with Stage(arguments.workers, url, Path(directory), narrator) as stage:
+        timeline = Timeline(silent=arguments.json)
+        timeline.introduce(url if url.startswith("sqlite:") else shown(url), arguments.workers)
+        with Stage(arguments.workers, url, Path(directory), timeline) as stage:
             checks = stage.play()
     if arguments.json:
         told = {"ok": all(check.passed for check in checks), "checks": [check._asdict() for check in checks]}
-        print(json.dumps(told | {"events": narrator.events}, indent=2))
+        print(json.dumps(told | {"events": timeline.events}, indent=2))
     else:
-        narrator.print_checks(checks)
+        timeline.print_checks(checks)
     return 0 if all(check.passed for check in checks) else 1
 
 
@@ -112,8 +112,8 @@ class Timeline:
 class Stage:
     """The workers, what is done to them, and what came of it."""
 
-    def __init__(self, workers: int, url: str, directory: Path, narrator: Timeline) -> None:
-        self._timeline = narrator
+    def __init__(self, workers: int, url: str, directory: Path, timeline: Timeline) -> None:
+        self._timeline = timeline
         path = directory / "counter.json"
         self._ledger = Ledger(path)
         self._ledger.create()

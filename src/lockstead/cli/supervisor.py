@@ -125,18 +125,18 @@ class Guard:
         stopping, kill_at = False, inf
         while not child.has_ended():
             now, left = time.monotonic(), self._handle.remaining
-            nap = left - self._grace - self._slack
-            if nap <= 0 and not stopping:
+            pause = left - self._grace - self._slack
+            if pause <= 0 and not stopping:
                 stopping, self._lease_length = True, now + left - self._granted
                 child.signal_group(Signals.SIGTERM)
                 child.signal_group(Signals.SIGCONT)
             if stopping:
                 kill_at = min(kill_at, now + (left - self._slack if left else min(self._grace, GRACE_AFTER_LOSS)))
-                nap = kill_at - now
-                if nap <= 0:
+                pause = kill_at - now
+                if pause <= 0:
                     child.signal_group(Signals.SIGKILL)
-                    nap = LONGEST_NAP
-            for number in self._signals.wait(min(nap, LONGEST_NAP)):
+                    pause = LONGEST_NAP
+            for number in self._signals.wait(min(pause, LONGEST_NAP)):
                 child.forward(number)
         if stopping:
             child.signal_group(Signals.SIGKILL)

@@ -470,7 +470,7 @@ class Engine:
     def _forked(self) -> None:
         for lease in self.keeper.leases.values():
             lease.state = INHERITED
-        self.keeper.start_afresh()
+        self.keeper.reset()
         self.holder_id = self._identify()
         self._entered.clear()
         self.candidates.clear()

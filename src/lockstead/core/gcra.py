@@ -28,9 +28,9 @@ def level_at(debt: RateState | None, now: float) -> float:
 def spend(debt: RateState | None, charge: RateRequest, now: float) -> tuple[RateResult, RateState | None]:
     """Charge a name's debt; say what came of it, and what to remember (None: what there was)."""
     left = level_at(debt, now)
-    owed = left + charge.cost
-    allowed = owed <= charge.limit * (1 + ROUNDING) + charge.patience
+    raised = left + charge.cost
+    allowed = raised <= charge.limit * (1 + ROUNDING) + charge.patience
     if allowed and charge.cost:
-        return RateResult(True, owed), RateState(owed, now)
+        return RateResult(True, raised), RateState(raised, now)
     was_set_back = debt is not None and now < debt.at
     return RateResult(allowed, left), RateState(left, now) if was_set_back else None

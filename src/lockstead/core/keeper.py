@@ -19,7 +19,7 @@ from weakref import WeakMethod, ref
 from lockstead.core import lifecycle
 from lockstead.core.lease import HELD, LEFT, LOST, PATIENCE, WAITING, Lease
 from lockstead.core.model import Reservation, Standing
-from lockstead.core.runtime import Bell, drive
+from lockstead.core.runtime import Event, drive
 from lockstead.core.store import LATE_REQUEST_WINDOW, Reserving, Store, Watching
 from lockstead.errors import StoreError
 
@@ -48,17 +48,17 @@ class Keeper:
         self.closing = False
         self._leave_at_exit = leave_at_exit
         self._offset: tuple[float, float] | None = None
-        self.start_afresh()
+        self.reset()
         if isinstance(store, Watching):
             doubt = WeakMethod(self.doubt)  # a store may outlive its clients
             store.watch(lambda owner: call(owner) if (call := doubt()) else None)
 
-    def start_afresh(self) -> None:
+    def reset(self) -> None:
         """Know of no lease: at first, and in a forked child, where no other thread has come along."""
         self.mutex = self.runtime.mutex()
         self.leases: dict[str, Lease] = {}
         self._running = False
-        self._bell: Bell | None = None
+        self._bell: Event | None = None
         self._wakes_at = inf  # which also says: awake, or not there
         self._next_due_at = inf  # until then no lease needs anything
         self._idle_sleep = LONGEST_NAP
@@ -191,7 +191,7 @@ class Keeper:
         ask = lease.ask
         tombstone = max(ask.ttl, LATE_REQUEST_WINDOW) if lease.unanswered else 0.0
         lease.leaves += 1
-        left = lease.lingers_until - self.runtime.now()
+        left = lease.reserved_until - self.runtime.now()
         if left > 0 and isinstance(self.store, Reserving):
             try:
                 was_there = await self.store.reserve(
@@ -274,24 +274,24 @@ class Keeper:
                     self._idle_sleep = min(self._idle_sleep, moment - now)
                 former = self._bell
                 if starting:
-                    bell = self._bell = self.runtime.bell()
+                    event = self._bell = self.runtime.event()
                     self._idle_since = now
             if former is not None and (asleep or starting):  # a loop that we do not know to be running ends by that
                 former.ring()
             if starting:
-                self._start(bell)
+                self._start(event)
         except BaseException:  # no more threads to be had, or an interrupt, which may come after it has begun
             self._running = False
             raise
 
-    def _start(self, bell: Bell) -> None:
+    def _start(self, event: Event) -> None:
         cancelled = WeakMethod(self._was_cancelled)
-        work = partial(_keep, ref(self, lambda _: bell.ring()), bell)
+        work = partial(_keep, ref(self, lambda _: event.ring()), event)
         self.runtime.spawn(work, "lockstead-keeper", lambda: call() if (call := cancelled()) else None)
 
-    async def run(self, bell: Bell) -> float | None:
+    async def run(self, event: Event) -> float | None:
         """Do what is due, and tell for how long to sleep until the bell rings; None ends the loop."""
-        if self._bell is not bell:  # another loop was started, as this one was not known to be running
+        if self._bell is not event:  # another loop was started, as this one was not known to be running
             return None
         try:
             return await self._turn()
@@ -324,7 +324,7 @@ class Keeper:
             with self.mutex:
                 self._next_due_at = min(self._next_due_at, next_at)
             if due:
-                await self._send_off(due)
+                await self._dispatch(due)
                 return 0.0
         if self.leases:
             self._idle_since = now
@@ -365,7 +365,7 @@ class Keeper:
     def _is_dropped(self, lease: Lease) -> bool:
         return lease.claim() is None and lease.state is HELD and not lease.leaving and not lease.is_exhausted()
 
-    async def _send_off(self, due: Sequence[Lease]) -> None:
+    async def _dispatch(self, due: Sequence[Lease]) -> None:
         """Have what is due served, apart from this loop."""
         with self.mutex:  # a lease that is just being released is neither renewed nor left
             renewing = [lease for lease in due if lease.due < inf and not lease.leaving]
@@ -460,12 +460,12 @@ def _loss_by(lease: Lease, sent: float, standing: Standing | None) -> str:
     return REFUTED if is_refuted else ""
 
 
-async def _keep(keeper: ref[Keeper], bell: Bell) -> None:
+async def _keep(keeper: ref[Keeper], event: Event) -> None:
     """Run a keeper's loop for as long as the keeper is there: asleep, the loop does not keep it alive."""
     while (running := keeper()) is not None:
-        nap = await running.run(bell)
-        if nap is None:
+        pause = await running.run(event)
+        if pause is None:
             return
         del running
-        if nap > 0:
-            await bell.wait(nap)
+        if pause > 0:
+            await event.wait(pause)

@@ -86,13 +86,13 @@ class Lease:
         "holder",
         "leaves",
         "leaving",
-        "lingers_until",
         "longest",
         "reason",
         "recheck_at",
         "renew_for",
         "renew_until",
         "reserved_metadata",
+        "reserved_until",
         "slack",
         "state",
         "suspected_at",
@@ -108,7 +108,7 @@ class Lease:
         self.claim: ref[Claim] = ref(claim)
         self.renew_for = renew_for
         self.grace = grace
-        self.lingers_until = -inf
+        self.reserved_until = -inf
         self.reserved_metadata: str | None = None
         self.state = WAITING
         self.depth = 1

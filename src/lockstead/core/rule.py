@@ -127,19 +127,21 @@ def leave(ledger: Ledger, owner: str, now: float, tombstone: float) -> tuple[boo
     return was_there, settle(ledger, now).woken
 
 
-def reserve(ledger: Ledger, stay: Reservation, now: float) -> tuple[bool, list[Place]]:
+def reserve(ledger: Ledger, reservation: Reservation, now: float) -> tuple[bool, list[Place]]:
     """Let a place that holds stand for so long from now, as nobody's; one that waits is given up."""
     head = settle(ledger, now)
-    own = next((place for place in head.holders if place.owner == stay.owner), None)
-    if own is None or ledger.find(stay.owner + RESERVED):  # a join that came after all must not be in its own way
-        _, woken = leave(ledger, stay.owner, now, stay.tombstone)
+    own = next((place for place in head.holders if place.owner == reservation.owner), None)
+    if own is None or ledger.find(
+        reservation.owner + RESERVED
+    ):  # a join that came after all must not be in its own way
+        _, woken = leave(ledger, reservation.owner, now, reservation.tombstone)
         return False, head.woken + woken
-    ledger.rename(own, stay.owner + RESERVED)
-    own.expires_at = now + stay.seconds
-    own.metadata = own.metadata if stay.metadata is None else stay.metadata
+    ledger.rename(own, reservation.owner + RESERVED)
+    own.expires_at = now + reservation.seconds
+    own.metadata = own.metadata if reservation.metadata is None else reservation.metadata
     ledger.update(own)
-    if stay.tombstone:
-        ledger.refuse(stay.owner, now + stay.tombstone)
+    if reservation.tombstone:
+        ledger.refuse(reservation.owner, now + reservation.tombstone)
     return True, [place for place in head.woken if place is not own]
 
 

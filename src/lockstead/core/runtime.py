@@ -30,7 +30,7 @@ def drive(work: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError(msg)
 
 
-class Bell(Protocol):
+class Event(Protocol):
     """Wakes its one listener. A ring nobody listens to is kept for the next to listen."""
 
     def ring(self) -> None:
@@ -51,7 +51,7 @@ class Runtime(Protocol):
         """Draw from [0, 1)."""
         ...
 
-    def bell(self) -> Bell: ...
+    def event(self) -> Event: ...
 
     def mutex(self) -> AbstractContextManager[Any]:
         """Make a lock for a few lines that do not await.

@@ -107,7 +107,7 @@ class Watching(Protocol):
 class Reserving(Protocol):
     """A store whose names may stay taken for a while after their holder has gone."""
 
-    async def reserve(self, stay: Reservation, timeout: float) -> bool:
+    async def reserve(self, reservation: Reservation, timeout: float) -> bool:
         """Give up a place that holds, but let it stand for a while under its owner's name with LINGERING added.
 
         One atomic round trip, safe to repeat. No renewal, join or leave of the owner's finds the place any more.
@@ -129,7 +129,7 @@ class MultiJoining(Protocol):
 
 
 @runtime_checkable
-class Rated(Protocol):
+class RateLimiting(Protocol):
     """A store that keeps rates, under names that have nothing to do with those of lines."""
 
     async def spend(self, charge: RateRequest, timeout: float) -> RateResult:
@@ -147,7 +147,7 @@ class Member(Store, Reserving, Protocol):
     that neither the votes nor the tickets it forgot are given a second time.
     """
 
-    async def knock(self, timeout: float) -> Membership:
+    async def probe(self, timeout: float) -> Membership:
         """Tell the membership; where there is none, begin one that waits to be admitted."""
         ...
 

@@ -25,7 +25,7 @@ from lockstead.core.checks import Seconds, check_seconds
 from lockstead.core.engine import Engine
 from lockstead.core.keeper import log
 from lockstead.core.lease import INHERITED, LOST
-from lockstead.core.runtime import Bell, Runtime
+from lockstead.core.runtime import Event, Runtime
 from lockstead.errors import ClosedError, InvalidInputError, LockError, LockLostError, StoreError
 from lockstead.primitives import info
 from lockstead.primitives.handle import Single
@@ -75,26 +75,26 @@ class OneShotEvent:
     """The end of something, for any number to wait for."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._new_event = runtime.bell
+        self._new_event = runtime.event
         self._mutex = runtime.mutex()
-        self._bells: list[Bell] = []
-        self.is_past = False
+        self._events: list[Event] = []
+        self.is_set = False
 
     def come(self) -> None:
         with self._mutex:
-            self.is_past = True
-        for bell in self._bells:
-            bell.ring()
+            self.is_set = True
+        for event in self._events:
+            event.ring()
 
     async def wait(self, timeout: float = inf) -> bool:
         """Say whether it came in time."""
         with self._mutex:
-            if self.is_past:
+            if self.is_set:
                 return True
-            bell = self._new_event()
-            self._bells.append(bell)
-        await bell.wait(timeout)
-        return self.is_past
+            event = self._new_event()
+            self._events.append(event)
+        await event.wait(timeout)
+        return self.is_set
 
 
 class Term:
@@ -103,7 +103,7 @@ class Term:
     def __init__(self, runtime: Runtime) -> None:
         self._mutex = runtime.mutex()
         self._began = self._is_stopping = False
-        self.stirred = runtime.bell()
+        self.changed = runtime.event()
         """Rung when it is lost or resigned."""
         self.work = OneShotEvent(runtime)
         """That of on_elected."""
@@ -155,7 +155,7 @@ class Leading(Single):
         self._released = True
         with self._engine.keeper.mutex:
             self._leases[0].retire(self._engine.runtime.now())
-        self._term.stirred.ring()
+        self._term.changed.ring()
 
     async def _wait_for_end(self, patience: float) -> None:
         """Wait until the lock is given up, or must have ended; from a callback or a nested call not at all."""
@@ -179,14 +179,14 @@ class Leading(Single):
                 self._engine.keeper.release_in_background(self._leases[0])
 
     def _abandon(self) -> None:
-        if self._term is None or self._term.whole.is_past:
+        if self._term is None or self._term.whole.is_set:
             super()._abandon()
         else:
             self._resign()
 
     def _orphaned(self) -> None:
         """Give up what is not seen through: its task was cancelled before it began, or may not have been started."""
-        if self._term is not None and not self._term.whole.is_past:
+        if self._term is not None and not self._term.whole.is_set:
             self._released = True
             self._engine.leaders.pop(self._owner, None)
             self._engine.keeper.release_in_background(self._leases[0])
@@ -201,7 +201,7 @@ class Candidacy(Generic[L]):
 
     def __init__(self, runtime: Runtime) -> None:
         self._mutex = runtime.mutex()
-        self.stirred = runtime.bell()
+        self.changed = runtime.event()
         self.stands = True
         self.leadership: L | None = None
         """The present one, elected or not yet."""
@@ -222,7 +222,7 @@ class Candidacy(Generic[L]):
         """Stand no more, and tell what is to be given up."""
         with self._mutex:
             self.stands = False
-        self.stirred.ring()
+        self.changed.ring()
         return self.leadership
 
 
@@ -247,14 +247,14 @@ class Contest(Generic[L]):
         self._new = new
         self._callbacks = Callbacks(options.get("on_elected"), options.get("on_lost"))
         self._plan = _plan(name, defaults, **options)
-        self._start_afresh()
-        lifecycle.at_fork(self, in_child="_start_afresh")
+        self._reset()
+        lifecycle.at_fork(self, in_child="_reset")
 
     @property
     def name(self) -> str:
         return self._plan.asks[0].name
 
-    def _start_afresh(self) -> None:
+    def _reset(self) -> None:
         """Be no candidate: at first, and in a forked child, where no other thread has come along."""
         self._mutex = self._runtime.mutex()
         self._candidacy: Candidacy[L] | None = None
@@ -275,7 +275,7 @@ class Contest(Generic[L]):
                 self._runtime.spawn(work, "lockstead-election", leadership._orphaned)
             except BaseException:  # no more threads to be had, or an interrupt, after which one may have begun
                 leadership._orphaned()
-                term.stirred.ring()
+                term.changed.ring()
                 raise
         return leadership
 
@@ -332,7 +332,7 @@ class Contest(Generic[L]):
                 else:
                     pause = self._plan.retry.pause(failures, self._runtime.random())
                     failures += 1
-                    await candidacy.stirred.wait(pause)
+                    await candidacy.changed.wait(pause)
         except ClosedError:
             log.debug("the election of %r ends with its client", self.name)
         finally:
@@ -383,7 +383,7 @@ class Contest(Generic[L]):
             raise interruption
 
     async def _lead(self, leadership: L, term: Term) -> None:
-        leadership._watch(term.stirred.ring)
+        leadership._watch(term.changed.ring)
         if self._callbacks.on_elected is None:
             term.begin_work()
             term.work.come()
@@ -397,7 +397,7 @@ class Contest(Generic[L]):
                 term.work.come()
                 return
         while leadership.is_held:
-            await term.stirred.wait(inf)
+            await term.changed.wait(inf)
 
     async def _work(self, on_elected: Callable[[L], Any], leadership: L, term: Term) -> None:
         term.callers.add(self._runtime.context())

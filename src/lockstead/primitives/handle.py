@@ -70,7 +70,7 @@ class Handle:
         if at_least:
             until = engine.runtime.now() + at_least
             for lease in self._leases:
-                lease.lingers_until = max(lease.lingers_until, until)
+                lease.reserved_until = max(lease.reserved_until, until)
         if plan.on_lost is not None:
             on_lost, me = plan.on_lost, weakref.ref(self)  # the lease must not keep its handle alive
             spawn = self._engine.runtime.spawn
@@ -134,7 +134,7 @@ class Handle:
     def _reserve_name(self, seconds: float, words: str) -> None:
         """When released, leave the name taken for so long from now, showing these words."""
         for lease in self._leases:
-            lease.lingers_until = self._engine.runtime.now() + seconds
+            lease.reserved_until = self._engine.runtime.now() + seconds
             lease.reserved_metadata = words
 
     @property

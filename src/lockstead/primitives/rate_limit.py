@@ -17,7 +17,7 @@ from lockstead.core.gcra import ROUNDING
 from lockstead.core.lease import PATIENCE
 from lockstead.core.model import RateRequest, RateResult
 from lockstead.core.retry import RetryPolicy
-from lockstead.core.store import Rated
+from lockstead.core.store import RateLimiting
 from lockstead.errors import InvalidInputError, RateLimitError, UnsupportedError
 from lockstead.primitives.naming import Naming, literal, name_for_calls, varies
 
@@ -89,7 +89,7 @@ class Limiter:
         self._name = check_name(literal(naming))
         self._rate = rate
         self._retry = retry
-        if not isinstance(engine.store, Rated):
+        if not isinstance(engine.store, RateLimiting):
             msg = "this store keeps no rates: memory, SQLite, Redis (not Redlock) and PostgreSQL (not advisory) do"
             raise UnsupportedError(msg, name=self._name)
         self._store = engine.store

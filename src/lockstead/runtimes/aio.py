@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from math import inf
 from typing import Any, Generic, TypeVar
 
-from lockstead.core.runtime import Bell
+from lockstead.core.runtime import Event
 from lockstead.errors import LockError, UnsupportedError
 from lockstead.runtimes import clock
 from lockstead.runtimes.gather import gather_tasks
@@ -114,7 +114,7 @@ class AsyncRuntime:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._worker: ThreadPoolExecutor | None = None
 
-    def bell(self) -> Bell:
+    def event(self) -> Event:
         return _LoopEvent(self.bind(), self._thread)
 
     def mutex(self) -> AbstractContextManager[Any]:

@@ -24,14 +24,14 @@ async def gather_tasks(
     results: list[T | None] = [None] * len(works)
     running = len(works)
     until = inf
-    bell = runtime.bell()
+    event = runtime.event()
 
     def ended(number: int, result: T | None) -> None:
         nonlocal running
         running -= 1
         results[number] = result
         if not running or (until == inf and decided(results)):
-            bell.ring()
+            event.ring()
 
     for number, work in enumerate(works):
         start(work, partial(ended, number))
@@ -41,5 +41,5 @@ async def gather_tasks(
         left = until - runtime.now()
         if left <= 0:
             break
-        await bell.wait(left)
+        await event.wait(left)
     return list(results)

@@ -14,7 +14,7 @@ from math import inf
 from socket import socket
 from typing import Any, Generic, TypeVar
 
-from lockstead.core.runtime import Bell
+from lockstead.core.runtime import Event
 from lockstead.runtimes.gather import gather_tasks
 
 T = TypeVar("T")
@@ -234,7 +234,7 @@ class SimulatedRuntime:
     def random(self) -> float:
         return self._random.random()
 
-    def bell(self) -> Bell:
+    def event(self) -> Event:
         return _SimulatedEvent(self._process)
 
     def bind(self) -> None:

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, suppress
 from math import ceil, inf
 from typing import Any, Generic, TypeVar
 
-from lockstead.core.runtime import Bell, drive
+from lockstead.core.runtime import Event, drive
 from lockstead.errors import UnsupportedError
 from lockstead.runtimes import clock
 from lockstead.runtimes.nesting import is_in_step
@@ -29,20 +29,20 @@ T = TypeVar("T")
 class _ThreadEvent:
     """A lock used as a latch: locked until rung."""
 
-    __slots__ = ("_latch",)
+    __slots__ = ("_lock",)
 
     def __init__(self) -> None:
-        self._latch = threading.Lock()
-        self._latch.acquire()
+        self._lock = threading.Lock()
+        self._lock.acquire()
 
     def ring(self) -> None:
         with suppress(RuntimeError):  # it was rung already
-            self._latch.release()
+            self._lock.release()
 
     async def wait(self, timeout: float) -> bool:
         if timeout == inf:
-            return self._latch.acquire()
-        return self._latch.acquire(timeout=min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+            return self._lock.acquire()
+        return self._lock.acquire(timeout=min(max(timeout, 0.0), threading.TIMEOUT_MAX))
 
 
 class _Gathering(Generic[T]):
@@ -147,7 +147,7 @@ class ThreadRuntime:
     now = staticmethod(clock.now)
     random = staticmethod(random.random)
 
-    def bell(self) -> Bell:
+    def event(self) -> Event:
         return _ThreadEvent()
 
     def mutex(self) -> AbstractContextManager[Any]:

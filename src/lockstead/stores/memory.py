@@ -88,13 +88,13 @@ class MemoryServer:
                 self._sweep_at = min(self._sweep_at, now + tombstone)
             return was_alive, _owners(woken)
 
-    def reserve(self, stay: Reservation) -> tuple[bool, list[str]]:
+    def reserve(self, reservation: Reservation) -> tuple[bool, list[str]]:
         with self._mutex:
             now = self._clock()
-            was_there, woken = rule.reserve(self._line(stay.name, now), stay, now)
-            self._drop_if_empty(stay.name, now)
-            if stay.tombstone:
-                self._sweep_at = min(self._sweep_at, now + stay.tombstone)
+            was_there, woken = rule.reserve(self._line(reservation.name, now), reservation, now)
+            self._drop_if_empty(reservation.name, now)
+            if reservation.tombstone:
+                self._sweep_at = min(self._sweep_at, now + reservation.tombstone)
             return was_there, _owners(woken)
 
     def join_all(self, asks: Sequence[Ask]) -> tuple[list[Standing] | Refusal, list[str]]:
@@ -130,9 +130,9 @@ class MemoryServer:
     def wake(self, owners: Sequence[str]) -> None:
         if owners:
             with self._mutex:
-                mailboxes = list(self._listeners)
+                listeners = list(self._listeners)
             for owner in owners:
-                any(mailbox.ring(owner) for mailbox in mailboxes)
+                any(mailbox.ring(owner) for mailbox in listeners)
 
     def connect(self, mailbox: WaiterEvents) -> None:
         with self._mutex:
@@ -291,10 +291,10 @@ class MemoryStore:
             self._server.wake(woken)
         return was_alive
 
-    async def reserve(self, stay: Reservation, timeout: float) -> bool:
+    async def reserve(self, reservation: Reservation, timeout: float) -> bool:
         with step():
-            was_there, woken = self._server.reserve(stay)
-            self._mailbox.close(stay.owner)
+            was_there, woken = self._server.reserve(reservation)
+            self._mailbox.close(reservation.owner)
             self._server.wake(woken)
         return was_there
 

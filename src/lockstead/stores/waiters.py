@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstead.core.runtime import Bell, Runtime
+from lockstead.core.runtime import Event, Runtime
 
 
 class WaiterEvents:
@@ -13,30 +13,30 @@ class WaiterEvents:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._bells: dict[str, Bell] = {}
+        self._events: dict[str, Event] = {}
 
     def open(self, owner: str) -> None:
-        self._bells[owner] = self._runtime.bell()
+        self._events[owner] = self._runtime.event()
 
     def close(self, owner: str) -> None:
-        self._bells.pop(owner, None)
+        self._events.pop(owner, None)
 
     def ring(self, owner: str) -> bool:
         """Wake the place's waiter and say whether it is one of ours."""
-        bell = self._bells.get(owner)
-        if bell is None:
+        event = self._events.get(owner)
+        if event is None:
             return False
-        bell.ring()
+        event.ring()
         return True
 
-    def ring_all(self) -> None:
+    def notify_all(self) -> None:
         """Wake everybody: something may have been missed."""
-        for bell in list(self._bells.values()):
-            bell.ring()
+        for event in list(self._events.values()):
+            event.ring()
 
     async def wait(self, owner: str, timeout: float) -> bool:
-        bell = self._bells.get(owner)
-        if bell is None:
+        event = self._events.get(owner)
+        if event is None:
             await self._runtime.sleep(timeout)
             return False
-        return await bell.wait(timeout)
+        return await event.wait(timeout)

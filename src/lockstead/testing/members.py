@@ -48,7 +48,7 @@ class MemberServer(MemoryServer):
                     standings[number] = standing._replace(ticket=self._raise_ticket(renewal))
             return standings, woken
 
-    def knock(self) -> Membership:
+    def probe(self) -> Membership:
         with self._mutex:
             now = self._clock()
             if self._marker is None:
@@ -58,13 +58,13 @@ class MemberServer(MemoryServer):
 
     def admit(self, token: str, ticket: int, longest: float) -> Membership:
         with self._mutex:
-            marker, membership = self._marker, self.knock()
+            marker, membership = self._marker, self.probe()
             if marker is None or marker.token != token or membership.votes_in == 0:
                 return membership
             marker.longest = max(marker.longest, longest)
             marker.votes_at = marker.probed_at + marker.longest
             self._ticket = max(self._ticket, ticket)
-            return self.knock()
+            return self.probe()
 
     def forget(self) -> None:
         """Come back empty, as a server without persistence does."""
@@ -113,9 +113,9 @@ class MemberStore(MemoryStore):
         super().__init__(runtime, server)
         self._member = server
 
-    async def knock(self, timeout: float) -> Membership:
+    async def probe(self, timeout: float) -> Membership:
         with step():
-            return self._member.knock()
+            return self._member.probe()
 
     async def admit(self, token: str, ticket: int, longest: float, timeout: float) -> Membership:
         with step():

@@ -306,7 +306,7 @@ def test_a_name_that_cannot_be_left_taken_is_given_up_and_its_holder_told(
     server: MemoryServer, operator: DistributedLock, transient: bool
 ) -> None:
     class Unlingering(MemoryStore):
-        async def reserve(self, stay: Reservation, timeout: float) -> bool:
+        async def reserve(self, reservation: Reservation, timeout: float) -> bool:
             raise StoreError("too old", transient=transient)
 
     with DistributedLock(Unlingering(ThreadRuntime(), server)) as locks:

@@ -236,7 +236,7 @@ def test_a_release_on_a_session_that_is_replaced_meanwhile_is_no_loss(server: Po
         proxy.freeze()
         leaving = threading.Thread(target=lambda: outcomes.append(drive(store.leave("x", "holder/1", 10.0))))
         leaving.start()
-        eventually(lambda: store._stakes["holder/1"].state is State.LEAVING, "the release is on its way")
+        eventually(lambda: store._requests["holder/1"].state is State.LEAVING, "the release is on its way")
         with pytest.raises(StoreError):
             drive(store.leave("y", "nobody/1", 0.1))  # it finds the session silent
         assert join(store, wish("patient", "z")).held, "there is no other session"
@@ -668,7 +668,7 @@ def test_a_refusal_leaves_nothing_behind_even_if_no_holder_can_be_named(
     monkeypatch.setattr(store, "_holder", nobody)
     with DistributedLock(server.url.replace("postgresql:", "postgresql+advisory:")) as other, other.lock("x"):
         assert locks.try_acquire("x") is None
-    assert not store._stakes
+    assert not store._requests
 
 
 def test_what_others_imitate_is_shown_as_it_is_safe_to_show() -> None:

@@ -73,7 +73,7 @@ class Worker(threading.Thread):
             drive(self._store.leave(self._own.pop(owner)[0], owner, 5.0))
         elif kind < 0.96:
             owner = self._chance.choice(list(self._own))
-            self._linger(*self._own.pop(owner), owner)
+            self._reserve(*self._own.pop(owner), owner)
         elif kind < 0.98:
             self._own.pop(self._chance.choice(list(self._own)))  # dies
         else:
@@ -108,9 +108,9 @@ class Worker(threading.Thread):
         self.acquired += 1
         self.longest_wait = max(self.longest_wait, time.monotonic() - began)
 
-    def _linger(self, name: str, promised: float, owner: str) -> None:
-        stay = Reservation(name, owner, self._chance.choice((0.01, 0.1)))
-        if not drive(self._store.reserve(stay, 5.0)) and time.monotonic() < promised:
+    def _reserve(self, name: str, promised: float, owner: str) -> None:
+        reservation = Reservation(name, owner, self._chance.choice((0.01, 0.1)))
+        if not drive(self._store.reserve(reservation, 5.0)) and time.monotonic() < promised:
             self.failures.append(f"{owner} lost {name} too early to linger")
         if drive(self._store.renew([Renewal(name, owner, TTL, HEARTBEAT)], 5.0)) != [None]:
             self.failures.append(f"{owner} lingers at {name}, and is renewed")

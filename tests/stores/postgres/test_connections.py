@@ -203,7 +203,7 @@ async def test_a_client_that_waits_in_vain_keeps_nothing_of_it(party: Party, ser
         with pytest.raises(LockError):
             await ask(locks.acquire("x", timeout=0.02))
     ear = locks._engine.store._subscriber
-    heard_for = ear._waiters if party.driver == "threads" else ear._mailbox._bells
+    heard_for = ear._waiters if party.driver == "threads" else ear._mailbox._events
     assert not heard_for
     assert not locks._engine.keeper.leases
     assert len(places(party, server)) == 1

@@ -14,7 +14,7 @@ import pytest
 
 from lockstead.core.model import Ask, RateRequest, Standing
 from lockstead.core.runtime import drive
-from lockstead.core.store import MultiJoining, Rated, Reserving
+from lockstead.core.store import MultiJoining, RateLimiting, Reserving
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores import open_store
@@ -43,7 +43,7 @@ def timed(postgres_server: PostgresServer, postgres_schema: str) -> Iterator[Tab
 
 def test_the_table_has_the_abilities_and_advisory_locks_have_not(table: Table) -> None:
     advisory = open_store(table.url.replace("postgresql:", "postgresql+advisory:"), ThreadRuntime())
-    for ability in (Reserving, MultiJoining, Rated):
+    for ability in (Reserving, MultiJoining, RateLimiting):
         assert isinstance(table.store(), ability)
         assert not isinstance(advisory, ability)
     drive(advisory.close())
@@ -230,8 +230,8 @@ def test_a_stuck_rate_holds_up_no_other_and_a_stuck_name_no_rate(table: Table) -
         while not store._blocked_rates or began + 0.1 > time.monotonic():
             await store.spend(RateRequest("other", 0.0, 1.0), 5.0)
         began = time.monotonic()
-        charges = (store.spend(RateRequest("other", 1.0, 600.0), 5.0) for _ in range(30))
-        assert all(balance.allowed for balance in await asyncio.gather(*charges))
+        requests = (store.spend(RateRequest("other", 1.0, 600.0), 5.0) for _ in range(30))
+        assert all(balance.allowed for balance in await asyncio.gather(*requests))
         assert isinstance(await store.join(Ask("other", "me", 60.0, 30.0), 5.0), Standing)
         assert time.monotonic() - began < 3
         assert not any(task.done() for task in (*stuck, *names))

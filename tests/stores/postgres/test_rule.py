@@ -78,11 +78,13 @@ class Pair:
         assert theirs == ours
         self._check_woken(woken, name)
 
-    def reserve(self, stay: Reservation) -> None:
-        theirs = drive(self.store.reserve(stay, 5.0))
-        ours, woken = self.model.reserve(stay._replace(tombstone=self._refuse(stay.owner, stay.tombstone)))
+    def reserve(self, reservation: Reservation) -> None:
+        theirs = drive(self.store.reserve(reservation, 5.0))
+        ours, woken = self.model.reserve(
+            reservation._replace(tombstone=self._refuse(reservation.owner, reservation.tombstone))
+        )
         assert theirs == ours
-        self._check_woken(woken, stay.name, gone={stay.owner})
+        self._check_woken(woken, reservation.name, gone={reservation.owner})
 
     def join_all(self, asks: list[Ask]) -> None:
         for ask in asks:

@@ -32,7 +32,7 @@ class Dead(MemberStore):
 
     join = renew = leave = reserve = inspect = admit = _refuse
 
-    async def knock(self, timeout: float) -> Membership:
+    async def probe(self, timeout: float) -> Membership:
         self.probes += 1
         return await self._refuse()  # type: ignore[no-any-return]
 
@@ -43,11 +43,11 @@ class Hesitant(MemberStore):
     refuse = False
     stays = 0
 
-    async def reserve(self, stay: Reservation, timeout: float) -> bool:
+    async def reserve(self, reservation: Reservation, timeout: float) -> bool:
         self.stays += 1
         if self.refuse or self.stays == 1:
             raise StoreError("no answer", transient=True)
-        return await super().reserve(stay, timeout)
+        return await super().reserve(reservation, timeout)
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def open_quorum(runtime: Runtime, servers: list[MemberServer], dead: int = 0) ->
 def servers() -> list[MemberServer]:
     servers = [MemberServer() for _ in range(5)]
     for server in servers:
-        server.admit(server.knock().token, 0, 0.0)
+        server.admit(server.probe().token, 0, 0.0)
     return servers
 
 

@@ -94,7 +94,7 @@ async def test_a_client_that_waits_in_vain_keeps_nothing_of_it(party: Party, fre
         with pytest.raises(LockError):
             await ask(locks.acquire("x", timeout=0.02))
     store: RedisStore = locks._engine.store
-    heard_for = store._subscriber._waiters if party.driver == "threads" else store._subscriber._mailbox._bells  # type: ignore[attr-defined]
+    heard_for = store._subscriber._waiters if party.driver == "threads" else store._subscriber._mailbox._events  # type: ignore[attr-defined]
     assert not heard_for
     assert not locks._engine.keeper.leases
 

@@ -55,7 +55,7 @@ def site(redis_server: RedisServer, key_prefix: str) -> Iterator[Site]:
 @pytest.fixture
 def member(redis_server: RedisServer, key_prefix: str) -> Iterator[Site]:
     site = Site(redis_server, key_prefix, is_member=True)
-    token = drive(site.store.knock(TIMEOUT)).token
+    token = drive(site.store.probe(TIMEOUT)).token
     drive(site.store.admit(token, 1, 0.0, TIMEOUT))
     yield site
     site.close()
@@ -268,12 +268,12 @@ def test_a_member_whose_votes_cannot_be_read_does_not_vote_until_it_is_admitted_
     member.join("a/1", queue=False)
     member.damage(OWN, member.fields()[OWN][:-1] + b"\xff")
     refused(lambda: member.join("b/1", "other", queue=False), "counter")
-    refused(lambda: drive(member.store.knock(TIMEOUT)), "counter")
+    refused(lambda: drive(member.store.probe(TIMEOUT)), "counter")
     drive(member.engine.evict("other"))
     answer = member.join("b/1", "other", queue=False)
     assert isinstance(answer, Refusal)
     assert answer.abstains
-    assert drive(member.store.knock(TIMEOUT)).votes_in == inf
+    assert drive(member.store.probe(TIMEOUT)).votes_in == inf
 
 
 def test_a_key_of_another_type_is_named_and_left_alone(site: Site) -> None:
@@ -430,7 +430,7 @@ def steps(site: Site, chance: random.Random, *, is_member: bool = False) -> list
         lambda: drive(store.inspect("x", exact=True)),
     ]
     if is_member:
-        found += [lambda: drive(store.knock(TIMEOUT)), lambda: drive(store.admit("token", 7, 1.0, TIMEOUT))]
+        found += [lambda: drive(store.probe(TIMEOUT)), lambda: drive(store.admit("token", 7, 1.0, TIMEOUT))]
     else:
         asks = [Ask(name, f"{name}/all", 600.0, 600.0, queue=False) for name in ("z", "x")]
         found += [lambda: drive(store.join_all(asks, TIMEOUT))]

@@ -92,9 +92,9 @@ class Pair:
         assert theirs or not ours, "only of an expired place that is still there may the answer differ"
         self._check_woken(woken)
 
-    def reserve(self, stay: Reservation) -> None:
-        theirs = drive(self.store.reserve(stay, 5.0))
-        ours, woken = self._model.reserve(stay)
+    def reserve(self, reservation: Reservation) -> None:
+        theirs = drive(self.store.reserve(reservation, 5.0))
+        ours, woken = self._model.reserve(reservation)
         assert theirs == ours
         self._check_woken(woken)
 

@@ -151,7 +151,11 @@ class BlockingNode:
     def __init__(self, runtime: ThreadRuntime, address: Address) -> None:
         self._address = address
         self._pool: Pool[Connection] = Pool(runtime, MOST)
-        self._slots = {Lane.COMMON: Slots(MOST), Lane.STEADY: Slots(MOST), Lane.STUCK: Slots(MAX_BLOCKED_CONNECTIONS)}
+        self._slots = {
+            Lane.COMMON: Slots(MOST),
+            Lane.RENEWALS: Slots(MOST),
+            Lane.BLOCKED: Slots(MAX_BLOCKED_CONNECTIONS),
+        }
         self.is_pooled = False
         self.close = self._pool.close
 

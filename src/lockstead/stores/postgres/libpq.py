@@ -41,8 +41,8 @@ class Lane(Enum):
     """Which requests share a connection, so that none is held up by what it has nothing to do with."""
 
     COMMON = "those that wait for a name at most for a moment"
-    STEADY = "those that wait for nobody"
-    STUCK = "those that found a name in use, in somebody's open transaction perhaps"
+    RENEWALS = "those that wait for nobody"
+    BLOCKED = "those that found a name in use, in somebody's open transaction perhaps"
 
 
 EMPTY_QUERY = Statement(b"SELECT")

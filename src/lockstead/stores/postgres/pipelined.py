@@ -231,7 +231,7 @@ class PipelinedNode:
         try:
             return await self._lanes[lane].open(timeout)
         except StoreError:
-            if lane is not Lane.STEADY or common is None or not common.is_good:
+            if lane is not Lane.RENEWALS or common is None or not common.is_good:
                 raise
             return common
         except TimeoutError:

@@ -45,10 +45,10 @@ class Slots:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._start_afresh()
-        lifecycle.at_fork(self, in_child="_start_afresh")
+        self._reset()
+        lifecycle.at_fork(self, in_child="_reset")
 
-    def _start_afresh(self) -> None:
+    def _reset(self) -> None:
         self._mutex = threading.RLock()  # a signal handler may ask, too
         self._free = self._most
         self._line: deque[Turn] = deque()

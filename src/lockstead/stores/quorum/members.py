@@ -77,10 +77,10 @@ class Members:
         self._nodes = [_MemberState(name, member) for name, member in zip(names, members, strict=True)]
         self._timeout = timeout
         self._closed = False
-        self._start_afresh()
-        lifecycle.at_fork(self, in_child="_start_afresh")
+        self._reset()
+        lifecycle.at_fork(self, in_child="_reset")
 
-    def _start_afresh(self) -> None:
+    def _reset(self) -> None:
         """Look after nobody: at first, and in a forked child, where no other thread has come along."""
         self._mutex = self.runtime.mutex()
         self._bootstrapped = False
@@ -178,7 +178,7 @@ class Members:
             await self.runtime.sleep(pause * (0.5 + 0.5 * self.runtime.random()))
             pause = min(2 * pause, MAX_PROBE_INTERVAL)
             try:
-                membership = await node.member.knock(self._timeout)
+                membership = await node.member.probe(self._timeout)
                 await self._flush_releases(node)
             except Exception as error:
                 node.error = str(error)
@@ -298,7 +298,7 @@ class Members:
             log.info("%s votes", node.name)
 
     async def _probe_all(self) -> list[Membership | None]:
-        works = [self._attempt(n, lambda _, member: member.knock(self._timeout)) for n in range(len(self._nodes))]
+        works = [self._attempt(n, lambda _, member: member.probe(self._timeout)) for n in range(len(self._nodes))]
         answers = await self.runtime.gather(works, all_answered, GRACE)
         return [answer if isinstance(answer, Membership) else None for answer in answers]
 

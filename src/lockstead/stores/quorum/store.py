@@ -100,10 +100,10 @@ class Quorum:
         self._node_timeout = node_timeout
         self._clock = clock
         weakref.finalize(self, self._nodes.stop)
-        self._start_afresh()
-        lifecycle.at_fork(self, in_child="_start_afresh")
+        self._reset()
+        lifecycle.at_fork(self, in_child="_reset")
 
-    def _start_afresh(self) -> None:
+    def _reset(self) -> None:
         self._placements: dict[tuple[str, str], _Placement] = {}
         self._sweep_above = 64
 
@@ -192,21 +192,21 @@ class Quorum:
         self._placements.pop((name, owner), None)
         return len(votes) - votes.count(False) >= self._majority
 
-    async def reserve(self, stay: Reservation, timeout: float) -> bool:
+    async def reserve(self, reservation: Reservation, timeout: float) -> bool:
         """Let a place stand on wherever it may be; False if it was not on a majority any more.
 
         A silent member loses the place in the background, but only once enough others have answered: it will be
         asked again if this has to be repeated.
         """
-        name, owner = stay.name, stay.owner
+        name, owner = reservation.name, reservation.owner
         patience = min(timeout, self._node_timeout)
-        members, until, doubts = self._whereabouts(name, owner, stay.tombstone)
+        members, until, tombstones = self._locate(name, owner, reservation.tombstone)
         trace = self._placements.get((name, owner)) or _Placement()
         stands = trace.stands
         is_over = False
 
         def queue_release(number: int) -> None:
-            self._nodes.queue_release(number, name, owner, doubts[number], until)
+            self._nodes.queue_release(number, name, owner, tombstones[number], until)
 
         def heard(number: int, vote: object) -> None:
             if not isinstance(vote, Exception):
@@ -220,7 +220,7 @@ class Quorum:
             return len(stands) >= self._majority or len(stands.union(_silent(votes, members))) < self._majority
 
         votes = await self._nodes.ask(
-            lambda number, member: member.reserve(stay._replace(tombstone=doubts[number]), patience),
+            lambda number, member: member.reserve(reservation._replace(tombstone=tombstones[number]), patience),
             is_decided,
             is_decided,
             among=members,
@@ -345,12 +345,12 @@ class Quorum:
     ) -> list[bool | Exception | None]:
         """Leave every member that may have a place; whichever does not hear of it now, will."""
         trace = self._placements.get((name, owner))
-        members, until, doubts = self._whereabouts(name, owner, tombstone)
+        members, until, tombstones = self._locate(name, owner, tombstone)
 
         def heard(number: int, vote: object) -> None:
             if isinstance(vote, Exception):
                 if not isinstance(vote, DamagedError):  # of which nothing can be given up
-                    self._nodes.queue_release(number, name, owner, doubts[number], until)
+                    self._nodes.queue_release(number, name, owner, tombstones[number], until)
             elif trace is not None:
                 trace.granted.discard(number)
 
@@ -359,7 +359,7 @@ class Quorum:
             return len(votes) - silent >= self._majority
 
         votes = await self._nodes.ask(
-            lambda number, member: member.leave(name, owner, patience, doubts[number]),
+            lambda number, member: member.leave(name, owner, patience, tombstones[number]),
             are_free,
             are_free,
             among=members,
@@ -367,10 +367,10 @@ class Quorum:
         )
         for number, vote in enumerate(votes):
             if isinstance(vote, UnaskedError):
-                self._nodes.queue_release(number, name, owner, doubts[number], until)
+                self._nodes.queue_release(number, name, owner, tombstones[number], until)
         return _fill_unasked(votes, members)
 
-    def _whereabouts(self, name: str, owner: str, tombstone: float) -> tuple[Sequence[int], float, dict[int, float]]:
+    def _locate(self, name: str, owner: str, tombstone: float) -> tuple[Sequence[int], float, dict[int, float]]:
         """Tell which members may have an owner's place, until when, and for how long each is to refuse the owner."""
         trace = self._placements.get((name, owner))
         if trace is None:

@@ -119,12 +119,12 @@ def pack_renewal(renewal: Renewal) -> bytes:
     return _RENEWAL.pack(microseconds(ttl), microseconds(heartbeat), floor, claim, len(owner)) + owner
 
 
-def reserve_args(stay: Reservation) -> tuple[Arg, ...]:
+def reserve_args(reservation: Reservation) -> tuple[Arg, ...]:
     """Give what reserve.lua takes."""
-    reserved_owner = stay.owner + RESERVED
-    lives = b"%d" % microseconds(stay.seconds), b"%d" % microseconds(stay.tombstone)
-    args: tuple[Arg, ...] = stay.name, stay.owner, reserved_owner, *lives
-    return args if stay.metadata is None else (*args, stay.metadata)
+    reserved_owner = reservation.owner + RESERVED
+    lives = b"%d" % microseconds(reservation.seconds), b"%d" % microseconds(reservation.tombstone)
+    args: tuple[Arg, ...] = reservation.name, reservation.owner, reserved_owner, *lives
+    return args if reservation.metadata is None else (*args, reservation.metadata)
 
 
 def pack_rate_request(charge: RateRequest) -> bytes:

@@ -166,10 +166,10 @@ class RedisStore:
         self._subscriber.forget(owner)
         return bool(was_there)
 
-    async def reserve(self, stay: Reservation, timeout: float) -> bool:
-        args = reserve_args(stay)
-        was_there = await self._call(RESERVE, self._key(stay.name), args, timeout)
-        self._subscriber.forget(stay.owner)
+    async def reserve(self, reservation: Reservation, timeout: float) -> bool:
+        args = reserve_args(reservation)
+        was_there = await self._call(RESERVE, self._key(reservation.name), args, timeout)
+        self._subscriber.forget(reservation.owner)
         return bool(was_there)
 
     async def join_all(self, asks: Sequence[Ask], timeout: float) -> list[Standing] | Refusal | None:
@@ -229,7 +229,7 @@ class RedisStore:
             some = fields[start : start + FIELDS_PER_REPAIR]
             await self._call(REPAIR, key, (b"%d" % self._is_member, b"%d" % is_damaged, name, *some), timeout)
 
-    async def knock(self, timeout: float) -> Membership:
+    async def probe(self, timeout: float) -> Membership:
         return await self._membership((secrets.token_hex(8),), timeout)
 
     async def admit(self, token: str, ticket: int, longest: float, timeout: float) -> Membership:
@@ -410,9 +410,9 @@ class RedisStore:
             raise failures[0]
         return replies
 
-    def _check_replicas(self, node: Node, copies: Any) -> None:
-        if isinstance(copies, Exception) or copies < self._min_replicas:
-            found = copies if isinstance(copies, Exception) else f"{copies} of {self._min_replicas}"
+    def _check_replicas(self, node: Node, replicas: Any) -> None:
+        if isinstance(replicas, Exception) or replicas < self._min_replicas:
+            found = replicas if isinstance(replicas, Exception) else f"{replicas} of {self._min_replicas}"
             msg = f"{node.address}: not enough replicas confirmed it in time ({found})"
             raise _UnconfirmedError(msg, transient=True)
 

@@ -28,9 +28,9 @@ class NotifySocket:
         self._listens = listens
         self._socket: socket.socket | None = None
         self._close: weakref.finalize[[], NotifySocket] | None = None
-        self.start_afresh()
+        self.reset()
 
-    def start_afresh(self) -> None:
+    def reset(self) -> None:
         """Wait for nothing: at first, and in a forked child, which must not shut its parent's socket down."""
         if self._close is not None:
             self._close.detach()

@@ -220,12 +220,12 @@ class SqliteStore:
         self._notify_socket.forget(owner)
         return was_there
 
-    async def reserve(self, stay: Reservation, timeout: float) -> bool:
+    async def reserve(self, reservation: Reservation, timeout: float) -> bool:
         def step(cursor: sqlite3.Cursor, now: float) -> tuple[bool, list[Place]]:
-            return rule.reserve(self._line(cursor, stay.name, now), stay, now)
+            return rule.reserve(self._line(cursor, reservation.name, now), reservation, now)
 
         was_there = await self._do(step, timeout, look=not self._closed)
-        self._notify_socket.forget(stay.owner)
+        self._notify_socket.forget(reservation.owner)
         return was_there
 
     async def join_all(self, asks: Sequence[Ask], timeout: float) -> list[Standing] | Refusal | None:
@@ -506,7 +506,7 @@ class SqliteStore:
 
     def _forked(self) -> None:
         self._mutex = threading.Lock()
-        self._notify_socket.start_afresh()
+        self._notify_socket.reset()
 
 
 class _Connection(sqlite3.Connection):

@@ -34,7 +34,7 @@ MakeMessage = Callable[[str], bytes]
 
 
 class Subscriber(Protocol):
-    strays: int
+    ignored: int
     """How many messages arrived that wake no place of ours: late ones, and whatever else was published there."""
 
     def expect(self, owner: str) -> bytes:
@@ -142,16 +142,16 @@ class BlockingSubscriber:
         make_message: MakeMessage,
         wake: Wake,
     ) -> None:
-        self.strays = 0
+        self.ignored = 0
         self._is_closed = False
         self._runtime = runtime
         self._subscribe = subscribe
         self._make_message = make_message
         self._wake = wake
-        self._start_afresh()
+        self._reset()
         lifecycle.at_fork(self, in_child="_forked")
 
-    def _start_afresh(self) -> None:
+    def _reset(self) -> None:
         self._mutex = threading.RLock()  # a signal handler may wait, too
         self._waiters: dict[str, _Waiter] = {}
         self._by_message: dict[bytes, _Waiter] = {}
@@ -162,7 +162,7 @@ class BlockingSubscriber:
 
     def _forked(self) -> None:
         connection = self._connection
-        self._start_afresh()
+        self._reset()
         if connection is not None:  # a thread that is gone was using it, and will not let go of it
             connection.abandon()
 
@@ -224,8 +224,8 @@ class BlockingSubscriber:
                     continue
                 self._take_in(messages)
         except BaseException as error:
-            self._hang_up()
-            if not is_passing(error):
+            self._disconnect()
+            if not is_transient(error):
                 raise
             time.sleep(min(PAUSE, max(deadline - self._runtime.now(), 0.0)))
             waiter.ring(Wake.HINT)
@@ -248,15 +248,15 @@ class BlockingSubscriber:
             if waiter := self._by_message.get(message):
                 waiter.ring(self._wake)
             else:
-                self.strays += 1
-                log.debug(IGNORED, self.strays)
+                self.ignored += 1
+                log.debug(IGNORED, self.ignored)
 
     def _check_liveness(self, connection: Subscription) -> None:
         if self._liveness.is_final(self._runtime.now(), connection.probe):
             msg = "the server has fallen silent"
             raise ConnectionResetError(msg)
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -268,7 +268,7 @@ class BlockingSubscriber:
         if connection is not None:
             connection.shut_down()
             if self._listener is None:
-                self._hang_up()
+                self._disconnect()
 
 
 class SubscriberConnection(Protocol):
@@ -297,7 +297,7 @@ class LoopSubscriber(Generic[P]):
     """One subscription for all tasks that wait. `wake` as of a BlockingEar."""
 
     def __init__(self, runtime: AsyncRuntime, subscribe: Subscribe[P], make_message: MakeMessage, wake: Wake) -> None:
-        self.strays = 0
+        self.ignored = 0
         self._runtime = runtime
         self._subscribe = subscribe
         self._make_message = make_message
@@ -340,24 +340,24 @@ class LoopSubscriber(Generic[P]):
             elif self._liveness.is_final(self._runtime.now(), connection.probe):
                 connection.close()
         except (OSError, StoreError) as error:
-            if not is_passing(error):
+            if not is_transient(error):
                 raise
             await self._runtime.sleep(min(timeout, PAUSE))
             return Wake.HINT
-        is_rung = await self._mailbox.wait(owner, timeout)
+        is_set = await self._mailbox.wait(owner, timeout)
         if owner in self._woken:
             self._woken.remove(owner)
             return self._wake
-        return Wake(is_rung)
+        return Wake(is_set)
 
     async def _connect(self, timeout: float) -> P:
         """Connect, and have everybody ask again: what was sent before is lost."""
         weak = WeakMethod(self._take_in)
         connection = await self._subscribe(
-            timeout, lambda message: call(message) if (call := weak()) else None, self._mailbox.ring_all
+            timeout, lambda message: call(message) if (call := weak()) else None, self._mailbox.notify_all
         )
         self._liveness.begin(self._runtime.now())
-        self._mailbox.ring_all()
+        self._mailbox.notify_all()
         return connection
 
     def _take_in(self, message: bytes | None) -> None:
@@ -366,8 +366,8 @@ class LoopSubscriber(Generic[P]):
             return
         owner = self._owners.get(message)
         if owner is None:
-            self.strays += 1
-            log.debug(IGNORED, self.strays)
+            self.ignored += 1
+            log.debug(IGNORED, self.ignored)
         else:
             self._mailbox.ring(owner)
             self._woken.add(owner)
@@ -376,6 +376,6 @@ class LoopSubscriber(Generic[P]):
         self._shared.close()
 
 
-def is_passing(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Tell whether it may help to connect again: somebody who only listens can do without, for a while."""
     return isinstance(error, OSError) or (isinstance(error, StoreError) and error.transient)

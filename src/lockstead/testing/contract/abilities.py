@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from lockstead.core.model import RESERVED, Ask, Place, RateRequest, RateResult, Refusal, Reservation, Standing
-from lockstead.core.store import MultiJoining, Rated, Reserving, Store
+from lockstead.core.store import MultiJoining, RateLimiting, Reserving, Store
 from lockstead.testing.contract.rigs import Rig
 from lockstead.testing.contract.store import TIMEOUT, begin_to_listen, join, leave, life, renew, wish
 
 
-def stay(owner: str, seconds: float = 60.0, **changes: Any) -> Reservation:
+def reservation(owner: str, seconds: float = 60.0, **changes: Any) -> Reservation:
     return Reservation("x", f"{owner}/1", seconds)._replace(**changes)
 
 
@@ -37,10 +37,10 @@ def test_a_name_stays_reserved_and_no_request_of_its_holder_finds_it(rig: Rig) -
         if not isinstance(store, Reserving):
             return
         held = await join(store, wish("alice", metadata='{"job": 1}'))
-        assert await store.reserve(stay("alice"), TIMEOUT)
+        assert await store.reserve(reservation("alice"), TIMEOUT)
         assert await renew(store, life("alice", ttl=600.0)) is None
         assert not await leave(store, "alice")
-        assert not await store.reserve(stay("alice", 600.0), TIMEOUT)
+        assert not await store.reserve(reservation("alice", 600.0), TIMEOUT)
         for owner in ("alice", "bob"):
             refusal = await join(rig.store(), wish(owner, queue=False))
             assert refusal == Refusal(f"alice/1{RESERVED}", nearly(60.0))
@@ -60,7 +60,7 @@ def test_a_reservation_may_be_shorter_than_the_hold_and_the_first_waiter_then_ho
         for owner in ("bob", "carol"):
             await join(store, wish(owner))
         began = time.monotonic()
-        assert await store.reserve(stay("alice", 0.1), TIMEOUT)
+        assert await store.reserve(reservation("alice", 0.1), TIMEOUT)
 
         async def bob_is_in() -> bool:
             standing = await join(store, wish("bob"))
@@ -79,7 +79,7 @@ def test_a_reservation_may_show_other_metadata_than_the_hold(rig: Rig) -> None:
         if not isinstance(store, Reserving):
             return
         await join(store, wish("alice", metadata='{"job": 1}'))
-        assert await store.reserve(stay("alice", metadata='{"result": "ü"}'), TIMEOUT)
+        assert await store.reserve(reservation("alice", metadata='{"result": "ü"}'), TIMEOUT)
         assert [place.metadata for place in await places(store)] == ['{"result": "ü"}']
 
     rig.run(test())
@@ -90,10 +90,10 @@ def test_a_place_that_does_not_hold_leaves_instead_of_reserving(rig: Rig) -> Non
         store = rig.store()
         if not isinstance(store, Reserving):
             return
-        assert not await store.reserve(stay("alice"), TIMEOUT)
+        assert not await store.reserve(reservation("alice"), TIMEOUT)
         await join(store, wish("alice"))
         await join(store, wish("bob"))
-        assert not await store.reserve(stay("bob"), TIMEOUT)
+        assert not await store.reserve(reservation("bob"), TIMEOUT)
         assert await owners(store) == ["alice/1"]
 
     rig.run(test())
@@ -107,7 +107,7 @@ def test_a_place_that_leaves_instead_of_reserving_wakes_the_next_waiter(rig: Rig
         for owner, weight in (("alice", 2), ("bob", 2), ("carol", 1)):
             await join(store, wish(owner, capacity=3, weight=weight))
         await begin_to_listen(store, "carol")
-        assert not await store.reserve(stay("bob"), TIMEOUT)
+        assert not await store.reserve(reservation("bob"), TIMEOUT)
         assert await store.wait("x", "carol/1", TIMEOUT)
         assert (await renew(store, life("carol"))).held  # type: ignore[union-attr]
 
@@ -121,7 +121,7 @@ def test_one_of_several_holders_reserves_and_the_others_are_as_before(rig: Rig) 
             return
         for owner in ("alice", "bob", "carol", "dave"):
             await join(store, wish(owner, capacity=3))
-        assert await store.reserve(stay("bob"), TIMEOUT)
+        assert await store.reserve(reservation("bob"), TIMEOUT)
         assert await owners(store) == ["alice/1", f"bob/1{RESERVED}", "carol/1", "dave/1"]
         for owner, held in (("alice", True), ("carol", True), ("dave", False)):
             standing = await renew(store, life(owner))
@@ -141,11 +141,11 @@ def test_a_late_join_of_a_reserving_owner_is_released_and_blocks_no_client(rig: 
         if not isinstance(store, Reserving) or not store.capabilities.semaphore:
             return
         held = await join(store, wish("alice", capacity=2))
-        assert await store.reserve(stay("alice"), TIMEOUT)
+        assert await store.reserve(reservation("alice"), TIMEOUT)
         assert (await join(store, wish("alice", capacity=2))).held
-        assert not await store.reserve(stay("alice"), TIMEOUT)
+        assert not await store.reserve(reservation("alice"), TIMEOUT)
         assert [(place.owner, place.ticket) for place in await places(store)] == [(f"alice/1{RESERVED}", held.ticket)]
-        await store.reserve(stay("alice", tombstone=30.0), TIMEOUT)
+        await store.reserve(reservation("alice", tombstone=30.0), TIMEOUT)
         assert isinstance(await join(store, wish("alice", capacity=2)), Refusal)
         assert (await join(store, wish("bob", capacity=2))).held
 
@@ -160,7 +160,7 @@ def test_a_late_join_after_a_reservation_in_doubt_is_refused(rig: Rig) -> None:
         await join(store, wish("alice"))
         another = rig.store()  # which knows as little of her joins as the engine of such a holder does
         assert isinstance(another, Reserving)
-        assert await another.reserve(stay("alice", 0.001, tombstone=30.0), TIMEOUT)
+        assert await another.reserve(reservation("alice", 0.001, tombstone=30.0), TIMEOUT)
 
         async def is_free() -> bool:
             return not await places(store)
@@ -232,14 +232,16 @@ def test_one_line_that_refuses_leaves_nothing_in_the_others_and_is_named(rig: Ri
     rig.run(test())
 
 
-async def spend(store: Rated, cost: float, limit: float = 20.0, patience: float = 0.0, name: str = "x") -> RateResult:
+async def spend(
+    store: RateLimiting, cost: float, limit: float = 20.0, patience: float = 0.0, name: str = "x"
+) -> RateResult:
     return await store.spend(RateRequest(name, cost, limit, patience), TIMEOUT)
 
 
 def test_a_burst_is_allowed_at_once_and_no_more_and_a_refused_request_costs_nothing(rig: Rig) -> None:
     async def test() -> None:
         store, other = rig.store(), rig.store()
-        if not isinstance(store, Rated) or not isinstance(other, Rated):
+        if not isinstance(store, RateLimiting) or not isinstance(other, RateLimiting):
             return
         assert await spend(store, 0.0) == RateResult(True, 0.0)
         assert await spend(store, 10.0) == RateResult(True, 10.0)
@@ -257,7 +259,7 @@ def test_a_burst_is_allowed_at_once_and_no_more_and_a_refused_request_costs_noth
 def test_a_request_that_may_wait_reserves_its_turn_in_advance(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
-        if not isinstance(store, Rated):
+        if not isinstance(store, RateLimiting):
             return
         await spend(store, 20.0)
         assert await spend(store, 10.0, patience=5.0) == RateResult(False, nearly(20.0))
@@ -271,7 +273,7 @@ def test_a_request_that_may_wait_reserves_its_turn_in_advance(rig: Rig) -> None:
 def test_a_sum_of_fractions_may_be_off_by_a_little(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
-        if not isinstance(store, Rated):
+        if not isinstance(store, RateLimiting):
             return
         assert not (await spend(store, 1 + 1e-8, limit=1.0)).allowed
         assert (await spend(store, 1 + 1e-10, limit=1.0)).allowed
@@ -282,7 +284,7 @@ def test_a_sum_of_fractions_may_be_off_by_a_little(rig: Rig) -> None:
 def test_a_used_burst_is_allowed_again_with_time(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
-        if not isinstance(store, Rated):
+        if not isinstance(store, RateLimiting):
             return
         began = time.monotonic()
         assert (await spend(store, 0.05, limit=0.05)).allowed

@@ -121,7 +121,7 @@ def test_in_the_background_one_leads_until_it_stops_and_then_another(rig: Rig) -
 def test_the_lock_is_given_up_only_after_on_lost_has_ended(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
-        may_end, calls, seen = rig._runtime.bell(), [], []
+        may_end, calls, seen = rig._runtime.event(), [], []
 
         async def slow(leadership: Any) -> None:
             calls.append(leadership.is_leader)

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from lockstead import RateLimitError, UnsupportedError
-from lockstead.core.store import Rated
+from lockstead.core.store import RateLimiting
 from lockstead.testing.contract.rigs import Rig, ask
 
 
@@ -22,7 +22,7 @@ def limiters(rig: Rig, limit: int, per: float, burst: int) -> tuple[Any, Any]:
 
 def refuses(rig: Rig) -> bool:
     """See that a store without rates says so as soon as a limiter is made."""
-    if isinstance(rig.store(), Rated):
+    if isinstance(rig.store(), RateLimiting):
         return False
     with pytest.raises(UnsupportedError, match="keeps no rates"):
         rig.client().rate_limiter("x", 1, 1)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from lockstead.core.lease import PATIENCE
 from lockstead.core.model import Ask, Line, Place, RateRequest, RateResult, Refusal, Renewal, Reservation, Standing
 from lockstead.core.runtime import Runtime, drive
-from lockstead.core.store import MultiJoining, Rated, Reserving, Store
+from lockstead.core.store import MultiJoining, RateLimiting, Reserving, Store
 from lockstead.errors import UnsupportedError
 from lockstead.runtimes.simulated import World
 from lockstead.runtimes.threads import ThreadRuntime
@@ -123,10 +123,10 @@ class StoreServer(Server):
     def leave(self, name: str, owner: str, tombstone: float) -> tuple[bool, list[str]]:
         return self._step(self._store_of(owner).leave(name, owner, PATIENCE, tombstone), [name])
 
-    def reserve(self, stay: Reservation) -> tuple[bool, list[str]]:
-        store = self._store_of(stay.owner)
+    def reserve(self, reservation: Reservation) -> tuple[bool, list[str]]:
+        store = self._store_of(reservation.owner)
         assert isinstance(store, Reserving)
-        return self._step(store.reserve(stay, PATIENCE), [stay.name])
+        return self._step(store.reserve(reservation, PATIENCE), [reservation.name])
 
     def join_all(self, asks: Sequence[Ask]) -> tuple[list[Standing] | Refusal | None, list[str]]:
         store = self._store_of(asks[0].owner)
@@ -135,7 +135,7 @@ class StoreServer(Server):
         return self._step(store.join_all(asks, PATIENCE), [ask.name for ask in asks])
 
     def spend(self, charge: RateRequest) -> RateResult:
-        assert isinstance(self._observer, Rated)
+        assert isinstance(self._observer, RateLimiting)
         return self._drive(self._observer.spend(charge, PATIENCE))
 
     def inspect(self, prefix: str, *, exact: bool) -> list[Line]:

@@ -35,7 +35,7 @@ class ElectionHistory(History):
     """
 
     ttls: tuple[float, ...] = (0.5, 1.0, 3.0, 5.0)
-    offices: dict[str, list[Office]] = field(default_factory=dict)
+    terms: dict[str, list[Office]] = field(default_factory=dict)
 
     async def _work(self, process: Process, engine: Engine) -> None:
         chance = self.random.random
@@ -79,19 +79,19 @@ class ElectionHistory(History):
         name, ttl = self.random.choice(self.names), self.random.choice(self.ttls)
         grace = ttl * self.random.choice((0.1, 0.2, 0.5))
         time_to_stop = grace * self.random.choice((0.0, 0.5, 0.9))
-        offices = self.offices.setdefault(name, [])
+        terms = self.terms.setdefault(name, [])
 
         async def on_elected(leadership: Leading) -> None:
             self.sections += 1
-            for office in offices:
+            for office in terms:
                 if not office.excuses():
                     self.monitor._fail(f"{process.name} leads {name}, but {office.process.name} does still")
-            offices.append(Office(process, self.world.now))
+            terms.append(Office(process, self.world.now))
             if self.random.random() < 0.1:
                 await self._resign(leadership)
 
         async def on_lost(leadership: Leading) -> None:
-            office = next((office for office in offices if office.process is process and not office.is_ending), None)
+            office = next((office for office in terms if office.process is process and not office.is_ending), None)
             if office is None:
                 self.monitor._fail(f"{process.name} loses {name}, which it does not lead")
             assert office is not None
@@ -99,14 +99,14 @@ class ElectionHistory(History):
             if leadership.is_leader:
                 self.monitor._fail(f"{process.name} leads {name} on")
             await engine.runtime.sleep(time_to_stop)
-            offices.remove(office)
+            terms.remove(office)
 
         return Contest(engine, Leading, name, DEFAULTS, ttl=ttl, grace=grace, on_elected=on_elected, on_lost=on_lost)
 
     def _check_nothing_is_left(self) -> None:
         super()._check_nothing_is_left()
-        for name, offices in self.offices.items():
-            for office in offices:
+        for name, terms in self.terms.items():
+            for office in terms:
                 if not office.process.crashed:
                     raise ViolationError(f"{office.process.name} was never told to leave {name}")
         for process, engine in self.processes:

@@ -39,8 +39,8 @@ class SimulatedMemberStore(SimulatedStore):
         super().__init__(process, server)
         self._member = server
 
-    async def knock(self, timeout: float) -> Membership:
-        return await self._request(lambda: (self._member.knock(), []), timeout)
+    async def probe(self, timeout: float) -> Membership:
+        return await self._request(lambda: (self._member.probe(), []), timeout)
 
     async def admit(self, token: str, ticket: int, longest: float, timeout: float) -> Membership:
         return await self._request(lambda: (self._member.admit(token, ticket, longest), []), timeout)

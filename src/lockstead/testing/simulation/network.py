@@ -75,7 +75,7 @@ class Server(ABC):
     def leave(self, name: str, owner: str, tombstone: float) -> tuple[bool, list[str]]: ...
 
     @abstractmethod
-    def reserve(self, stay: Reservation) -> tuple[bool, list[str]]: ...
+    def reserve(self, reservation: Reservation) -> tuple[bool, list[str]]: ...
 
     @abstractmethod
     def join_all(self, asks: Sequence[Ask]) -> tuple[list[Standing] | Refusal | None, list[str]]: ...
@@ -169,9 +169,9 @@ class SimulatedStore:
         self._forget(owner)
         return was_there
 
-    async def reserve(self, stay: Reservation, timeout: float) -> bool:
-        was_there = await self._request(lambda: self._server.reserve(stay), timeout, repeatable=False)
-        self._forget(stay.owner)
+    async def reserve(self, reservation: Reservation, timeout: float) -> bool:
+        was_there = await self._request(lambda: self._server.reserve(reservation), timeout, repeatable=False)
+        self._forget(reservation.owner)
         return was_there
 
     async def join_all(self, asks: Sequence[Ask], timeout: float) -> list[Standing] | Refusal | None:

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from lockstead import DistributedLock, LockError
-from lockstead.core.store import Rated, Reserving, Store
+from lockstead.core.store import RateLimiting, Reserving, Store
 from lockstead.testing.proxy import Direction, FaultProxy
 from lockstead.testing.torture.checkers import Promises
 from lockstead.testing.torture.history import KILL
@@ -122,7 +122,7 @@ class Arena:
         able = {
             "readwrite": store.capabilities.shared,
             "semaphore": store.capabilities.semaphore,
-            "limiter": isinstance(store, Rated),
+            "limiter": isinstance(store, RateLimiting),
             "at_least": isinstance(store, Reserving),
             "once": isinstance(store, Reserving),
         }

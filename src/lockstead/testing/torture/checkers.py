@@ -159,7 +159,7 @@ def reservations(history: History, promises: Promises) -> list[Violation]:
             left = [one.hold for one in crowd if one in taken]
             others = [one.hold for one in crowd if one not in taken]
             if left and others:
-                message = f"at {at:.6f} {name!r} was left taken until {left[0].taken_until:.6f}, and is surely held"
+                message = f"at {at:.6f} {name!r} was left taken until {left[0].reserved_until:.6f}, and is surely held"
                 found.append(Violation("reservations", message, (*left, *others)))
     return found
 
@@ -292,16 +292,17 @@ def wake_ups(history: History, promises: Promises) -> list[Violation]:
     found = []
     for name, acquires in _by_name(history.acquires):
         crowd = sorted(
-            (Reservation.of(history, one, promises) for one in acquires), key=lambda stay: stay.acquire.invoked
+            (Reservation.of(history, one, promises) for one in acquires),
+            key=lambda reservation: reservation.acquire.invoked,
         )
-        invoked = [stay.acquire.invoked for stay in crowd]
+        invoked = [reservation.acquire.invoked for reservation in crowd]
         around: list[Reservation] = []
         seen = 0
-        for gone, _, at in sorted(crowd, key=lambda stay: stay.until):
+        for gone, _, at in sorted(crowd, key=lambda reservation: reservation.until):
             if at == inf:
                 break
             arrived = bisect_right(invoked, at)
-            around = [stay for stay in [*around, *crowd[seen:arrived]] if stay.until > at]
+            around = [reservation for reservation in [*around, *crowd[seen:arrived]] if reservation.until > at]
             seen = arrived
             deadline = _deadline(history, at, promises)
             concerned = [*around, *crowd[arrived : bisect_right(invoked, deadline)]]
@@ -496,7 +497,7 @@ def _forgot(
 
 def _taken(history: History, hold: Acquire, promises: Promises) -> Interval | None:
     """Tell for how long a name was surely left taken by who released it, as far as the store is to be relied on."""
-    release, until = hold.release, hold.taken_until
+    release, until = hold.release, hold.reserved_until
     if until == -inf or release is None or not hold.is_granted or release.completed >= hold.trusted_until:
         return None
     if release.outcome != "done" and history.harm(None, hold.client, hold.invoked, release.completed):
@@ -574,11 +575,11 @@ def _left_waiting(stays: Iterable[Reservation], deadline: float, capacity: int) 
     """Find who still waits by then, though there is room for any of them beside all others who may be there."""
     waiting = []
     room = capacity
-    for stay in stays:
-        if stay.waits_until > deadline:
-            waiting.append(stay.acquire)
+    for reservation in stays:
+        if reservation.waits_until > deadline:
+            waiting.append(reservation.acquire)
         else:
-            room -= stay.acquire.weight
+            room -= reservation.acquire.weight
             if room <= 0:
                 return []
     return waiting if all(one.weight <= room for one in waiting) else []

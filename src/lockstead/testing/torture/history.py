@@ -171,7 +171,7 @@ class Acquire(Operation):
         return min(until, released)
 
     @property
-    def taken_until(self) -> float:
+    def reserved_until(self) -> float:
         """Tell until when, by what was asked for, the name is taken even if it is released; -infinite if it is not."""
         granted = self.surely_waited_until + self.at_least if self.at_least else -inf
         done = self.released_at + self.period if self.period and self.value is not None else -inf

@@ -131,7 +131,7 @@ class StoreObserver:
             if number in numbers.values():
                 self._numbers.pop(owner, None)
 
-    def start_afresh(self, recorder: Recorder) -> None:
+    def reset(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self._numbers.clear()
 
@@ -723,7 +723,7 @@ class Candidate:
         self._actor = actor
         self._chance = random.Random(actor.chance.random())
         self._mutex = threading.Lock()
-        self._looks = True
+        self._checks = True
         self._is_elected = False
         self._number = self._stand()
         callback = actor.driver.callback
@@ -734,7 +734,7 @@ class Candidate:
     def stop_checking(self) -> None:
         """Let nobody be surprised that what is about to be given up is not held any more."""
         with self._mutex:
-            self._looks = False
+            self._checks = False
 
     def end(self) -> None:
         """Record that it was stopped."""
@@ -778,7 +778,7 @@ class Candidate:
 
     def _check(self, number: int, leadership: Any) -> bool:
         with self._mutex:
-            return self._looks and self._actor.recorder.check(number, leadership)
+            return self._checks and self._actor.recorder.check(number, leadership)
 
 
 class Worker:
@@ -786,11 +786,11 @@ class Worker:
         self._config = orders
         self._chance = random.Random(orders.seed)
         self._finished = threading.Event()
-        self._witness = StoreObserver(self._recorder(orders.client))
+        self._observer = StoreObserver(self._recorder(orders.client))
         self._drivers = _drivers(orders)
         self._children = 0
         for driver in self._drivers:
-            self._witness.watch(driver.client._engine.store)
+            self._observer.watch(driver.client._engine.store)
             driver.actors = [self._actor(driver) for _ in range(orders.actors)]
 
     def run(self) -> None:
@@ -839,7 +839,7 @@ class Worker:
     def _force_release(self) -> None:
         """Take a name away from whoever holds it, as a stranger."""
         name = self._chance.choice(NAMES)
-        recorder = self._witness.recorder
+        recorder = self._observer.recorder
         number = recorder.evict(name)
         info = None
         with suppress(StoreError), DistributedLock(self._config.url, retry=RETRY, **self._config.options) as stranger:
@@ -851,12 +851,12 @@ class Worker:
         parent = self._chance.choice(self._drivers)
         is_shared = parent.client._engine.store.capabilities.processes
         name = f"{self._config.client}-child{self._children}"
-        self._witness.start_afresh(self._recorder(name, ".jsonl" if is_shared else ".apart"))
+        self._observer.reset(self._recorder(name, ".jsonl" if is_shared else ".apart"))
         for actor in parent.actors:
             assert actor.handle is None or not actor.handle.is_held, "a fork's child holds what its parent does"
         driver = parent.in_child(self._config)
         if driver.client is not parent.client:
-            self._witness.watch(driver.client._engine.store)
+            self._observer.watch(driver.client._engine.store)
         actor = self._actor(driver, patience=0.5)
         if not is_shared:  # its fences mean nothing beside the parent's
             actor.orders = replace(self._config, workloads=[one for one in actor.orders.workloads if one != "register"])
@@ -866,7 +866,7 @@ class Worker:
 
     def _actor(self, driver: WorkerRuntime, patience: float | None = None) -> Actor:
         chance = random.Random(self._chance.random())
-        return Actor(driver, self._witness, self._config, chance, patience, over=self._finished.is_set)
+        return Actor(driver, self._observer, self._config, chance, patience, over=self._finished.is_set)
 
     def _recorder(self, client: str, suffix: str = ".jsonl") -> Recorder:
         return Recorder(Path(self._config.history) / f"{client}{suffix}", client)

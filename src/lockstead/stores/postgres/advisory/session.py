@@ -401,9 +401,9 @@ class BlockingSessionFactory:
     def __init__(self, runtime: ThreadRuntime, address: Address, on_lost: Callable[[Session], None]) -> None:
         self._opening = PendingConnections(address)
         self._on_lost = on_lost
-        self._start_afresh()
+        self._reset()
 
-    def _start_afresh(self) -> None:
+    def _reset(self) -> None:
         self._open_lock = InterruptSafeLock()
         self._watcher = Watcher()
         self._finalizer = finalize(self, self._watcher.stop)
@@ -412,7 +412,7 @@ class BlockingSessionFactory:
         self._opening.forked()
         self._finalizer.detach()  # the parent's watcher may have been in the middle of something
         self._watcher.abandon()
-        self._start_afresh()
+        self._reset()
 
     def is_running(self) -> bool:
         return True

@@ -168,14 +168,14 @@ class SessionLock(NamedTuple):
 class LockSnapshot(NamedTuple):
     ticket: int
     now: float
-    sights: list[SessionLock]
+    locks: list[SessionLock]
     """Holders first, then who waits, in their order."""
 
 
 def read_snapshot(rows: Sequence[Row]) -> LockSnapshot:
-    sights = sorted(map(_session_lock, rows), key=lambda sight: (not sight.granted, sight.since, sight.pid))
+    locks = sorted(map(_session_lock, rows), key=lambda lock: (not lock.granted, lock.since, lock.pid))
     ticket, now = (float(rows[0][0] or 0), float(rows[0][1] or 0)) if rows else (0, 0.0)
-    return LockSnapshot(int(ticket), now, sights)
+    return LockSnapshot(int(ticket), now, locks)
 
 
 def _session_lock(row: Row) -> SessionLock:

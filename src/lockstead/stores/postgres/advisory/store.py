@@ -121,12 +121,12 @@ class AdvisoryStore:
             self._driver = LoopSessionFactory(runtime, address, on_lost)
         else:
             self._driver = BlockingSessionFactory(cast("ThreadRuntime", runtime), address, on_lost)
-        self._start_afresh()
+        self._reset()
         lifecycle.at_fork(self, in_child="_forked")
 
-    def _start_afresh(self) -> None:
+    def _reset(self) -> None:
         self._mutex = self.runtime.mutex()
-        self._stakes: dict[str, LockRequest] = {}
+        self._requests: dict[str, LockRequest] = {}
         self._tombstones: dict[str, float] = {}
         self._shared: Session | None = None
         self._spares: list[Session] = []
@@ -143,16 +143,16 @@ class AdvisoryStore:
         for session in self._sessions:
             session.abandon()
         self._driver.forked()
-        self._start_afresh()
+        self._reset()
 
     def watch(self, doubt: Callable[[str], None]) -> None:
         self._on_suspect.append(doubt)
 
     def _lost(self, session: Session) -> None:
         self._sessions.discard(session)
-        for stake in list(session.taken.values()):
+        for request in list(session.taken.values()):
             for doubt in self._on_suspect:
-                doubt(stake.ask.owner)
+                doubt(request.ask.owner)
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
         """Take the lock, wait for it, or be refused.
@@ -170,115 +170,117 @@ class AdvisoryStore:
         with self._mutex:
             if self._has_tombstone(ask.owner):
                 return Refusal()
-            stake = self._stakes.get(ask.owner)
-            if stake is None or stake.is_gone():
-                stake = self._stakes[ask.owner] = LockRequest(ask)
+            request = self._requests.get(ask.owner)
+            if request is None or request.is_gone():
+                request = self._requests[ask.owner] = LockRequest(ask)
         try:
-            return await self._advance(stake, deadline)
+            return await self._advance(request, deadline)
         except FAILURES as error:
-            if not isinstance(error, TimeoutError) or stake.session is None:
-                self._forget(stake)
+            if not isinstance(error, TimeoutError) or request.session is None:
+                self._forget(request)
             raise unanswered(self._address, error) from error
         except StoreError:
-            if stake.session is None:
-                self._forget(stake)
+            if request.session is None:
+                self._forget(request)
             raise
 
-    async def _advance(self, stake: LockRequest, deadline: float) -> Standing | Refusal:
+    async def _advance(self, request: LockRequest, deadline: float) -> Standing | Refusal:
         """Go on from wherever an earlier join of the same owner has come to."""
-        self._apply_wait_result(stake)
-        if stake.state is State.WAITING:
-            return _waiting_standing(stake)
-        if stake.state is State.HELD:
-            session = cast("Session", stake.session)
+        self._apply_wait_result(request)
+        if request.state is State.WAITING:
+            return _waiting_standing(request)
+        if request.state is State.HELD:
+            session = cast("Session", request.session)
             with self._mutex:
                 reply = self._send(session, sql.PING)
             now = _number(await self._rows(session, reply, deadline))
-            return Standing(stake.ticket, True, now)
+            return Standing(request.ticket, True, now)
         for _ in range(MAX_TRIES):
-            if stake.state is State.LEAVING:
+            if request.state is State.LEAVING:
                 return Refusal()
-            outcome = await self._try_lock(stake, deadline)
+            outcome = await self._try_lock(request, deadline)
             if isinstance(outcome, Standing) or outcome.holder:
                 return outcome
-        self._forget(stake)
+        self._forget(request)
         return Refusal("somebody/0")
 
-    async def _try_lock(self, stake: LockRequest, deadline: float) -> Standing | Refusal:
+    async def _try_lock(self, request: LockRequest, deadline: float) -> Standing | Refusal:
         """Ask for the lock where that can be answered at once, and see to what follows from the answer."""
-        if stake.session is None:
-            outcome = await self._send_try_lock(stake, deadline)
+        if request.session is None:
+            outcome = await self._send_try_lock(request, deadline)
             if outcome is not None:
                 return outcome
-        session, reply = stake.session, stake.reply
+        session, reply = request.session, request.reply
         if session is None or reply is None:
             return UNKNOWN
         try:
             ((fence, now),) = await self._rows(session, reply, deadline)
         except StoreError:
-            self._discard_failed(stake)
+            self._discard_failed(request)
             raise
         with self._mutex:
-            if not self._is_current(stake):
+            if not self._is_current(request):
                 return UNKNOWN
             if fence is not None:
-                return self._granted(stake, fence, now)
-            session.taken.pop(stake.key, None)
-            stake.session = stake.reply = None
-        return await self._lose(stake, session, deadline)
+                return self._granted(request, fence, now)
+            session.taken.pop(request.key, None)
+            request.session = request.reply = None
+        return await self._lose(request, session, deadline)
 
-    async def _send_try_lock(self, stake: LockRequest, deadline: float) -> Standing | Refusal | None:
+    async def _send_try_lock(self, request: LockRequest, deadline: float) -> Standing | Refusal | None:
         """Send the question, on the common session unless the lock is taken for somebody there: it would seem free."""
         session = await self._common(deadline)
-        statement = sql.try_lock(stake.key, shared=stake.shared)
+        statement = sql.try_lock(request.key, shared=request.shared)
         with self._mutex:
-            conflicting: LockRequest | None = session.taken.get(stake.key)
+            conflicting: LockRequest | None = session.taken.get(request.key)
             if conflicting is None:
-                return self._take(stake, session, statement)
-        if conflicting.excludes(stake):
-            if stake.ask.queue:
-                return await self._queue(stake, await self._own(deadline), deadline)
-            self._forget(stake)
+                return self._take(request, session, statement)
+        if conflicting.excludes(request):
+            if request.ask.queue:
+                return await self._queue(request, await self._own(deadline), deadline)
+            self._forget(request)
             return Refusal(conflicting.ask.owner)
         session = await self._own(deadline)
         with self._mutex:
-            outcome = self._take(stake, session, statement)
+            outcome = self._take(request, session, statement)
         if outcome is not None:
             self._return_session(session)
         return outcome
 
-    async def _lose(self, stake: LockRequest, session: Session, deadline: float) -> Standing | Refusal:
+    async def _lose(self, request: LockRequest, session: Session, deadline: float) -> Standing | Refusal:
         """Go into the queue, or tell who was quicker."""
-        if stake.ask.queue:
-            return await self._queue(stake, session if session.is_dedicated else await self._own(deadline), deadline)
+        if request.ask.queue:
+            return await self._queue(request, session if session.is_dedicated else await self._own(deadline), deadline)
         if session.is_dedicated:
             self._return_session(session)
-        holder = await self._holder(stake, deadline)
+        holder = await self._holder(request, deadline)
         if holder:
-            self._forget(stake)
+            self._forget(request)
         return Refusal(holder)
 
-    async def _queue(self, stake: LockRequest, session: Session, deadline: float) -> Standing:
+    async def _queue(self, request: LockRequest, session: Session, deadline: float) -> Standing:
         """Wait in the server's queue, and make sure that we are in it."""
         with self._mutex:
-            outcome = self._take(stake, session, sql.await_lock(stake.key, shared=stake.shared))
+            outcome = self._take(request, session, sql.await_lock(request.key, shared=request.shared))
             if outcome is None:
-                stake.state = State.WAITING
+                request.state = State.WAITING
         if outcome is not None:
             self._return_session(session)
             return outcome
-        reply = cast("Reply", stake.reply)
+        reply = cast("Reply", request.reply)
         with suppress(StoreError, *FAILURES):
             while not reply.is_over:
-                look = await self._look([stake.key], deadline)
-                stake.ticket = max(look.ticket, 1)
-                stake.holder = _holder_of(look.sights, stake.key)
-                if any(sight.pid == session.pid for sight in look.sights):
+                look = await self._look([request.key], deadline)
+                request.ticket = max(look.ticket, 1)
+                request.holder = _holder_of(look.locks, request.key)
+                if any(lock.pid == session.pid for lock in look.locks):
                     break
                 await session.arrives(reply, PAUSE)
-        stake.ticket = stake.ticket or 1
-        self._apply_wait_result(stake)
-        return Standing(stake.ticket, True, stake.since) if stake.state is State.HELD else _waiting_standing(stake)
+        request.ticket = request.ticket or 1
+        self._apply_wait_result(request)
+        return (
+            Standing(request.ticket, True, request.since) if request.state is State.HELD else _waiting_standing(request)
+        )
 
     async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
         """Ask every session concerned for a sign of life; the server keeps a lock for as long as its session lives."""
@@ -287,9 +289,11 @@ class AdvisoryStore:
 
     async def _renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
         deadline = self.runtime.now() + timeout
-        stakes = [self._find(renewal.name, renewal.owner) for renewal in renewals]
-        waiting = [stake for stake in stakes if stake and stake.state is State.WAITING]
-        sessions = {stake.session for stake in stakes if stake and stake.session and stake.state is State.HELD}
+        requests = [self._find(renewal.name, renewal.owner) for renewal in renewals]
+        waiting = [request for request in requests if request and request.state is State.WAITING]
+        sessions = {
+            request.session for request in requests if request and request.session and request.state is State.HELD
+        }
         asked: dict[Session, Reply] = {}
         for session in sessions:
             with suppress(*FAILURES), self._mutex:
@@ -301,13 +305,13 @@ class AdvisoryStore:
                 moments[session] = _number(await self._rows(session, reply, deadline))
             except (StoreError, *FAILURES) as error:
                 failure = error
-        moments |= await self._look_around(waiting, deadline)
-        standings = [_standing(stake, moments) for stake in stakes]
+        moments |= await self._check_waiting(waiting, deadline)
+        standings = [_standing(request, moments) for request in requests]
         if failure is not None and all(standing == UNKNOWN for standing in standings):
             raise failure if isinstance(failure, StoreError) else unanswered(self._address, failure)
         return standings
 
-    async def _look_around(self, waiting: Sequence[LockRequest], deadline: float) -> dict[Session, float]:
+    async def _check_waiting(self, waiting: Sequence[LockRequest], deadline: float) -> dict[Session, float]:
         """Learn for whom we wait, and who no longer does: the server knows that before its answer is here.
 
         Returns the sessions that were seen to hold, and when.
@@ -316,14 +320,14 @@ class AdvisoryStore:
         if not waiting:
             return moments
         with suppress(StoreError, *FAILURES):
-            look = await self._look({stake.key for stake in waiting}, deadline)
-            granted = {(sight.pid, sight.key) for sight in look.sights if sight.granted}
-            for stake in waiting:
-                session, reply = stake.session, stake.reply
-                stake.holder = _holder_of(look.sights, stake.key) or stake.holder
-                if session is not None and reply is not None and (session.pid, stake.key) in granted:
+            look = await self._look({request.key for request in waiting}, deadline)
+            granted = {(lock.pid, lock.key) for lock in look.locks if lock.granted}
+            for request in waiting:
+                session, reply = request.session, request.reply
+                request.holder = _holder_of(look.locks, request.key) or request.holder
+                if session is not None and reply is not None and (session.pid, request.key) in granted:
                     await session.arrives(reply, self._left(deadline))
-                    self._apply_wait_result(stake)
+                    self._apply_wait_result(request)
                     moments[session] = look.now
         return moments
 
@@ -340,46 +344,46 @@ class AdvisoryStore:
         with self._mutex:
             if tombstone:
                 self._add_tombstone(owner, tombstone)
-            stake = self._stakes.get(owner)
+            request = self._requests.get(owner)
         try:
-            if stake is None or stake.ask.name != name:
+            if request is None or request.ask.name != name:
                 return not self._is_closed and await self._evict(name, owner, deadline)
-            return await self._give_up(stake, deadline)
+            return await self._give_up(request, deadline)
         except FAILURES as error:
-            if stake is not None and stake.is_gone():
-                self._forget(stake)
+            if request is not None and request.is_gone():
+                self._forget(request)
                 return False
             raise unanswered(self._address, error) from error
 
-    async def _give_up(self, stake: LockRequest, deadline: float) -> bool:
-        self._apply_wait_result(stake)
-        session = stake.session
+    async def _give_up(self, request: LockRequest, deadline: float) -> bool:
+        self._apply_wait_result(request)
+        session = request.session
         if session is None or session.is_lost:
-            self._forget(stake)
+            self._forget(request)
             return False
         if not self._driver.is_running():  # the interpreter exits
-            self._forget(stake)
+            self._forget(request)
             session.close()
             return True
         with self._mutex:
-            state, awaited = stake.state, stake.reply
+            state, awaited = request.state, request.reply
             if state is State.GONE:  # it was absorbed meanwhile
                 raise ConnectionResetError
             if state is State.WAITING:
-                stake.reply = None
+                request.reply = None
             elif state is not State.LEAVING:
-                session.taken.pop(stake.key, None)
+                session.taken.pop(request.key, None)
                 unlock = sql.unlock if state is State.HELD else sql.unlock_if_held
-                stake.reply = self._send(session, unlock(stake.key, shared=stake.shared))
-            stake.state = State.LEAVING
-            reply = stake.reply
+                request.reply = self._send(session, unlock(request.key, shared=request.shared))
+            request.state = State.LEAVING
+            reply = request.reply
         if state is State.WAITING:
-            return await self._withdraw(stake, session, cast("Reply", awaited), deadline)
+            return await self._withdraw(request, session, cast("Reply", awaited), deadline)
         if reply is None:  # somebody else is just withdrawing it
             return True
-        return await self._await_unlock(stake, session, reply, deadline)
+        return await self._await_unlock(request, session, reply, deadline)
 
-    async def _await_unlock(self, stake: LockRequest, session: Session, reply: Reply, deadline: float) -> bool:
+    async def _await_unlock(self, request: LockRequest, session: Session, reply: Reply, deadline: float) -> bool:
         try:
             was_there = (await self._rows(session, reply, deadline)) == [[b"t"]]
         except TimeoutError:
@@ -391,19 +395,19 @@ class AdvisoryStore:
             was_there = session.is_closed  # which gives it up as well
         except StoreError:
             if not session.is_dedicated:
-                self._resend_unlock(stake, session)
+                self._resend_unlock(request, session)
                 raise
             was_there = True
             session.close()
-        self._part(stake, session)
+        self._part(request, session)
         return was_there
 
-    def _resend_unlock(self, stake: LockRequest, session: Session) -> None:
+    def _resend_unlock(self, request: LockRequest, session: Session) -> None:
         """Send another request to unlock for the one that failed, to be awaited by whoever tries next."""
         with suppress(*FAILURES), self._mutex:
-            is_taken = stake.key in session.taken  # by a rival of ours, for whom the server counts on
+            is_taken = request.key in session.taken  # by a rival of ours, for whom the server counts on
             unlock = sql.unlock if is_taken else sql.unlock_if_held
-            stake.reply = self._send(session, unlock(stake.key, shared=stake.shared))
+            request.reply = self._send(session, unlock(request.key, shared=request.shared))
 
     def _unlock_all(self, session: Session) -> Reply:
         """Give back whatever a session of one's own holds.
@@ -414,15 +418,15 @@ class AdvisoryStore:
             session.taken.clear()
             return self._send(session, sql.UNLOCK_ALL)
 
-    def _part(self, stake: LockRequest, session: Session) -> None:
+    def _part(self, request: LockRequest, session: Session) -> None:
         """Forget what was given up, and find something else for its session to do."""
-        if self._forget(stake) and session.is_dedicated:
+        if self._forget(request) and session.is_dedicated:
             self._return_session(session)
         elif not session.is_dedicated and session is not self._shared and session.is_idle():
             session.close()  # it had fallen silent, and was replaced
             self._sessions.discard(session)
 
-    async def _withdraw(self, stake: LockRequest, session: Session, reply: Reply, deadline: float) -> bool:
+    async def _withdraw(self, request: LockRequest, session: Session, reply: Reply, deadline: float) -> bool:
         """Stop waiting, and give back what may be granted in this very moment.
 
         Where that cannot be made sure by asking, it is by ending the session.
@@ -444,7 +448,7 @@ class AdvisoryStore:
             session.close()
             raise
         finally:
-            self._part(stake, session)
+            self._part(request, session)
         return True
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
@@ -452,9 +456,9 @@ class AdvisoryStore:
             return await self._wait(owner, timeout)
 
     async def _wait(self, owner: str, timeout: float) -> Wake:
-        stake = self._stakes.get(owner)
-        session, reply = (stake.session, stake.reply) if stake else (None, None)
-        if stake is None or session is None or reply is None or stake.state is not State.WAITING:
+        request = self._requests.get(owner)
+        session, reply = (request.session, request.reply) if request else (None, None)
+        if request is None or session is None or reply is None or request.state is not State.WAITING:
             await self.runtime.sleep(min(timeout, PAUSE))
             return Wake.HINT
         return Wake.HINT if await session.arrives(reply, timeout) else Wake.SILENCE
@@ -472,13 +476,13 @@ class AdvisoryStore:
             raise unanswered(self._address, error) from error
         known = self._own_requests()
         lines = []
-        in_order = sorted(look.sights, key=lambda sight: sight.key)
-        for key, of_key in groupby(in_order, key=lambda sight: sight.key):
-            sights = list(of_key)
-            names = (known[sight.pid, key].ask.name if (sight.pid, key) in known else sight.name for sight in sights)
+        in_order = sorted(look.locks, key=lambda lock: lock.key)
+        for key, of_key in groupby(in_order, key=lambda lock: lock.key):
+            locks = list(of_key)
+            names = (known[lock.pid, key].ask.name if (lock.pid, key) in known else lock.name for lock in locks)
             name = prefix if exact else min(names, key=lambda name: name == str(key))
             if name.startswith(prefix):
-                places = tuple(_place(sight, known.get((sight.pid, key))) for sight in sights)
+                places = tuple(_place(lock, known.get((lock.pid, key))) for lock in locks)
                 lines.append(Line(name, look.now, places))
         return sorted(lines, key=lambda line: line.name)
 
@@ -509,13 +513,13 @@ class AdvisoryStore:
         key = advisory_key(name)
         look = await self._look([key], deadline)
         ours = {session.pid for session in list(self._sessions)}
-        sight = next((each for each in look.sights if each.owner == owner and each.pid not in ours), None)
-        if sight is None:
+        lock = next((each for each in look.locks if each.owner == owner and each.pid not in ours), None)
+        if lock is None:
             return False
-        log.warning("ending the session of %s (process %d of the server) to free %r", owner, sight.pid, name)
+        log.warning("ending the session of %s (process %d of the server) to free %r", owner, lock.pid, name)
         session = await self._common(deadline)
         with self._mutex:
-            reply = self._send(session, sql.terminate(sight.pid))
+            reply = self._send(session, sql.terminate(lock.pid))
         try:
             await self._rows(session, reply, deadline)
         except StoreError as error:
@@ -527,7 +531,7 @@ class AdvisoryStore:
             )
             raise StoreError(msg, name=name) from error
         pause = PAUSE
-        while any(each.pid == sight.pid for each in (await self._look([key], deadline)).sights):
+        while any(each.pid == lock.pid for each in (await self._look([key], deadline)).locks):
             if self._left(deadline) <= pause:
                 msg = f"the session that holds {name!r} has not ended yet"
                 raise StoreError(msg, name=name, transient=True)
@@ -581,29 +585,29 @@ class AdvisoryStore:
             session.close()
             self._sessions.discard(session)
 
-    def _take(self, stake: LockRequest, session: Session, statement: str | Prepared) -> Standing | None:
+    def _take(self, request: LockRequest, session: Session, statement: str | Prepared) -> Standing | None:
         """Ask for a lock on a session, unless the stake was given up meanwhile."""
-        if not self._is_current(stake):
+        if not self._is_current(request):
             return UNKNOWN
-        session.taken[stake.key] = stake
-        stake.session = session
-        stake.reply = self._send(session, statement)
+        session.taken[request.key] = request
+        request.session = session
+        request.reply = self._send(session, statement)
         return None
 
-    def _discard_failed(self, stake: LockRequest) -> None:
+    def _discard_failed(self, request: LockRequest) -> None:
         """Give back a lock that was refused by an error, for the error may have come after it was taken."""
-        session = stake.session
-        if session is not None and session.taken.get(stake.key) is stake:
+        session = request.session
+        if session is not None and session.taken.get(request.key) is request:
             with suppress(*FAILURES), self._mutex:
-                del session.taken[stake.key]
-                self._send(session, sql.unlock_if_held(stake.key, shared=stake.shared))
+                del session.taken[request.key]
+                self._send(session, sql.unlock_if_held(request.key, shared=request.shared))
             if session.is_dedicated:
                 self._return_session(session)
-        self._forget(stake)
+        self._forget(request)
 
     def _send(self, session: Session, statement: str | Prepared) -> Reply:
         """Send a statement, and tell with it what its session holds, newest first. Raises what ends a session."""
-        comment = sql.comment(stake.label for stake in reversed(session.taken.values()))
+        comment = sql.comment(request.label for request in reversed(session.taken.values()))
         if isinstance(statement, Prepared):
             return session.execute(statement.text, statement.params, comment + statement.remark)
         return session.send((comment + statement).encode())
@@ -620,62 +624,62 @@ class AdvisoryStore:
             reply = self._send(session, sql.look(keys))
         return sql.read_snapshot(await self._rows(session, reply, deadline))
 
-    async def _holder(self, stake: LockRequest, deadline: float) -> str:
-        look = await self._look([stake.key], deadline)
+    async def _holder(self, request: LockRequest, deadline: float) -> str:
+        look = await self._look([request.key], deadline)
         known = self._own_requests()
-        sights = [sight for sight in look.sights if sight.granted] or look.sights
-        owners = [known[sight.pid, sight.key].ask.owner for sight in sights if (sight.pid, sight.key) in known]
-        return next(iter(owners or [sight.owner for sight in sights]), "")
+        locks = [lock for lock in look.locks if lock.granted] or look.locks
+        owners = [known[lock.pid, lock.key].ask.owner for lock in locks if (lock.pid, lock.key) in known]
+        return next(iter(owners or [lock.owner for lock in locks]), "")
 
     def _own_requests(self) -> dict[tuple[int, Key], LockRequest]:
         """Tell what we know better than the server: our own."""
-        stakes = list(self._stakes.values())
-        return {(stake.session.pid, stake.key): stake for stake in stakes if stake.session is not None}
+        requests = list(self._requests.values())
+        return {(request.session.pid, request.key): request for request in requests if request.session is not None}
 
     def _find(self, name: str, owner: str) -> LockRequest | None:
         """Find a stake as it is by now; None if it is gone."""
-        stake = self._stakes.get(owner)
-        if stake is None or stake.ask.name != name:
+        request = self._requests.get(owner)
+        if request is None or request.ask.name != name:
             return None
-        self._apply_wait_result(stake)
-        return None if stake.is_gone() else stake
+        self._apply_wait_result(request)
+        return None if request.is_gone() else request
 
-    def _apply_wait_result(self, stake: LockRequest) -> None:
+    def _apply_wait_result(self, request: LockRequest) -> None:
         """Take in that a wait has ended."""
-        session, reply = stake.session, stake.reply
-        if stake.state is not State.WAITING or session is None or reply is None:
+        session, reply = request.session, request.reply
+        if request.state is not State.WAITING or session is None or reply is None:
             return
         if not reply.is_over:
             session.read_available()
         with self._mutex:
-            if stake.state is not State.WAITING or reply.result is None:
+            if request.state is not State.WAITING or reply.result is None:
                 return
             is_granted = reply.result.status not in ERRORS
             if is_granted:
                 ((fence, now),) = libpq.rows(reply.result)
-                self._granted(stake, fence, now)
+                self._granted(request, fence, now)
             else:  # somebody has cancelled it
-                stake.state, stake.session = State.GONE, None
+                request.state, request.session = State.GONE, None
         if not is_granted:
             with suppress(*FAILURES):
                 self._unlock_all(session)
             self._return_session(session)
 
-    def _granted(self, stake: LockRequest, fence: bytes | None, now: bytes | None) -> Standing:
-        stake.state = State.HELD
-        stake.ticket = int(fence or 0)
-        stake.since = float(now or 0)
-        return Standing(stake.ticket, True, stake.since)
+    def _granted(self, request: LockRequest, fence: bytes | None, now: bytes | None) -> Standing:
+        request.state = State.HELD
+        request.ticket = int(fence or 0)
+        request.since = float(now or 0)
+        return Standing(request.ticket, True, request.since)
 
-    def _is_current(self, stake: LockRequest) -> bool:
+    def _is_current(self, request: LockRequest) -> bool:
         """Tell whether nobody has given the stake up meanwhile."""
-        return self._stakes.get(stake.ask.owner) is stake and stake.state is State.ASKED
+        return self._requests.get(request.ask.owner) is request and request.state is State.ASKED
 
-    def _forget(self, stake: LockRequest) -> bool:
+    def _forget(self, request: LockRequest) -> bool:
         with self._mutex:
-            if self._stakes.get(stake.ask.owner) is not stake:
+            if self._requests.get(request.ask.owner) is not request:
                 return False
-            del self._stakes[stake.ask.owner]
+            del self._requests[request.ask.owner]
             return True
 
     def _has_tombstone(self, owner: str) -> bool:
@@ -690,34 +694,34 @@ class AdvisoryStore:
         return max(deadline - self.runtime.now(), 0.0)
 
 
-def _standing(stake: LockRequest | None, moments: dict[Session, float]) -> Standing | None:
-    if stake is None or stake.is_gone():
+def _standing(request: LockRequest | None, moments: dict[Session, float]) -> Standing | None:
+    if request is None or request.is_gone():
         return None
-    if stake.state is State.WAITING:
-        return _waiting_standing(stake)
-    if stake.state is State.HELD and stake.session in moments:
-        return Standing(stake.ticket, True, moments[stake.session])
+    if request.state is State.WAITING:
+        return _waiting_standing(request)
+    if request.state is State.HELD and request.session in moments:
+        return Standing(request.ticket, True, moments[request.session])
     return UNKNOWN
 
 
-def _waiting_standing(stake: LockRequest) -> Standing:
-    return Standing(stake.ticket, False, 0.0, stake.holder)
+def _waiting_standing(request: LockRequest) -> Standing:
+    return Standing(request.ticket, False, 0.0, request.holder)
 
 
-def _holder_of(sights: Iterable[SessionLock], key: Key) -> str:
-    return next((sight.owner for sight in sights if sight.granted and sight.key == key), "")
+def _holder_of(locks: Iterable[SessionLock], key: Key) -> str:
+    return next((lock.owner for lock in locks if lock.granted and lock.key == key), "")
 
 
-def _place(sight: SessionLock, stake: LockRequest | None) -> Place:
-    acquired_at = sight.since if sight.granted else None
-    capacity, weight = (WHOLE, 1) if sight.shared else (1, 1)
-    if stake is None:
-        return Place(0, sight.owner, capacity, weight, inf, acquired_at, "{}", session=sight.client)
-    ask = stake.ask
-    if stake.state is State.HELD:
-        acquired_at = stake.since
+def _place(lock: SessionLock, request: LockRequest | None) -> Place:
+    acquired_at = lock.since if lock.granted else None
+    capacity, weight = (WHOLE, 1) if lock.shared else (1, 1)
+    if request is None:
+        return Place(0, lock.owner, capacity, weight, inf, acquired_at, "{}", session=lock.client)
+    ask = request.ask
+    if request.state is State.HELD:
+        acquired_at = request.since
     return Place(
-        stake.ticket, ask.owner, ask.capacity, ask.weight, inf, acquired_at, ask.metadata, session=sight.client
+        request.ticket, ask.owner, ask.capacity, ask.weight, inf, acquired_at, ask.metadata, session=lock.client
     )
 
 

@@ -88,8 +88,8 @@ class TableStore:
         self._statements = Statements(quoted(schema))
         self._channel = f"lockstead_{secrets.token_hex(8)}"
         self._joins = secrets.randbelow(SWEEP_EVERY)
-        self._start_afresh()
-        lifecycle.at_fork(self, in_child="_start_afresh")
+        self._reset()
+        lifecycle.at_fork(self, in_child="_reset")
         flag = "" if schema == "lockstead" else f" --schema {schema}"
         missing = f"its lease table is missing or too old: run `lockstead migrate --url URL{flag}`"
         self._listens_on_same_address = ear == address
@@ -104,8 +104,8 @@ class TableStore:
             self._node = blocking.BlockingNode(threads, address)
             self._subscriber = _blocking_subscriber(threads, ear, self._channel)
 
-    def _start_afresh(self) -> None:
-        self._trying: dict[str, WeakSet[_Attempt]] = {}
+    def _reset(self) -> None:
+        self._attempts: dict[str, WeakSet[_Attempt]] = {}
         """By name. Threads share them without a lock, and only ask for their size: a race lets in a few more."""
         self._blocked_rates: dict[str, WeakSet[_Attempt]] = {}
         """By rate, the requests that wait for it where they are in no other's way."""
@@ -147,7 +147,7 @@ class TableStore:
             array(["t" if renewal.claim else "f" for renewal in renewals]),
         )
         standings: list[Standing | None] = [None] * len(renewals)
-        for number, ticket, *rest in await self._ask(self._statements.renew, params, timeout, Lane.STEADY):
+        for number, ticket, *rest in await self._ask(self._statements.renew, params, timeout, Lane.RENEWALS):
             assert number is not None
             standings[int(number) - 1] = UNKNOWN if ticket is None else _standing(ticket, *rest)
         return standings
@@ -159,16 +159,16 @@ class TableStore:
         self._subscriber.forget(owner)
         return was_there == b"t"
 
-    async def reserve(self, stay: Reservation, timeout: float) -> bool:
+    async def reserve(self, reservation: Reservation, timeout: float) -> bool:
         params = (
-            stay.name.encode(),
-            stay.owner.encode(),
-            b"%r" % stay.seconds,
-            None if stay.metadata is None else stay.metadata.encode(),
-            b"%r" % stay.tombstone,
+            reservation.name.encode(),
+            reservation.owner.encode(),
+            b"%r" % reservation.seconds,
+            None if reservation.metadata is None else reservation.metadata.encode(),
+            b"%r" % reservation.tombstone,
         )
-        ((was_there, _),) = await self._change(self._statements.reserve, [stay.name], params, timeout)
-        self._subscriber.forget(stay.owner)
+        ((was_there, _),) = await self._change(self._statements.reserve, [reservation.name], params, timeout)
+        self._subscriber.forget(reservation.owner)
         return was_there == b"t"
 
     async def join_all(self, asks: Sequence[Ask], timeout: float) -> list[Standing] | Refusal | None:
@@ -246,21 +246,21 @@ class TableStore:
     async def _change(self, statement: Statement, names: Sequence[str], params: Params, timeout: float) -> list[Row]:
         """Do what has to lock names; if others have one locked, wait for it where that is in nobody's way."""
         deadline = self.runtime.now() + timeout
-        trying = [(name, self._trying.setdefault(name, WeakSet())) for name in names]
-        if all(len(others) < MAX_LOCK_ATTEMPTS for _, others in trying):
+        attempts = [(name, self._attempts.setdefault(name, WeakSet())) for name in names]
+        if all(len(others) < MAX_LOCK_ATTEMPTS for _, others in attempts):
             attempt = _Attempt()
             try:
-                for _, others in trying:
+                for _, others in attempts:
                     others.add(attempt)
                 return await self._ask(statement, (*params, b"50ms"), timeout)
             except StoreError as error:
                 if not is_lock_timeout(error):
                     raise
             finally:
-                for name, others in trying:
+                for name, others in attempts:
                     others.discard(attempt)
                     if not others:
-                        self._trying.pop(name, None)
+                        self._attempts.pop(name, None)
         return await self._ask_blocked(statement, params, deadline)
 
     async def _consume_locking(self, name: str, params: Params, timeout: float) -> list[Row]:
@@ -283,7 +283,7 @@ class TableStore:
 
     async def _ask_blocked(self, statement: Statement, params: Params, deadline: float) -> list[Row]:
         left = max(deadline - self.runtime.now(), 0.05)
-        return await self._ask(statement, (*params, b"%dms" % (1000 * left)), left + 0.05, Lane.STUCK)
+        return await self._ask(statement, (*params, b"%dms" % (1000 * left)), left + 0.05, Lane.BLOCKED)
 
     async def _ask(self, statement: Statement, params: Params, timeout: float, lane: Lane = Lane.COMMON) -> list[Row]:
         """Ask, and once more if the server did nothing since it could not notify: the next time it does not try to."""
