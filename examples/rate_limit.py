@@ -15,7 +15,7 @@ service = locks.rate_limiter("service", limit=20, per=1, burst=5)
 
 
 def call_or_skip(worker: int) -> str:
-    decision = service.spend()
+    decision = service.try_acquire()
     if decision:
         return f"worker {worker}: called, {decision.remaining} left"
     return f"worker {worker}: not now, in {decision.retry_after:.3f} s"
@@ -37,6 +37,6 @@ with ThreadPoolExecutor(8) as pool:
     assert took > (8 - 5) / 20 - 0.001
 
 try:
-    service.wait(5, timeout=0.01)
+    service.acquire(5, timeout=0.01)
 except RateLimitError as error:
     print(error)

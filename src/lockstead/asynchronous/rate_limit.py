@@ -20,20 +20,20 @@ class AsyncRateLimiter(Limiter):
     In any window of w seconds at most burst + w * limit / per are let through.
     """
 
-    async def spend(self, cost: int = 1) -> RateDecision:
+    async def try_acquire(self, cost: int = 1) -> RateDecision:
         """Take so much if it is there now, and say what is left; 0 only looks. Never waits.
 
         A request that gets no answer is repeated, and may then count twice.
         """
-        return await self._spend(cost)
+        return await self._try_acquire(cost)
 
-    async def wait(self, cost: int = 1, timeout: Seconds | None = None) -> None:
+    async def acquire(self, cost: int = 1, timeout: Seconds | None = None) -> None:
         """Take so much, and sleep until it is there: first come, first served.
 
         Raises RateLimitError, at once and without taking anything, if that is longer than `timeout` (or a year).
         Whoever is cancelled in his sleep has spent what he took; closing the client does not wake him.
         """
-        await self._wait(cost, timeout)
+        await self._acquire(cost, timeout)
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         """Wait before every call. In a name, ``{parameter}`` stands for the argument of that call."""

@@ -21,20 +21,20 @@ class RateLimiter(Limiter):
     In any window of w seconds at most burst + w * limit / per are let through.
     """
 
-    def spend(self, cost: int = 1) -> RateDecision:
+    def try_acquire(self, cost: int = 1) -> RateDecision:
         """Take so much if it is there now, and say what is left; 0 only looks. Never waits.
 
         A request that gets no answer is repeated, and may then count twice.
         """
-        return drive(self._spend(cost))
+        return drive(self._try_acquire(cost))
 
-    def wait(self, cost: int = 1, timeout: Seconds | None = None) -> None:
+    def acquire(self, cost: int = 1, timeout: Seconds | None = None) -> None:
         """Take so much, and sleep until it is there: first come, first served.
 
         Raises RateLimitError, at once and without taking anything, if that is longer than `timeout` (or a year).
         Whoever is interrupted in his sleep has spent what he took; closing the client does not wake him.
         """
-        drive(self._wait(cost, timeout))
+        drive(self._acquire(cost, timeout))
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         """Wait before every call. In a name, ``{parameter}`` stands for the argument of that call."""

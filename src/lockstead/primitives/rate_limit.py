@@ -94,11 +94,11 @@ class Limiter:
             raise UnsupportedError(msg, name=self._name)
         self._store = engine.store
 
-    async def _spend(self, cost: int) -> RateDecision:
+    async def _try_acquire(self, cost: int) -> RateDecision:
         charge = self._rate.charge(self._own_name(), cost)
         return self._rate.describe(charge, await self._ask(self._store.spend, charge, PATIENCE))
 
-    async def _wait(self, cost: int, timeout: Seconds | None) -> None:
+    async def _acquire(self, cost: int, timeout: Seconds | None) -> None:
         patience = MAX_PER if timeout is None else min(check_seconds(timeout, "timeout"), MAX_PER)
         await self._reserve(self._rate.charge(self._own_name(), cost), patience)
 

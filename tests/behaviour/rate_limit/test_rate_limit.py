@@ -145,7 +145,7 @@ def test_a_client_allows_what_the_model_does(story: Story) -> None:
 
         def take(now: float, cost: int, _: float) -> RateDecision:
             clock[0] = now
-            return limiter.spend(cost)
+            return limiter.try_acquire(cost)
 
         follows(story, take)
 
@@ -217,10 +217,10 @@ def test_to_wait_takes_one_request_and_exactly_the_time_it_must(
     limiter = locks.rate_limiter("x", limit=4, per=2, burst=3)
     turns = []
     for _ in range(6):
-        limiter.wait()
+        limiter.acquire()
         turns.append(time.now() - START)
     assert turns == pytest.approx([0, 0, 0, 0.5, 1.0, 1.5], abs=1e-6)
-    limiter.wait(3)
+    limiter.acquire(3)
     assert time.now() - START == pytest.approx(3.0, abs=1e-6)
     assert store.requests == 7
 
@@ -229,31 +229,31 @@ def test_a_caller_that_would_wait_too_long_is_refused_at_once_at_no_cost(
     locks: DistributedLock, time: VirtualTime
 ) -> None:
     limiter = locks.rate_limiter("x", limit=1, per=10, burst=2)
-    assert limiter.spend(2)
+    assert limiter.try_acquire(2)
     with pytest.raises(RateLimitError, match=r"'x'.* 10 s.* 9\.5 s") as refusal:
-        limiter.wait(timeout=9.5)
+        limiter.acquire(timeout=9.5)
     assert time.now() == START
     assert refusal.value.name == "x"
     assert refusal.value.retry_after == pytest.approx(10.0)
-    assert limiter.spend(0).reset_after == pytest.approx(20.0)
-    limiter.wait(timeout=timedelta(seconds=10))
+    assert limiter.try_acquire(0).reset_after == pytest.approx(20.0)
+    limiter.acquire(timeout=timedelta(seconds=10))
     assert time.now() == pytest.approx(START + 10)
 
 
 def test_a_repeated_request_may_count_twice(locks: DistributedLock, store: Forgetful) -> None:
     limiter = locks.rate_limiter("x", limit=1, per=1, burst=5)
     store.lost = 1
-    assert limiter.spend().remaining == 3
+    assert limiter.try_acquire().remaining == 3
 
 
 def test_a_repeated_request_waits_no_longer_than_what_is_left_of_the_time_out(
     locks: DistributedLock, store: Forgetful, time: VirtualTime
 ) -> None:
     limiter = locks.rate_limiter("x", limit=1, per=1, burst=1)
-    limiter.spend()
+    limiter.try_acquire()
     store.lost = 1
     with pytest.raises(RateLimitError):  # it waits for two by now, one of them its own
-        limiter.wait(timeout=1.7)
+        limiter.acquire(timeout=1.7)
     assert time.now() < START + 0.5
 
 
@@ -261,9 +261,9 @@ def test_a_caller_that_does_not_wait_still_asks_again_if_there_is_no_answer(
     locks: DistributedLock, store: Forgetful
 ) -> None:
     limiter = locks.rate_limiter("x", limit=10, per=3, burst=4)
-    limiter.spend(3)
+    limiter.try_acquire(3)
     store.lost = 1
-    limiter.wait(timeout=0)
+    limiter.acquire(timeout=0)
     assert store.requests == 3
 
 
@@ -271,14 +271,14 @@ def test_a_store_that_never_answers_is_reported(locks: DistributedLock, store: F
     limiter = locks.rate_limiter("x", limit=1, per=1)
     store.lost = 2
     with pytest.raises(StoreError, match="no answer"):
-        limiter.spend()
+        limiter.try_acquire()
     assert store.requests == 2
 
 
 def test_a_closed_client_limits_nothing(locks: DistributedLock) -> None:
     limiter = locks.rate_limiter("x", limit=1, per=1)
     locks.close()
-    for use in (limiter.spend, limiter.wait):
+    for use in (limiter.try_acquire, limiter.acquire):
         with pytest.raises(ClosedError):
             use()
 
@@ -294,7 +294,7 @@ def test_many_who_wait_are_served_in_order_and_as_fast_as_allowed_but_no_faster(
     async def wait(limiter: Limiter, number: int) -> None:
         await limiter._engine.runtime.sleep(number * 0.05)
         asked.append(number)
-        await limiter._wait(1, None)
+        await limiter._acquire(1, None)
         served.append(number)
         turns.append(world.now)
 
@@ -319,10 +319,10 @@ def test_a_caller_that_is_cancelled_while_it_waits_has_paid_its_cost() -> None:
     async def test() -> None:
         async with AsyncDistributedLock("memory://cancelled") as locks:
             limiter = locks.rate_limiter("x", limit=1, per=3600)
-            await limiter.spend()
+            await limiter.try_acquire()
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(limiter.wait(), 0.01)
-            look = await limiter.spend(0)
+                await asyncio.wait_for(limiter.acquire(), 0.01)
+            look = await limiter.try_acquire(0)
             assert not look
             assert 7190 < look.reset_after <= 7200
 
@@ -350,7 +350,7 @@ def test_a_decorated_function_waits_before_every_call_in_the_name_of_its_argumen
         assert decorated.__doc__ == "Send."
         assert [await ask(decorated(user, number=7)) for user in "aab"] == ["7 sent"] * 3
         assert calls == ["a", "a", "b"]
-        left = [(await ask(locks.rate_limiter(f"mail:{user}", 5, 3600).spend(0))).remaining for user in "abc"]
+        left = [(await ask(locks.rate_limiter(f"mail:{user}", 5, 3600).try_acquire(0))).remaining for user in "abc"]
         assert left == [3, 4, 5]
         began = monotonic()
         paced = locks.rate_limiter("pace", limit=100, per=1, burst=1)(function)
@@ -359,9 +359,9 @@ def test_a_decorated_function_waits_before_every_call_in_the_name_of_its_argumen
         assert monotonic() - began > 0.0199
         named = locks.rate_limiter(lambda user, number: f"{user}:{number}", limit=5, per=3600)
         await ask(named(function)("z", 1))
-        assert (await ask(locks.rate_limiter("z:1", 5, 3600).spend(0))).remaining == 4
+        assert (await ask(locks.rate_limiter("z:1", 5, 3600).try_acquire(0))).remaining == 4
         with pytest.raises(InvalidInputError, match="decorator only"):
-            await ask(named.spend())
+            await ask(named.try_acquire())
         with pytest.raises(InvalidInputError, match="coroutine function"):
             limited(other)
         with pytest.raises(InvalidInputError, match="does not take"):
@@ -399,11 +399,11 @@ def test_terms_that_make_no_sense_are_refused_at_once(
 @pytest.mark.parametrize(
     ("use", "problem"),
     [
-        (lambda limiter: limiter.spend(-1), "cost must be from 0"),
-        (lambda limiter: limiter.spend(0.5), "cost must be a whole number"),
-        (lambda limiter: limiter.spend(6), "could never be allowed: at most 5"),
-        (lambda limiter: limiter.wait(6), "could never be allowed: at most 5"),
-        (lambda limiter: limiter.wait(timeout=-1), "timeout must not be negative"),
+        (lambda limiter: limiter.try_acquire(-1), "cost must be from 0"),
+        (lambda limiter: limiter.try_acquire(0.5), "cost must be a whole number"),
+        (lambda limiter: limiter.try_acquire(6), "could never be allowed: at most 5"),
+        (lambda limiter: limiter.acquire(6), "could never be allowed: at most 5"),
+        (lambda limiter: limiter.acquire(timeout=-1), "timeout must not be negative"),
     ],
 )
 def test_what_could_never_be_allowed_is_refused_at_once(
@@ -412,7 +412,7 @@ def test_what_could_never_be_allowed_is_refused_at_once(
     limiter = locks.rate_limiter("x", limit=10, per=1, burst=5)
     with pytest.raises(InvalidInputError, match=problem):
         use(limiter)
-    assert limiter.spend(0).reset_after == 0
+    assert limiter.try_acquire(0).reset_after == 0
 
 
 def test_a_store_without_rates_says_where_they_are() -> None:

@@ -34,16 +34,16 @@ def test_a_burst_is_allowed_once_whichever_client_uses_it(rig: Rig) -> None:
         if refuses(rig):
             return
         alice, bob = limiters(rig, 4, 3600, 3)
-        first = await ask(alice.spend(2))
+        first = await ask(alice.try_acquire(2))
         assert (bool(first), first.remaining, first.retry_after) == (True, 1, 0)
         assert first.reset_after == pytest.approx(1800)
-        refused = await ask(bob.spend(2))
+        refused = await ask(bob.try_acquire(2))
         assert (bool(refused), refused.remaining) == (False, 1)
         assert refused.retry_after == pytest.approx(900, abs=60)
         assert refused.reset_after == pytest.approx(1800, abs=60)
-        assert (await ask(bob.spend())).remaining == 0, "what was refused was not spent"
-        assert not await ask(alice.spend())
-        assert await ask(alice.spend(0)), "to look is allowed"
+        assert (await ask(bob.try_acquire())).remaining == 0, "what was refused was not spent"
+        assert not await ask(alice.try_acquire())
+        assert await ask(alice.try_acquire(0)), "to look is allowed"
 
     rig.run(test())
 
@@ -55,16 +55,16 @@ def test_a_caller_that_waits_is_allowed_in_its_turn_or_refused_at_once(rig: Rig)
         alice, bob = limiters(rig, 100, 1, 3)
         began = time.monotonic()
         for _ in range(2):
-            await ask(alice.wait())
-            await ask(bob.wait(2))
+            await ask(alice.acquire())
+            await ask(bob.acquire(2))
         assert time.monotonic() - began > 0.0299
         alice, bob = limiters(rig, 1, 3600, 3)
-        await ask(alice.wait(2))
+        await ask(alice.acquire(2))
         with pytest.raises(RateLimitError) as refusal:
-            await ask(bob.wait(2, timeout=60))
+            await ask(bob.acquire(2, timeout=60))
         assert refusal.value.retry_after == pytest.approx(3600, abs=60)
         assert time.monotonic() - began < 30
-        await ask(bob.wait(timeout=0))  # nothing was spent
+        await ask(bob.acquire(timeout=0))  # nothing was spent
 
     rig.run(test())
 
@@ -78,7 +78,7 @@ def test_exactly_a_burst_is_allowed_when_many_clients_ask_at_once(rig: Rig) -> N
 
         def consumer(limiter: Any) -> Any:
             async def spend() -> None:
-                allowed.extend([bool(await ask(limiter.spend())) for _ in range(4)])
+                allowed.extend([bool(await ask(limiter.try_acquire())) for _ in range(4)])
 
             return spend
 

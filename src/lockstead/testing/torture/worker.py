@@ -615,10 +615,10 @@ class Actor:
             number = self.recorder.spend(RATE, cost, interval=1 / LIMIT, burst=BURST)
             try:
                 if self.chance.random() < 0.3:
-                    await self.driver.done(limiter.wait(cost, timeout=0.5))
+                    await self.driver.done(limiter.acquire(cost, timeout=0.5))
                     self.recorder.spent(number, allowed=True)
                 else:
-                    decision = await self.driver.done(limiter.spend(cost))
+                    decision = await self.driver.done(limiter.try_acquire(cost))
                     self.recorder.spent(number, decision.allowed, decision.retry_after)
             except RateLimitError as error:
                 self.recorder.spent(number, allowed=False, retry_after=error.retry_after)

@@ -33,7 +33,7 @@ async def main(url: str) -> None:
             lambda: locks.info("job"),
             locks.inspect,
             lambda: locks.election("leader").campaign(timeout=1),
-            lambda: locks.rate_limiter("rate", 1, 1).wait(),
+            lambda: locks.rate_limiter("rate", 1, 1).acquire(),
             use_default,
         ]
         for use in uses:
