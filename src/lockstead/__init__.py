@@ -1,4 +1,4 @@
-"""Distributed locks with leases, fences and fair waiting, for threads and asyncio."""
+"""Distributed locks with leases, fencing tokens and fair queues, for threads and asyncio."""
 
 from lockstead.asynchronous import (
     AsyncDistributedLock,

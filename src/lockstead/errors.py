@@ -1,4 +1,4 @@
-"""Everything lockstead raises on purpose.
+"""The errors that lockstead raises.
 
 All errors carry the lock's name where there is one, and all survive pickling: attributes live in
 ``__dict__`` and every constructor accepts the bare message.
@@ -32,7 +32,11 @@ class LockError(Exception):
 
 
 class LockAcquisitionError(LockError, TimeoutError):
-    """The lock could not be had within the caller's patience; nothing is left in the line."""
+    """The lock could not be acquired within `timeout`; no place is left in the queue.
+
+    ``attempts``: how often a place was requested. ``waited``: for how many seconds. ``holder``: the client that holds
+    the lock, as `host:pid:random`, if known.
+    """
 
     def __init__(
         self,
@@ -50,11 +54,14 @@ class LockAcquisitionError(LockError, TimeoutError):
 
 
 class InvalidLockError(LockError):
-    """The handle is not good for this: it was released, lost, or belongs to a parent process."""
+    """The handle does not hold its lock: it was released or lost, or belongs to the parent process of a fork."""
 
 
 class LockLostError(InvalidLockError):
-    """The lease ended while it was still wanted; whatever it protected may now have another holder."""
+    """The lease ended before it was released; the lock may have another holder by now.
+
+    ``reason``: why, as text.
+    """
 
     def __init__(self, message: str, *, name: str = "", reason: str = "") -> None:
         super().__init__(message, name=name)
@@ -62,9 +69,9 @@ class LockLostError(InvalidLockError):
 
 
 class RateLimitError(LockError, TimeoutError):
-    """What was asked of a rate would not be allowed within the caller's patience; nothing was spent.
+    """A rate limit would not allow the request within `timeout`; nothing was consumed.
 
-    ``retry_after``: in so many seconds it would be allowed, if nobody else spends meanwhile.
+    ``retry_after``: seconds until it would be allowed, if no other client makes a request meanwhile.
     """
 
     def __init__(self, message: str, *, name: str = "", retry_after: float = 0.0) -> None:
@@ -73,12 +80,12 @@ class RateLimitError(LockError, TimeoutError):
 
 
 class StoreError(LockError):
-    """The store did not do what it was asked; the driver's exception is the ``__cause__``.
+    """A request to the store failed; the driver's exception is the ``__cause__``.
 
-    ``transient``: there was no answer. The request may have been carried out, even later, and may succeed if
-    repeated. Otherwise the store refused it: nothing was done, and somebody has to mend something.
+    ``transient``: there was no answer. The request may be applied all the same, even later, and may succeed if
+    retried. Otherwise the store refused it: nothing was done, and an operator has to fix the cause.
 
-    ``overloaded``: the store answers other requests, but did not get to this one in time.
+    ``overloaded``: the store answers other requests, but did not process this one in time.
     """
 
     def __init__(self, message: str, *, name: str = "", transient: bool = False, overloaded: bool = False) -> None:
@@ -88,10 +95,10 @@ class StoreError(LockError):
 
 
 class DamagedError(StoreError):
-    """What the store keeps makes no sense: it was cut short, overwritten, or written by something else.
+    """Stored data cannot be read: it was truncated, overwritten, or written by another program.
 
-    The message says what is damaged, and how to clear it. Nothing was done, and repeating the request is in vain.
-    ``key`` and ``field``: where it is kept, as far as the store has such.
+    The message says what is damaged, and how to clear it. Nothing was done, and a retry fails in the same way.
+    ``key`` and ``field``: where the data is, if the store has such.
     """
 
     def __init__(
@@ -103,18 +110,18 @@ class DamagedError(StoreError):
 
 
 class NestedCallError(StoreError):
-    """A signal handler or a finalizer has interrupted a call of this thread's, which must end first.
+    """A signal handler or a finalizer interrupted another call of this thread, which must end first.
 
-    Nothing was done. `release`, `release_all` and `close` do not raise it: they work there.
+    Nothing was done. `release`, `release_all` and `close` never raise it: they may be called there.
     """
 
 
 class UnsupportedError(LockError):
-    """The store cannot carry what was asked of it, or cannot run here: under eventlet, say, or trio."""
+    """The store does not support the request, or cannot run here: under eventlet, say, or trio."""
 
 
 class CapacityMismatchError(LockError):
-    """The name is in use with another capacity."""
+    """The name is in use with another capacity, which is `stored`; `asked` was requested."""
 
     def __init__(self, message: str, *, name: str = "", stored: int = 0, asked: int = 0) -> None:
         super().__init__(message, name=name)
@@ -123,7 +130,7 @@ class CapacityMismatchError(LockError):
 
 
 class StaleFenceError(LockError):
-    """Somebody with a newer fence has been here: this holder has lost its lock, and must write nothing."""
+    """A newer fence was seen: this holder has lost its lock, and must not write."""
 
     def __init__(self, message: str, *, name: str = "", fence: int = 0, newest: int = 0) -> None:
         super().__init__(message, name=name)
@@ -132,7 +139,7 @@ class StaleFenceError(LockError):
 
 
 class InvalidInputError(LockError, ValueError):
-    """A name, duration, URL or metadata that no store could take."""
+    """An argument that no store would accept: a name, duration, URL or metadata."""
 
 
 class ClosedError(LockError):

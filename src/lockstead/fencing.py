@@ -1,7 +1,7 @@
-"""Guards for what a lock protects: they refuse a holder that has been overtaken and does not know it.
+"""Fence checks on the receiving side: refuse a holder that has lost its lock and does not know it yet.
 
-For SQL there is ``check_fence`` beside the lease table. Here are the guard for what this process owns, the header by
-which a fence travels over HTTP, and the check to put before a Lua script of your own.
+For SQL there is ``check_fence`` beside the lease table. This module has the check for resources of this process, the
+HTTP header that carries a fence, and the check to put before a Lua script of your own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lockstead.runtimes.threads import ThreadRuntime
 __all__ = ["CHECK_FENCE_LUA", "FENCE_HEADER", "FenceGate", "Passage", "parse_fence"]
 
 CHECK_FENCE_LUA = files("lockstead.stores").joinpath("redis", "scripts", "check_fence.lua").read_text("utf-8")
-"""Lua that defines ``check_fence(key, fence)``. Put it before a script of your own, which writes only if it is true."""
+"""Lua that defines ``check_fence(key, fence)``. Put it before a script of your own that writes only if it is true."""
 
 FENCE_HEADER = "Lockstead-Fence"
 """The HTTP header that carries a fence, in decimal digits."""
@@ -39,7 +39,7 @@ def parse_fence(text: str | None) -> int:
     digits = (text or "").strip(" \t")
     if re.fullmatch("[0-9]{1,19}", digits):
         return _check_fence(int(digits))
-    problem = f"{text[:40]!r} is no fence" if text else "there is no fence"
+    problem = f"{text[:40]!r} is not a fence" if text else "there is no fence"
     msg = f"{problem}: send the decimal digits of handle.fence"
     raise InvalidInputError(msg)
 
@@ -47,14 +47,14 @@ def parse_fence(text: str | None) -> int:
 class FenceGate:
     """Remember the newest fence of every resource, and refuse older ones. Thread-safe, for asyncio too.
 
-    For a resource that only this process writes: a file, a device, what is behind an HTTP service. A gate remembers
-    nothing over a restart: what must, keeps the fence with the data. Use one gate for the locks of one store, and one
-    lock for one resource: the fences of two do not compare.
+    For a resource that only this process writes: a file, a device, the data behind an HTTP service. A gate is empty
+    after a restart; if that is not acceptable, store the fence with the data. Use one gate for the locks of one store,
+    and one lock for one resource: fences of two locks cannot be compared.
 
-    A gate keeps some 200 bytes for every resource it has ever seen. With `most` it keeps so many, and forgets those not
-    heard of for the longest; a resource it does not remember is then refused every fence below the greatest that was
-    forgotten. So nothing stale gets in, but a holder may be refused that was not overtaken: one whose resource was not
-    heard of while `most` others were, since it lined up for its lock. It has to acquire the lock again.
+    A gate keeps some 200 bytes for every resource it has ever seen. With `most` it keeps that many, and evicts the
+    least recently used; for a resource that is not in it, it then refuses every fence below the largest evicted one. So
+    no stale fence is accepted, but a current holder may be refused: one whose resource was not used while `most` others
+    were, since it joined the queue for its lock. It has to acquire the lock again.
     """
 
     def __init__(self, *, most: int | None = None) -> None:
@@ -67,22 +67,22 @@ class FenceGate:
     def check(self, resource: str, fence: int | Single) -> None:
         """Raise StaleFenceError if the resource has seen a newer fence, else remember this one. Never waits.
 
-        What is written after it may still come too late: between the two another thread, or at an ``await`` another
-        task, may check and write. `guard` does not let it.
+        A write after this check may still be too late: in between, another thread, or at an ``await`` another task, may
+        check and write. `guard` prevents that.
         """
         number = _read_fence(fence)
         with self._mutex:
-            self._see(_check_resource(resource), number)
+            self._record(_check_resource(resource), number)
 
     def guard(self, resource: str, fence: int | Single) -> Passage:
-        """Check a fence and keep all other guards of the resource out for a block: ``with``, or ``async with``.
+        """Check a fence and exclude all other guards of the resource for a block: ``with``, or ``async with``.
 
-        They wait their turn; one that is overtaken meanwhile gets StaleFenceError instead. A fence counts as seen even
+        The others wait in order; one whose fence is stale by then raises StaleFenceError. A fence counts as seen even
         if the block fails, since something may have been written.
         """
         return Passage(self, _check_resource(resource), _read_fence(fence))
 
-    def _see(self, resource: str, fence: int) -> None:
+    def _record(self, resource: str, fence: int) -> None:
         newest = self._newest.get(resource)
         if fence < (self._forgotten if newest is None else newest):
             raise _refusal(resource, fence, newest, self._forgotten)
@@ -91,47 +91,47 @@ class FenceGate:
         if len(self._newest) > self._most:
             self._forgotten = max(self._forgotten, self._newest.popitem(last=False)[1])
 
-    async def _enter(self, resource: str, fence: int, turn: _Entry) -> None:
+    async def _enter(self, resource: str, fence: int, entry: _Entry) -> None:
         try:
-            if not self._enqueue(resource, fence, turn):
-                await turn.event.wait(inf)
+            if not self._enqueue(resource, fence, entry):
+                await entry.event.wait(inf)
                 self.check(resource, fence)
         except BaseException:
-            self._leave(resource, turn)
+            self._leave(resource, entry)
             raise
 
-    def _enqueue(self, resource: str, fence: int, turn: _Entry) -> bool:
-        """Tell whether it is this one's turn already."""
+    def _enqueue(self, resource: str, fence: int, entry: _Entry) -> bool:
+        """Record the fence and join the resource's queue; return whether it is empty but for this entry."""
         with self._mutex:
-            self._see(resource, fence)
+            self._record(resource, fence)
             line = self._lines.setdefault(resource, deque())
-            if turn.blocks and any(other.thread == turn.thread for other in line):
+            if entry.blocks and any(other.thread == entry.thread for other in line):
                 msg = f"this thread would wait for its own guard of {resource!r}: in asyncio, use async with"
                 raise LockError(msg, name=resource)
-            if turn.task and any(other.task is turn.task for other in line):
+            if entry.task and any(other.task is entry.task for other in line):
                 msg = f"this task would wait for its own guard of {resource!r}: one block is enough for all it writes"
                 raise LockError(msg, name=resource)
-            line.append(turn)
+            line.append(entry)
             return len(line) == 1
 
-    def _leave(self, resource: str, turn: _Entry | None = None) -> None:
-        """Give up a turn that may not have come yet, or the present one."""
+    def _leave(self, resource: str, entry: _Entry | None = None) -> None:
+        """Remove an entry, which may still wait, or by default the first; wake the next."""
         with self._mutex:
             line = self._lines.get(resource)
             if not line:
                 return
-            if turn is None or turn is line[0]:
+            if entry is None or entry is line[0]:
                 line.popleft()
                 if line:
-                    line[0].event.ring()
+                    line[0].event.set()
                 else:
                     del self._lines[resource]
-            elif turn in line:
-                line.remove(turn)
+            elif entry in line:
+                line.remove(entry)
 
 
 class Passage:
-    """What `FenceGate.guard` makes."""
+    """The context manager that `FenceGate.guard` returns."""
 
     def __init__(self, gate: FenceGate, resource: str, fence: int) -> None:
         self._gate = gate
@@ -139,8 +139,8 @@ class Passage:
         self._fence = fence
 
     def __enter__(self) -> None:
-        turn = _Entry(ThreadRuntime().event(), threading.get_ident(), _current_task(), blocks=True)
-        drive(self._gate._enter(self._resource, self._fence, turn))
+        entry = _Entry(ThreadRuntime().event(), threading.get_ident(), _current_task(), blocks=True)
+        drive(self._gate._enter(self._resource, self._fence, entry))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -148,8 +148,8 @@ class Passage:
         self._gate._leave(self._resource)
 
     async def __aenter__(self) -> None:
-        turn = _Entry(AsyncRuntime().event(), threading.get_ident(), _current_task(), blocks=False)
-        await self._gate._enter(self._resource, self._fence, turn)
+        entry = _Entry(AsyncRuntime().event(), threading.get_ident(), _current_task(), blocks=False)
+        await self._gate._enter(self._resource, self._fence, entry)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -159,7 +159,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Entry:
-    """A place in the line for a resource, whose first is writing."""
+    """An entry in the queue for a resource; the first one may write."""
 
     event: Event
     thread: int
@@ -178,7 +178,7 @@ def _current_task() -> object:
 def _refusal(resource: str, fence: int, newest: int | None, forgotten: int) -> StaleFenceError:
     if newest is None:
         newest = forgotten
-        problem = f"may be stale: what {resource!r} has seen is forgotten, as is all below fence {forgotten}"
+        problem = f"may be stale: this gate does not remember {resource!r}, and has evicted fences up to {forgotten}"
     else:
         problem = f"is stale: {resource!r} has seen fence {newest} already"
     return StaleFenceError(
@@ -193,7 +193,7 @@ def _read_fence(fence: int | Single) -> int:
     if not isinstance(fence, Single):
         return _check_fence(fence)
     if not fence.is_exclusive:
-        msg = f"{fence.name!r} is shared, and the fences of those who share it say nothing: use an exclusive lock"
+        msg = f"{fence.name!r} is shared, and fences of shared holders are not ordered: use an exclusive lock"
         raise InvalidInputError(msg, name=fence.name)
     return fence.fence
 
@@ -201,12 +201,12 @@ def _read_fence(fence: int | Single) -> int:
 def _check_fence(fence: int) -> int:
     if isinstance(fence, int) and not isinstance(fence, bool) and 0 < fence <= MAX_FENCE:
         return fence
-    msg = f"{fence!r:.40} is no fence: pass the handle of one name, or its fence"
+    msg = f"{fence!r:.40} is not a fence: pass the handle of one name, or its fence"
     raise InvalidInputError(msg)
 
 
 def _check_resource(resource: str) -> str:
     if isinstance(resource, str) and resource:
         return resource
-    msg = f"a resource needs a name, a string that is not empty; got {resource!r:.40}"
+    msg = f"a resource needs a name, a non-empty string; got {resource!r:.40}"
     raise InvalidInputError(msg)

@@ -1,15 +1,13 @@
-"""What a store of your own is made of: the port it implements, the values that pass through it, and the rules it keeps.
+"""For stores of your own: the port a store implements, the values that pass through it, and the rules it follows.
 
-`Store` says what a store must do; `Reserving`, `MultiJoining`, `RateLimiting`, `Watching`, `Repairable` and
-`Examinable` what it may do beyond.
-`rule` is the line itself, in pure steps over the few things a `Ledger` can do, and `rate` the same for rates: a store
-that can call Python while it has a name to itself keeps places, and leaves the thinking to them.
+`Store` is what every store implements; `Reserving`, `MultiJoining`, `RateLimiting`, `Watching`, `Repairable` and
+`Examinable` are optional abilities. `rule` is the line rule, in pure steps over a `Ledger`, and `gcra` the
+rule of rate limits: a store that can run Python in its atomic step only stores the data, and calls these.
 """
 
 from __future__ import annotations
 
-from lockstead.core import gcra as rate
-from lockstead.core import rule
+from lockstead.core import gcra, rule
 from lockstead.core.gcra import RateState
 from lockstead.core.model import (
     RESERVED,
@@ -24,7 +22,7 @@ from lockstead.core.model import (
     Refusal,
     Renewal,
     Reservation,
-    Session,
+    SessionInfo,
     Standing,
     Wake,
 )
@@ -55,13 +53,13 @@ __all__ = [
     "Reservation",
     "Reserving",
     "Runtime",
-    "Session",
+    "SessionInfo",
     "Standing",
     "Store",
     "Wake",
     "Watching",
     "boot_id",
-    "rate",
+    "gcra",
     "rule",
     "shared_clock",
 ]

@@ -24,18 +24,18 @@ class Step(NamedTuple, Generic[S]):
     label: str
     after: S | Violation
     is_fault: bool = False
-    """Whether something bad happens in it, or somebody loses patience: no way to rest may depend on that."""
+    """Whether it is a fault or a timeout: no way to rest may depend on that."""
 
 
 class Model(Protocol[S]):
     def start(self) -> S: ...
 
     def steps(self, state: S) -> Iterator[Step[S]]:
-        """Tell all that may happen next."""
+        """Yield all that may happen next."""
         ...
 
     def canonical(self, state: S) -> S:
-        """Choose one of the states that differ only in what nobody can tell, such as the names of equals."""
+        """Choose one of the states that differ only in what cannot be observed, such as the names of equal clients."""
         ...
 
     def fault(self, state: S) -> str:
@@ -43,7 +43,7 @@ class Model(Protocol[S]):
         ...
 
     def is_at_rest(self, state: S) -> bool:
-        """Tell whether nobody wants anything, and nothing is left of anybody."""
+        """Return whether no client wants anything, and no place is left."""
         ...
 
 
@@ -69,7 +69,7 @@ class CounterexampleError(AssertionError):
 
 
 class TooManyStatesError(Exception):
-    """The scope is too large for the patience it was given."""
+    """The scope is too large for the limit of states it was given."""
 
 
 def explore(model: Model[S], most: int = 10_000_000) -> Report:
@@ -127,7 +127,7 @@ def _reach(from_here: list[int], ways: list[list[int]]) -> set[int]:
 
 
 def _labels(model: Model[S], way: list[S], reason: str) -> list[str]:
-    """Walk the way once more without renaming anybody, so that a name means the same from beginning to end."""
+    """Walk the way once more without renaming clients, so that a name means the same from beginning to end."""
     here = model.start()
     labels = []
     for known, target in pairwise(way):

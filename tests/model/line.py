@@ -4,8 +4,8 @@
 
 Time passes in ticks. Whatever ends is kept as the ticks it has left, and tickets as ranks: so states repeat, and
 all runs of any length are looked at. A process may stop between any two of its steps for as long as it likes, for
-nothing forces it to take the next; `stop` is only there to tell a holder that could have noticed its loss in time
-from one that could not.
+nothing forces it to take the next; `stop` only tells a holder that could have noticed its loss in time from one
+that could not.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class Scope(NamedTuple):
     heartbeat: int = 2
     margin: int = 1
     late_request_window: int = 3
-    """How long a request that nobody answered may be under way."""
-    listening: int = 1
+    """How long a request without an answer may be under way."""
+    awaited: int = 1
     """How many requests of one client may be awaited at a time."""
-    unheard: int = 1
-    """How many requests may be under way in all for whose answers nobody listens any more."""
+    unawaited: int = 1
+    """How many requests may be under way in all whose replies no client waits for any more."""
     faults: int = 2
     """How many bad things may happen in one run."""
     slow: bool = False
-    """Whether renewals that are listened for may be under way for a while before they arrive."""
+    """Whether renewals whose replies are awaited may be under way for a while before they arrive."""
     clock_steps: int = 0
     """By how much the store's clock may be set back, once."""
 
@@ -42,8 +42,8 @@ IDLE, JOINING, WAITING, HELD, STOPPED, LEAVING, LEAVING_TO_REJOIN = range(7)
 """What a client is at. STOPPED is HELD by a process that was stopped."""
 
 BACK, UNAWAITED, OUT = range(3)
-"""How far a request is: carried out, and its answer on the way; or still on its way, and nobody listens any more, or
-somebody does."""
+"""How far a request is: applied, and its reply on the way; or still on its way, and its client waits
+for it no more, or still does."""
 
 STALE = 1000
 """A ticket that does not matter any more."""
@@ -59,7 +59,8 @@ class Call(NamedTuple):
     age: int
     """Ticks since the clock was read for it."""
     answer: int = 0
-    """The ticket, if the place holds; its negative, if it waits; 0 if there is no place. Of a leave: is it unsure?"""
+    """The ticket, if the place holds; its negative, if it waits; 0 if there is no place. Of a leave: whether it
+    needs a tombstone."""
     whose: int = NOW
 
 
@@ -72,7 +73,7 @@ class Client(NamedTuple):
     window: int = 0
     """For how long it will trust in its lease."""
     alive: int = 0
-    """For how long its waiting place surely lives."""
+    """For how long its waiting place surely does not expire."""
     ticket: int = 0
     tombstone: bool = False
     """Whether a join was sent that was not answered."""
@@ -88,7 +89,7 @@ class Owner(NamedTuple):
 
 class Place(NamedTuple):
     ticket: int
-    life: int
+    expires_in: int
     """In ticks; from 0 downward it has expired."""
     holds: bool
     told: bool
@@ -120,7 +121,7 @@ class State(NamedTuple):
     barred: Barred = ()
     """Owners that are refused a place, and for how long."""
     top: int = 0
-    """The highest fence that anybody ever held under."""
+    """The highest fence that any client ever held under."""
     since: int = 0
     """Ticks since the store last looked at the line; counted only where its clock can be set back."""
     clock_steps: int = 0
@@ -135,7 +136,7 @@ class LineModel:
         """All that the store was ever asked, and what came of it."""
 
     def settle(self, line: Line) -> tuple[Line, tuple[Owner, ...]]:
-        """Walk from the head to the first live place that does not fit; drop what had expired; wake who holds now."""
+        """Walk from the head to the first live place that does not fit; drop what had expired; wake new holders."""
         kept: list[Place] = []
         woken = []
         holders = 0
@@ -168,9 +169,9 @@ class LineModel:
         if request.owner in dict(barred):
             return Outcome(line, barred, 0, woken)
         fits = len(line) < self.scope.capacity
-        life = self.scope.ttl if fits else self.ttl_of_waiting()
+        expires_in = self.scope.ttl if fits else self.ttl_of_waiting()
         ticket = self.draw(line, last)
-        line = self.append(line, Place(ticket, life, fits, fits, request.owner))
+        line = self.append(line, Place(ticket, expires_in, fits, fits, request.owner))
         return Outcome(line, barred, ticket if fits else -ticket, woken)
 
     def renew(self, line: Line, barred: Barred, request: Request, last: int) -> Outcome:
@@ -188,26 +189,26 @@ class LineModel:
     def refresh(self, line: Line, barred: Barred, request: Request, woken: tuple[Owner, ...]) -> Outcome:
         owner = self.find(line, request.owner)
         number, own = next((number, place) for number, place in enumerate(line) if place.owner == owner)
-        own = own._replace(life=self.renewed(own, request.kind))
+        own = own._replace(expires_in=self.renewed(own, request.kind))
         line = (*line[:number], own, *line[number + 1 :])
         return Outcome(line, barred, own.ticket if own.holds else -own.ticket, woken)
 
     def find(self, line: Line, owner: Owner) -> Owner | None:
-        """Tell whose living place a request of this owner is about: its own, if there is one."""
+        """Return the owner of the live place that a request of this owner is about: its own, if there is one."""
         return owner if any(place.owner == owner and not self.is_expired(place) for place in line) else None
 
     def without_expired(self, line: Line, owner: Owner) -> Line:
         return tuple(place for place in line if place.owner != owner or not self.is_expired(place))
 
     def is_expired(self, place: Place) -> bool:
-        return place.life <= 0
+        return place.expires_in <= 0
 
     def ttl_of_waiting(self) -> int:
         return self.scope.heartbeat
 
     def renewed(self, place: Place, kind: str) -> int:
-        """Tell the life of a place after a renewal, or after a join that came again."""
-        return max(place.life, self.scope.ttl if place.holds else self.ttl_of_waiting())
+        """Return in how many ticks a place expires after a renewal, or after a repeated join."""
+        return max(place.expires_in, self.scope.ttl if place.holds else self.ttl_of_waiting())
 
     def draw(self, line: Line, last: int) -> int:
         return last + 1
@@ -216,31 +217,31 @@ class LineModel:
         return (*line, place)
 
     def gain(self, since: int, by: int) -> int:
-        """Tell how much longer all places live if the clock is set back, so long after the line was last looked at."""
+        """Return how much later all places expire if the clock is set back, so long after the line was last read."""
         return min(since, by)
 
     def believes(self, client: Client) -> bool:
-        """Tell whether whoever asks the client now is told that it holds."""
+        """Return whether the client would now answer that it holds."""
         return client.phase in (HELD, STOPPED) and client.window > 0
 
     def window(self, age: int) -> int:
-        """Tell how long to trust in an answer to a request of that age."""
+        """Return how long to trust in a reply to a request of that age."""
         return max(self.scope.ttl - self.scope.margin - age, 0)
 
     def counts_message(self, client: Client) -> bool:
-        """Tell whether to trust in a message that the place holds: it may be about another that the owner had."""
+        """Return whether to trust in a message that the place holds: it may be about another that the owner had."""
         return client.alive > 0 and not client.tombstone
 
     def counts_forged_message(self, client: Client) -> bool:
-        """Tell whether to trust in a message that another client sent, who can know all but the place's secret."""
+        """Return whether to trust in a message that another client sent, which can know all but the place's secret."""
         return False
 
     def window_by_message(self, client: Client) -> int:
-        """Tell how long to trust in a message that the place holds: as long as it surely lives."""
+        """Return how long to trust in a message that the place holds: until it may expire."""
         return client.alive
 
     def note(self, client: Client, call: Call) -> Client:
-        """Take in the answer to a join or a renewal; too late for a lease being given up."""
+        """Apply the reply to a join or a renewal; too late for a lease that is being released."""
         client = client._replace(calls=_without(client.calls, call))
         if client.phase in (LEAVING, LEAVING_TO_REJOIN):
             return client
@@ -261,20 +262,20 @@ class LineModel:
         return self.give_up(client, LEAVING if client.phase == HELD else LEAVING_TO_REJOIN)
 
     def give_up(self, client: Client, phase: int) -> Client:
-        """Begin to leave, and listen for no answer that is still under way."""
+        """Begin to leave, and wait for no reply that is still under way."""
         tombstone = client.tombstone or any(call.kind == "join" and call.stage == BACK for call in client.calls)
         return Client(phase, tombstone=tombstone, calls=_unawaited(client.calls))
 
     def drop_reply(self, client: Client, call: Call) -> Client:
-        """Listen no more for an answer, which is lost: nothing is known, and nothing changes."""
+        """Wait no more for a reply, which is lost: nothing is known, and nothing changes."""
         return client._replace(tombstone=client.tombstone or call.kind == "join", calls=_without(client.calls, call))
 
     def awakes_with(self, client: Client, call: Call) -> Client | None:
-        """Tell what becomes of a stopped client that takes in an answer before it looks at its window: it does not."""
+        """Return what becomes of a stopped client that applies a reply before it checks its window: none does so."""
         return None
 
     def needs_tombstone(self, client: Client) -> bool:
-        """Tell whether to have the owner refused a place, for a join of its that may yet arrive."""
+        """Return whether the leave needs a tombstone: a join of the owner may yet arrive."""
         return client.tombstone
 
     def start(self) -> State:
@@ -306,7 +307,7 @@ class LineModel:
             return self._become(state, number, f"{name} {what}", after, is_fault=is_fault)
 
         def send(what: str, call: Call) -> Iterator[Step[State]]:
-            if len(client.calls) - len(_unawaited(client.calls)) >= (1 if call is JOIN else self.scope.listening):
+            if len(client.calls) - len(_unawaited(client.calls)) >= (1 if call is JOIN else self.scope.awaited):
                 return
             asking = client._replace(phase=JOINING if call is JOIN else client.phase)
             yield self._deliver(
@@ -315,7 +316,7 @@ class LineModel:
             if call is RENEW and self.scope.slow:
                 on_its_way = client._replace(calls=_with(client.calls, call._replace(stage=OUT)))
                 yield become(f"{what}, which takes a while", on_its_way)
-            if state.faults and sum(len(_unawaited(each.calls)) for each in state.clients) < self.scope.unheard:
+            if state.faults and sum(len(_unawaited(each.calls)) for each in state.clients) < self.scope.unawaited:
                 late = call._replace(stage=UNAWAITED)
                 asking = asking._replace(tombstone=client.tombstone or call is JOIN, calls=_with(client.calls, late))
                 yield become(f"{what}, which takes long, and gives up on it", asking, is_fault=True)
@@ -323,13 +324,13 @@ class LineModel:
         if client.phase in (IDLE, JOINING):
             yield from send("joins", JOIN)
         elif client.phase == WAITING:
-            yield from send("asks how it stands", RENEW)
+            yield from send("asks for its standing", RENEW)
             held = client._replace(pushed=False, phase=HELD, window=self.window_by_message(client), alive=0)
             if client.pushed:
-                heard = held if self.counts_message(client) else client._replace(pushed=False)
-                yield become("hears that it holds", heard)
+                after = held if self.counts_message(client) else client._replace(pushed=False)
+                yield become("receives the message that it holds", after)
             if self.counts_forged_message(client):
-                yield become("hears by a forged message that it holds", held, is_fault=True)
+                yield become("receives a forged message that it holds", held, is_fault=True)
         elif client.phase == HELD:
             if client.window == 0:
                 yield become("sees that its window is closed", self.give_up(client, LEAVING))
@@ -353,7 +354,7 @@ class LineModel:
         if not state.faults:
             return
         if client.phase in (JOINING, WAITING):
-            yield become("loses patience", self.give_up(client, LEAVING), is_fault=True)
+            yield become("times out", self.give_up(client, LEAVING), is_fault=True)
         if client.pushed:
             yield become("misses its message", client._replace(pushed=False), is_fault=True)
         if client.phase != IDLE:
@@ -362,7 +363,7 @@ class LineModel:
     def _call_steps(self, state: State, number: int, client: Client, call: Call) -> Iterator[Step[State]]:
         name = NAMES[number]
         if call.stage == UNAWAITED:
-            whose = "" if call.whose == NOW else " of an earlier life"
+            whose = "" if call.whose == NOW else " of an earlier acquisition"
             yield self._deliver(state, number, call, f"{name}'s late {call.kind}{whose} arrives")
         elif call.stage == OUT:
             yield self._deliver(state, number, call, f"{name}'s {call.kind} arrives")
@@ -377,7 +378,7 @@ class LineModel:
                 yield self._become(state, number, f"{name} gives up on its {call.kind}", without_reply, is_fault=True)
 
     def _become(self, state: State, number: int, label: str, after: Client, *, is_fault: bool = False) -> Step[State]:
-        """Put a client's next self in; if it holds now, it must be under a higher fence than anybody before."""
+        """Put a client's next self in; if it holds now, it must be under a higher fence than any before."""
         top = state.top
         if after.phase == HELD and state.clients[number].phase not in (HELD, STOPPED):
             if after.ticket <= top and self.scope.capacity == 1:
@@ -388,7 +389,7 @@ class LineModel:
         return Step(label, state._replace(clients=_put(state.clients, number, after), top=top), is_fault)
 
     def _retire(self, state: State, number: int, whose: int) -> State:
-        """End an acquisition. What is left of it belongs to nobody; requests of the one before came to nothing."""
+        """End an acquisition. What is left of it has no client; requests of the one before came to nothing."""
         client = state.clients[number]
         last, former = Owner(number, whose), Owner(number, FORMER)
         aged = {Owner(number): last, Owner(number, DEAD): former, Owner(number, GONE): former}
@@ -423,27 +424,29 @@ class LineModel:
 
     def _misdeed(self, before: Line, after: Line, kind: str, owner: Owner) -> str:
         """Say what a step of the store did that none may."""
-        was_live = {place.ticket: place for place in before if place.life > 0}
-        lives = {place.ticket: place for place in after if place.life > 0}
+        was_live = {place.ticket: place for place in before if place.expires_in > 0}
+        is_live = {place.ticket: place for place in after if place.expires_in > 0}
         for ticket, place in was_live.items():
-            life = lives[ticket].life if ticket in lives else 0
-            if place.owner != owner and life != place.life:
-                return f"a {kind} changed somebody else's place"
-            if place.owner == owner and kind != "leave" and life < place.life:
-                return f"a {kind} shortened a life"
-        if kind == "renew" and any(place.owner == owner and ticket not in was_live for ticket, place in lives.items()):
+            expires_in = is_live[ticket].expires_in if ticket in is_live else 0
+            if place.owner != owner and expires_in != place.expires_in:
+                return f"a {kind} changed another client's place"
+            if place.owner == owner and kind != "leave" and expires_in < place.expires_in:
+                return f"a {kind} shortened the time of a place"
+        if kind == "renew" and any(
+            place.owner == owner and ticket not in was_live for ticket, place in is_live.items()
+        ):
             return "a renewal brought a place back"
-        if any(not place.holds for place in list(lives.values())[: self.scope.capacity]):
-            return "somebody fits, and was passed over"
+        if any(not place.holds for place in list(is_live.values())[: self.scope.capacity]):
+            return "a place fits, and was passed over"
         held = {place.ticket for place in before if place.holds}
-        if any(place.holds and place.life <= 0 and place.ticket not in held for place in after):
+        if any(place.holds and place.expires_in <= 0 and place.ticket not in held for place in after):
             return "a place was granted that had expired"
         return ""
 
     def _tick(self, state: State) -> State:
         least = -self.scope.clock_steps
         clients = tuple(self._age(client) for client in state.clients)
-        line = tuple(place._replace(life=max(place.life - 1, least)) for place in state.line)
+        line = tuple(place._replace(expires_in=max(place.expires_in - 1, least)) for place in state.line)
         barred = tuple((owner, left - 1) for owner, left in state.barred if left > 1)
         since = min(state.since + 1, state.clock_steps)
         return state._replace(clients=clients, line=line, barred=barred, since=since)
@@ -456,7 +459,7 @@ class LineModel:
         return client._replace(window=window, alive=alive, calls=calls)
 
     def _forgetful(self, client: Client) -> Client:
-        """Forget the tickets that nobody will look at: of answers so late that nothing can be trusted in."""
+        """Forget the tickets that will not be looked at: of answers so late that nothing can be trusted in."""
         if client.phase == WAITING and not client.alive:
             client = client._replace(ticket=0)
         calls = tuple(
@@ -466,8 +469,8 @@ class LineModel:
         return client._replace(calls=tuple(sorted(calls))) if calls else client
 
     def _is_stale(self, call: Call) -> bool:
-        life = self.scope.ttl if call.answer > 0 else self.scope.heartbeat
-        return call.stage == BACK and call.answer != 0 and call.age >= life - self.scope.margin
+        duration = self.scope.ttl if call.answer > 0 else self.scope.heartbeat
+        return call.stage == BACK and call.answer != 0 and call.age >= duration - self.scope.margin
 
     def _aged(self, call: Call) -> Call | None:
         if call.stage != UNAWAITED:
@@ -478,27 +481,27 @@ class LineModel:
 
     def _set_back(self, state: State, by: int) -> State:
         gain = self.gain(state.since, by)
-        line = tuple(place._replace(life=place.life + gain) for place in state.line)
+        line = tuple(place._replace(expires_in=place.expires_in + gain) for place in state.line)
         barred = tuple((owner, left + gain) for owner, left in state.barred)
         return state._replace(line=line, barred=barred, clock_steps=0)
 
     def fault(self, state: State) -> str:
         for number, client in enumerate(state.clients):
             if client.phase == HELD or self.believes(client):
-                live = [(place.owner, place.ticket) for place in state.line if place.life > 0]
+                live = [(place.owner, place.ticket) for place in state.line if place.expires_in > 0]
                 if (Owner(number), client.ticket) not in live[: self.scope.capacity]:
-                    return "somebody has not noticed that he does not hold"
+                    return "a client has not noticed that it does not hold"
         waits = False
         for place in state.line:
-            if place.life > (self.scope.ttl if place.holds else self.scope.heartbeat):
-                return "a place lives for too long"
-            if place.life > 0:
+            if place.expires_in > (self.scope.ttl if place.holds else self.scope.heartbeat):
+                return "a place expires too late"
+            if place.expires_in > 0:
                 if place.holds and waits:
-                    return "somebody was overtaken"
+                    return "a waiter was overtaken"
                 if place.holds and not place.told:
-                    return "a place holds, and nobody told its owner"
+                    return "a place holds, and its owner was not woken"
                 if place.owner.whose == GONE:
-                    return "a place is left of whoever has gone"
+                    return "a place is left of a client that has gone"
                 waits = waits or not place.holds
         return ""
 

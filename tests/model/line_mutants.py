@@ -40,7 +40,9 @@ class RenewalsResurrect(LineModel):
 class RenewalsExtendTheDead(LineModel):
     def renew(self, line: Line, barred: Barred, request: Request, last: int) -> Outcome:
         own = request.owner
-        line = tuple(place._replace(life=max(place.life, 1)) if place.owner == own else place for place in line)
+        line = tuple(
+            place._replace(expires_in=max(place.expires_in, 1)) if place.owner == own else place for place in line
+        )
         return super().renew(line, barred, request, last)
 
 
@@ -53,13 +55,13 @@ class RenewalsShorten(LineModel):
 @mutant()
 class RepeatedJoinsDoNotRefresh(LineModel):
     def renewed(self, place: Place, kind: str) -> int:
-        return place.life if kind == "join" else super().renewed(place, kind)
+        return place.expires_in if kind == "join" else super().renewed(place, kind)
 
 
 @mutant()
 class WaitingPlacesNeverClaimTheirTtl(LineModel):
     def renewed(self, place: Place, kind: str) -> int:
-        return max(place.life, self.scope.heartbeat)
+        return max(place.expires_in, self.scope.heartbeat)
 
 
 @mutant()
@@ -71,13 +73,13 @@ class WaitingPlacesLiveForTheirTtl(LineModel):
 @mutant()
 class TheDeadHoldForEver(LineModel):
     def is_expired(self, place: Place) -> bool:
-        return place.life <= 0 and not place.holds
+        return place.expires_in <= 0 and not place.holds
 
 
 @mutant()
 class TheDeadAreGranted(LineModel):
     def is_expired(self, place: Place) -> bool:
-        return place.life <= 0 and place.holds
+        return place.expires_in <= 0 and place.holds
 
 
 @mutant()
@@ -141,7 +143,7 @@ class ThereIsNoMargin(LineModel):
 
 @mutant(Scope(clients=1, ttl=4, late_request_window=6, faults=2, slow=True))
 class AnAnswerOpensAWindowThatWasClosed(LineModel):
-    """A late join may have made another place; somebody else may have held in between."""
+    """A late join may have made another place; another client may have held in between."""
 
     def awakes_with(self, client: Client, call: Call) -> Client | None:
         awake = self.note(client._replace(phase=HELD), call)

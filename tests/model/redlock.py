@@ -20,7 +20,7 @@ T = TypeVar("T")
 class Scope(NamedTuple):
     members: int = 3
     clients: int = 2
-    lives: tuple[int, ...] = (1,)
+    ttls: tuple[int, ...] = (1,)
     """The ttls that clients use, by rank."""
     losses: int = 0
     """How many answers are lost in one run."""
@@ -41,11 +41,11 @@ IDLE, JOINING, RAISING, HELD, RENEWING = range(5)
 """What a client is at: a round that takes places, one that writes the fence back, holding, and a round that renews."""
 
 VOTES, EMPTY, PROBED, SETTLED, ADMITTED = range(5)
-"""How a member stands: EMPTY has forgotten, KNOCKED has a new token, SETTLED waits for the others to be asked, and
-ADMITTED for the longest life to be over."""
+"""The status of a member: EMPTY has forgotten, PROBED has a new token, SETTLED waits for the others to be asked, and
+ADMITTED for the longest ttl to be over."""
 
 ENDS, COVERED, FRESH = range(3)
-"""How long a place lives: it may end at any moment; not before its owner's window closes; nor before that of the
+"""When a place expires: it may end at any moment; not before its owner's window closes; nor before that of the
 round that is just under way would."""
 
 OUT, NO = 0, -1
@@ -59,16 +59,16 @@ class Member(NamedTuple):
     status: int
     counter: int
     longest: int
-    """The longest life it knows of."""
+    """The longest ttl it knows of."""
     owner: int
     ticket: int
-    life: int
+    expiry: int
     is_read: bool
     """Whether it was asked for what another member forgot."""
     late: tuple[int, ...]
-    """A ticket and a life that somebody was about to admit it with, before it forgot once more."""
+    """A ticket and a ttl that a client was about to admit it with, before it forgot once more."""
     votes: tuple[int, ...]
-    """What each client heard from it in the round under way."""
+    """The vote that each client received from it in the round under way."""
     counted: tuple[bool, ...]
     """Whose window rests on its vote."""
 
@@ -85,7 +85,7 @@ class State(NamedTuple):
     members: tuple[Member, ...]
     clients: tuple[Client, ...]
     top: int = 0
-    """The highest fence that anybody ever held under."""
+    """The highest fence that any client ever held under."""
     losses: int = 0
     forgets: int = 0
     """How many of both may yet happen."""
@@ -96,7 +96,7 @@ class RedlockModel:
         self.scope = scope
         self.majority = scope.members // 2 + 1
         self.served: dict[tuple[Member, int, Client], Member] = {}
-        """All that a member was ever asked, by whom, and what became of it."""
+        """All requests that a member ever got, by client, and what became of them."""
 
     def draw(self, member: Member) -> int:
         return member.counter + 1
@@ -106,13 +106,13 @@ class RedlockModel:
         if member.owner != client:
             return member
         ticket = max(member.ticket, fence)
-        return member._replace(ticket=ticket, counter=max(member.counter, ticket), life=FRESH)
+        return member._replace(ticket=ticket, counter=max(member.counter, ticket), expiry=FRESH)
 
     def confirms(self, member: Member, client: int) -> bool:
         return member.owner == client
 
     def refreshed(self, member: Member, client: int, ttl: int) -> Member:
-        return member._replace(life=FRESH, longest=max(member.longest, ttl)) if member.owner == client else member
+        return member._replace(expiry=FRESH, longest=max(member.longest, ttl)) if member.owner == client else member
 
     def joined(self, member: Member, client: int, ttl: int) -> Member:
         """Give a client a place where there is none, or refresh its own."""
@@ -130,16 +130,16 @@ class RedlockModel:
         return tickets.count(max(tickets)) < self.majority
 
     def counts(self, votes: list[int]) -> bool:
-        """Tell whether enough members said yes in a round."""
+        """Return whether enough members said yes in a round."""
         return sum(vote > 0 for vote in votes) >= self.majority
 
     def is_over(self, state: State, number: int) -> bool:
-        """Tell whether every round is over in which a member voted, and has forgotten it."""
+        """Return whether every round is over in which a member voted, and has forgotten it."""
         member = state.members[number]
         return not any(vote > 0 and member.owner != client for client, vote in enumerate(member.votes))
 
     def has_outlived(self, state: State, number: int) -> bool:
-        """Tell whether every window is closed that rests on a vote a member has forgotten, if it knows its life."""
+        """Return whether every window is closed that rests on a vote a member has forgotten, if it knows its ttl."""
         member = state.members[number]
         return not any(
             counted and member.owner != client and state.clients[client].ttl <= member.longest
@@ -155,15 +155,15 @@ class RedlockModel:
         return member._replace(counter=counter, longest=longest)
 
     def late_admission(self, member: Member) -> Member:
-        """Take in an admission under a token that the member had before it forgot once more."""
+        """Apply an admission under a token that the member had before it forgot once more."""
         return member._replace(late=())
 
     def forgotten(self, member: Member) -> Member:
-        return member._replace(status=EMPTY, counter=0, longest=0, owner=FREE, ticket=0, life=ENDS)
+        return member._replace(status=EMPTY, counter=0, longest=0, owner=FREE, ticket=0, expiry=ENDS)
 
     def start(self) -> State:
-        nobody = (OUT,) * self.scope.clients
-        member = Member(VOTES, 1, 0, FREE, 0, ENDS, False, (), nobody, (False,) * self.scope.clients)
+        no_requests = (OUT,) * self.scope.clients
+        member = Member(VOTES, 1, 0, FREE, 0, ENDS, False, (), no_requests, (False,) * self.scope.clients)
         return State(
             (member,) * self.scope.members,
             (Client(self.scope.acquisitions),) * self.scope.clients,
@@ -186,10 +186,10 @@ class RedlockModel:
     def _client_steps(self, state: State, number: int, client: Client) -> Iterator[Step[State]]:
         name = "AB"[number]
         if client.phase == IDLE:
-            for ttl in self.scope.lives if client.acquisitions else ():
+            for ttl in self.scope.ttls if client.acquisitions else ():
                 left = max(client.acquisitions - 1, -1)
                 after = self._begin_round(state, number, Client(left, JOINING, ttl))
-                yield Step(f"{name} asks all members for a place of life {ttl}", after)
+                yield Step(f"{name} asks all members for a place of ttl {ttl}", after)
             return
         if client.phase in (JOINING, RAISING, RENEWING):
             for which in range(self.scope.members):
@@ -218,11 +218,11 @@ class RedlockModel:
         self.served[_alone(member), number, client._replace(acquisitions=0)] = _alone(after)
         is_yes = self.confirms(after, number) and (client.phase != RAISING or after.ticket >= client.fence)
         label = f"member {which} gets {'AB'[number]}'s {('join', 'write-back', '', 'renewal')[client.phase - 1]}"
-        heard = after._replace(votes=_put(after.votes, number, after.ticket if is_yes else NO))
-        yield Step(label, state._replace(members=_put(state.members, which, heard)))
+        answered = after._replace(votes=_put(after.votes, number, after.ticket if is_yes else NO))
+        yield Step(label, state._replace(members=_put(state.members, which, answered)))
         if is_yes and state.losses:
-            unheard = after._replace(votes=_put(after.votes, number, NO))
-            after_all = state._replace(members=_put(state.members, which, unheard), losses=state.losses - 1)
+            unanswered = after._replace(votes=_put(after.votes, number, NO))
+            after_all = state._replace(members=_put(state.members, which, unanswered), losses=state.losses - 1)
             yield Step(f"{label}, but its answer is lost", after_all, is_fault=True)
 
     def _end_of_round(self, state: State, number: int, client: Client) -> Iterator[Step[State]]:
@@ -255,7 +255,7 @@ class RedlockModel:
 
     def _repeat(self, state: State, number: int, client: Client) -> State:
         """Begin the join again, under the same owner; the places there are may end until they are refreshed."""
-        members = tuple(m._replace(life=ENDS) if m.owner == number else m for m in state.members)
+        members = tuple(m._replace(expiry=ENDS) if m.owner == number else m for m in state.members)
         return self._begin_round(state._replace(members=members), number, client._replace(phase=JOINING, fence=0))
 
     def _hold(self, state: State, number: int, client: Client, *, renewed: bool = True) -> State:
@@ -263,21 +263,21 @@ class RedlockModel:
         members = []
         for member in state.members:
             counted = member.votes[number] > 0 if renewed else member.counted[number]
-            life = member.life
+            expiry = member.expiry
             if member.owner == number:
-                life = COVERED if member.life == FRESH else ENDS if renewed else member.life
+                expiry = COVERED if member.expiry == FRESH else ENDS if renewed else member.expiry
             votes = _put(member.votes, number, OUT)
-            members.append(member._replace(life=life, votes=votes, counted=_put(member.counted, number, counted)))
+            members.append(member._replace(expiry=expiry, votes=votes, counted=_put(member.counted, number, counted)))
         clients = _put(state.clients, number, client._replace(phase=HELD, fence=0))
         return state._replace(members=tuple(members), clients=clients)
 
     def _end(self, state: State, number: int) -> State:
-        """End an acquisition. Its places are nobody's: they are left or expire, one at a time."""
+        """End an acquisition. Its places have no client: they are left or expire, one at a time."""
         members = tuple(
             member._replace(
                 owner=NO_CLIENT if member.owner == number else member.owner,
                 ticket=0 if member.owner == number else member.ticket,
-                life=ENDS if member.owner == number else member.life,
+                expiry=ENDS if member.owner == number else member.expiry,
                 votes=_put(member.votes, number, OUT),
                 counted=_put(member.counted, number, False),
             )
@@ -292,7 +292,7 @@ class RedlockModel:
             return Step(label, state._replace(members=_put(state.members, number, after)), is_fault)
 
         others = [each for which, each in enumerate(state.members) if which != number]
-        if member.owner != FREE and member.life == ENDS:
+        if member.owner != FREE and member.expiry == ENDS:
             yield become(f"a place on member {number} ends", member._replace(owner=FREE, ticket=0))
         if state.forgets and all(other.status == VOTES for other in others):
             members = tuple(
@@ -301,10 +301,10 @@ class RedlockModel:
             after = state._replace(members=members, forgets=state.forgets - 1)
             yield Step(f"member {number} forgets everything", after, is_fault=True)
         if member.status == EMPTY:
-            yield become(f"somebody knocks at member {number}", member._replace(status=PROBED))
+            yield become(f"a client probes member {number}", member._replace(status=PROBED))
         elif member.status == PROBED:
             if self.is_over(state, number):
-                yield become(f"member {number} was let be for long enough", member._replace(status=SETTLED))
+                yield become(f"member {number} was left out for long enough", member._replace(status=SETTLED))
             if member.late:
                 yield become(f"a late admission reaches member {number}", self.late_admission(member))
         elif member.status == SETTLED:
@@ -339,7 +339,7 @@ class RedlockModel:
             return "two hold"
         ignorant = sum(member.counter < state.top for member in state.members if member.status == VOTES)
         if ignorant >= self.majority:
-            return "a majority votes that has not heard of a fence which was given out"
+            return "a majority votes that lacks a fence which was given out"
         return ""
 
     def is_at_rest(self, state: State) -> bool:
@@ -363,7 +363,7 @@ class RedlockModel:
                 member.longest,
                 position.get(member.owner, member.owner),
                 _less(member.ticket, lowest),
-                member.life,
+                member.expiry,
                 member.is_read,
                 (max(member.late[0] - lowest, 0), member.late[1]) if member.late else (),
                 tuple([_less(member.votes[number], lowest) for number in order]),

@@ -28,7 +28,7 @@ LARGE_SCOPES = {
     "three clients and two permits": Scope(clients=3, capacity=2, faults=0),
     "two clients and two faults": Scope(faults=2),
     "two clients and three faults": Scope(ttl=2, late_request_window=2, faults=3),
-    "two requests at a time, and slow ones": Scope(ttl=2, late_request_window=2, faults=1, listening=2, slow=True),
+    "two requests at a time, and slow ones": Scope(ttl=2, late_request_window=2, faults=1, awaited=2, slow=True),
     "three clients and a fault": Scope(clients=3, ttl=2, late_request_window=2, faults=1),
     "a clock set back, and a fault": Scope(faults=1, clock_steps=2),
 }
@@ -65,9 +65,9 @@ def test_the_rule_takes_every_step_as_the_model_does(name: str) -> None:
         for place in line:
             held_since = 0.0 if place.holds else None
             who = f"{place.ticket}" if place.owner.whose > 1 else owner_name(place.owner)
-            ledger._places[who] = Place(place.ticket, who, scope.capacity, 1, place.life, held_since, "{}")
+            ledger._places[who] = Place(place.ticket, who, scope.capacity, 1, place.expires_in, held_since, "{}")
         for each, left in barred:
-            ledger.refuse(owner_name(each), left)
+            ledger.add_tombstone(owner_name(each), left)
         assert do(ledger, scope, request) == expected(outcome), (line, barred, request)
 
 
@@ -91,11 +91,11 @@ def do(ledger: _MemoryLine, scope: Scope, request: Request) -> Seen:
     if isinstance(standing, Standing):
         answer = standing.ticket if standing.held else -standing.ticket
     places = [(place.ticket, place.expires_at, place.acquired_at is not None) for place in ledger.places()]
-    return places, sorted(ledger._refused.values()), answer, [place.owner for place in woken]
+    return places, sorted(ledger._tombstones.values()), answer, [place.owner for place in woken]
 
 
 def expected(outcome: Outcome) -> Seen:
-    places = [(place.ticket, float(place.life), place.holds) for place in outcome.line]
+    places = [(place.ticket, float(place.expires_in), place.holds) for place in outcome.line]
     woken = [f"{ticket_of(outcome.line, owner)}" if owner.whose > 1 else owner_name(owner) for owner in outcome.woken]
     return places, sorted(float(left) for _, left in outcome.barred), outcome.answer, woken
 

@@ -23,7 +23,7 @@ SCOPES = {
     "a member that forgets": Scope(forgets=1, acquisitions=1),
 }
 LARGE_SCOPES = {
-    "a member that forgets two lives": Scope(forgets=1, acquisitions=1, lives=(1, 2)),
+    "a member that forgets two ttls": Scope(forgets=1, acquisitions=1, ttls=(1, 2)),
     "counters far apart": Scope(renewals=True, spread=3),
     "repeated joins and lost answers": Scope(losses=2, repeats=True),
     "a member that forgets, for ever": Scope(forgets=1, renewals=True),

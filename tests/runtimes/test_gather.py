@@ -1,4 +1,4 @@
-"""`Runtime.gather` under every driver: works side by side, and what becomes of the slow ones."""
+"""`Runtime.gather` under every runtime: works side by side, and what becomes of the slow ones."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from lockstead.runtimes.simulated import Cancelled, Process, SimulatedRuntime, W
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.redis.address import parse_url
 from lockstead.stores.redis.pipelined import PipelinedNode
+from tests.harness.conditions import eventually
 
 
 def never(results: Any) -> bool:
@@ -135,7 +136,7 @@ def test_under_asyncio_works_let_others_go_first_and_end_with_what_they_await() 
 
 
 def test_a_server_that_no_connection_leads_to_any_more_is_asked_side_by_side() -> None:
-    """A closed node connects anew for each request, which takes a task: a time-out must not hit the caller's."""
+    """A closed node connects anew for each request, which takes a task: a timeout must not hit the caller's."""
 
     async def test(runtime: AsyncRuntime) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -172,12 +173,12 @@ class Peer:
         self.ends: list[socket.socket] = []
         self.ended: list[str] = []
 
-    async def read(self, name: str, answers_after: float, patience: float = 5.0, messages: int = 1) -> str:
+    async def read(self, name: str, answers_after: float, timeout: float = 5.0, messages: int = 1) -> str:
         near, far = socket.socketpair()
         self.ends += [near, far]
         for number in range(messages):
             threading.Timer(answers_after * (number + 1), lambda: far.send(b"x")).start()
-        deadline = self.runtime.now() + patience
+        deadline = self.runtime.now() + timeout
         try:
             for _ in range(messages):
                 await self.runtime.readable(near, deadline)
@@ -216,9 +217,7 @@ def test_one_thread_finishes_the_stragglers() -> None:
     works = [peer.read("slow", 0.3), peer.read("a", 0.01), peer.read("b", 0.02), peer.read("slower", 0.4)]
     assert drive(peer.runtime.gather(works, two_ended, 0.01)) == [None, "a", "b", None]
     assert sum("stragglers" in thread.name for thread in threading.enumerate()) == 1
-    until = monotonic() + 5
-    while len(peer.ended) < 4 and monotonic() < until:
-        sleep(0.005)
+    eventually(lambda: len(peer.ended) == 4, "all have ended", within=5)
     assert peer.ended == ["a", "b", "slow", "slower"]
     peer.close()
 
@@ -226,7 +225,7 @@ def test_one_thread_finishes_the_stragglers() -> None:
 def test_a_silent_socket_is_given_up_at_its_deadline() -> None:
     peer = Peer()
     began = monotonic()
-    works = [peer.read("silent", 1.0, patience=0.05), peer.read("a", 0.01)]
+    works = [peer.read("silent", 1.0, timeout=0.05), peer.read("a", 0.01)]
     assert drive(peer.runtime.gather(works, never, 0.0)) == ["silent timed out", "a"]
     assert monotonic() - began < 0.5
     sleep(1.0)
@@ -288,8 +287,6 @@ def test_an_interrupted_caller_leaves_its_works_to_the_background() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         drive(peer.runtime.gather([peer.read("a", 0.02), peer.read("b", 0.03)], interrupted, 0.0))
-    until = monotonic() + 5
-    while len(peer.ended) < 2 and monotonic() < until:
-        sleep(0.005)
+    eventually(lambda: len(peer.ended) == 2, "both have ended", within=5)
     assert peer.ended == ["a", "b"]
     peer.close()

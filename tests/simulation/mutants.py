@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from lockstead.core import keeper, rule, several
 from lockstead.core import lease as leases_of_core
 from lockstead.core.engine import Engine
 from lockstead.core.keeper import Keeper
-from lockstead.core.lease import Lease, State
+from lockstead.core.lease import Lease, LeaseState
 from lockstead.core.model import Place, Refusal, Standing
 from lockstead.primitives import plans
 from lockstead.stores.memory import MemoryServer, _MemoryLine
 from lockstead.testing.simulation.network import SimulatedStore
+from tests.simulation.mutation import Patch
 
-Patch = pytest.MonkeyPatch
 MUTANTS: dict[str, Callable[[Patch], None]] = {}
 
 
@@ -113,9 +111,9 @@ def a_repeated_join_does_not_refresh(patch: Patch) -> None:
 def renewals_shorten(patch: Patch) -> None:
     """Only `leave` may shorten."""
 
-    def refresh(ledger, head, own, lives, now, *, claim):
+    def refresh(ledger, head, own, request, now, *, claim):
         own.expires_at = now
-        return original(ledger, head, own, lives, now, claim=claim)
+        return original(ledger, head, own, request, now, claim=claim)
 
     original = rule._refresh
     patch.setattr(rule, "_refresh", refresh)
@@ -125,18 +123,18 @@ def renewals_shorten(patch: Patch) -> None:
 def waiting_places_never_claim_their_ttl(patch: Patch) -> None:
     """A place that holds must live for the ttl its client trusts in."""
 
-    def refresh(ledger, head, own, lives, now, *, claim):
-        return original(ledger, head, own, lives, now, claim=False)
+    def refresh(ledger, head, own, request, now, *, claim):
+        return original(ledger, head, own, request, now, claim=False)
 
     original = rule._refresh
     patch.setattr(rule, "_refresh", refresh)
-    patch.setattr("lockstead.primitives.plans.HEARTBEAT", 0.5)
+    patch.setattr("lockstead.core.timing.HEARTBEAT", 0.5)
 
 
 @mutant
 def late_requests_are_accepted(patch: Patch) -> None:
     """A join may arrive after its owner left."""
-    patch.setattr(_MemoryLine, "refuse", lambda self, owner, until: None)
+    patch.setattr(_MemoryLine, "add_tombstone", lambda self, owner, until: None)
 
 
 @mutant
@@ -165,17 +163,17 @@ def tickets_start_over(patch: Patch) -> None:
 
 @mutant
 def the_window_starts_at_the_reply(patch: Patch) -> None:
-    def apply(self, lease, sent, life, standing):
-        return original(self, lease, self.runtime.now(), life, standing)
+    def apply(self, lease, sent, duration, standing):
+        return original(self, lease, self.runtime.now(), duration, standing)
 
-    original = Keeper._take_in
-    patch.setattr(Keeper, "_take_in", apply)
+    original = Keeper._apply
+    patch.setattr(Keeper, "_apply", apply)
 
 
 @mutant
 def there_is_no_margin(patch: Patch) -> None:
     for module in (leases_of_core,):
-        patch.setattr(module, "margin", lambda life: 0.0)
+        patch.setattr(module, "margin", lambda duration: 0.0)
 
 
 @mutant
@@ -186,7 +184,7 @@ def unknown_counts_as_renewed(patch: Patch) -> None:
             await original(self, leases)
         except Exception:
             for lease in leases:
-                if lease.state is State.HELD and not lease.leaving:
+                if lease.state is LeaseState.HELD and not lease.leaving:
                     lease.trust(sent, lease.ask.ttl, 0.0)
             raise
 
@@ -244,7 +242,7 @@ def the_keeper_gives_up_after_one_error(patch: Patch) -> None:
 def the_keeper_waits_for_answers(patch: Patch) -> None:
     """A slow answer then holds up the clock, and with it the signal of a loss."""
 
-    async def turn(self):
+    async def tick(self):
         spawned: list[Any] = []
         self.runtime = _Collects(self.runtime, spawned)
         try:
@@ -266,13 +264,13 @@ def the_keeper_waits_for_answers(patch: Patch) -> None:
         def __getattr__(self, attribute):
             return getattr(self.inner, attribute)
 
-    original = Keeper._turn
-    patch.setattr(Keeper, "_turn", turn)
+    original = Keeper._tick
+    patch.setattr(Keeper, "_tick", tick)
 
 
 @mutant
 def forgotten_handles_are_renewed_for_ever(patch: Patch) -> None:
-    """Nobody could ever release them."""
+    """They could never be released."""
     original = Lease.__init__
 
     def init(self, ask, claim, renew_for, grace=0.0) -> None:
@@ -306,14 +304,14 @@ def several_names_are_waited_for_in_the_order_they_were_given_in(patch: Patch) -
 
 @mutant
 def the_first_of_several_lives_for_its_ttl_while_the_others_are_waited_for(patch: Patch) -> None:
-    """Whoever dies waiting would keep it for that long."""
+    """A client that dies waiting would keep it for that long."""
 
-    async def acquire_in_order(engine, wish):
+    async def acquire_in_order(engine, request):
         leases = []
         try:
-            for ask in wish.asks:
-                left = max(wish.deadline - engine.runtime.now(), 0.0)
-                leases.append(await engine.acquire(ask, wish.claim, timeout=left, retry=wish.retry))
+            for ask in request.asks:
+                left = max(request.deadline - engine.runtime.now(), 0.0)
+                leases.append(await engine.acquire(ask, request.claim, timeout=left, retry=request.retry))
         except BaseException as error:
             await several._abandon(engine, leases, error)
             raise
@@ -340,7 +338,7 @@ def a_refusal_of_several_leaves_the_first_behind(patch: Patch) -> None:
 
 @mutant
 def what_may_be_left_of_several_is_forgotten(patch: Patch) -> None:
-    """A refusal says nothing of the attempts before it that nobody answered."""
+    """A refusal says nothing of the attempts before it whose outcome is unknown."""
 
     async def abandon(engine, leases, interruption=None):
         await original(engine, leases, interruption)
@@ -353,8 +351,8 @@ def what_may_be_left_of_several_is_forgotten(patch: Patch) -> None:
 
 @mutant
 def several_are_held_whatever_became_of_each(patch: Patch) -> None:
-    async def claim_ttls(engine, wish, leases):
-        await original(engine, wish, leases)
+    async def claim_ttls(engine, request, leases):
+        await original(engine, request, leases)
         return True
 
     original = several._claim_ttls

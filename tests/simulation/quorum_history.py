@@ -36,7 +36,7 @@ class QuorumHistory(History):
         return member
 
     def _clock(self) -> Callable[[], int]:
-        """Make a wall clock of somebody, so that tickets mostly agree; or none, so that only counting helps."""
+        """Make a wall clock, so that tickets mostly agree; or none, so that only counting helps."""
         error = self.random.choice((0, self.random.randint(-30_000, 30_000), self.random.randint(-10_000_000, 0)))
         return (lambda: int(self.world.now * 1e6) + 20_000_000 + error) if self.reads_clocks else (lambda: 0)
 
@@ -96,12 +96,12 @@ class QuorumHistory(History):
             quorum = self.quorums[process.name]
             trace = quorum._placements.get((name, owner))
             is_known = trace is not None and number in trace.members()
-            if process.crashed or is_known or (name, owner) in quorum._nodes._nodes[number].debts:
+            if process.crashed or is_known or (name, owner) in quorum._members._states[number].pending_releases:
                 continue
             since = max(self.orphans.get((number, owner), self.world.now), process.paused_until)
             orphans[number, owner] = max(since, self.members[number].stalled_until)
             if self.world.now > since + 5.0:
-                raise ViolationError(f"{owner} has a place on m{number} that nobody looks after")
+                raise ViolationError(f"{owner} has a place on m{number} that no client knows of")
         self.orphans = orphans
 
     def _check_nothing_is_left(self) -> None:
@@ -109,6 +109,6 @@ class QuorumHistory(History):
         for process, _ in self.processes:
             quorum = self.quorums[process.name]
             traces = [trace for trace in quorum._placements.values() if trace.until + 30.0 > process.now()]
-            debts = [node.debts for node in quorum._nodes._nodes if node.debts]
-            if not process.crashed and (traces or debts):
-                raise ViolationError(f"{process.name} remembers {traces} {debts}")
+            pending_releases = [node.pending_releases for node in quorum._members._states if node.pending_releases]
+            if not process.crashed and (traces or pending_releases):
+                raise ViolationError(f"{process.name} remembers {traces} {pending_releases}")

@@ -1,20 +1,18 @@
-"""Deliberate bugs in the quorum. Each breaks one thing `docs/decisions/0006-redlock-quorum.md` rests on."""
+"""Deliberate bugs in the Redlock store. Each breaks one thing `docs/decisions/0006-redlock-quorum.md` rests on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
 
-import pytest
-
 from lockstead.errors import StoreError
-from lockstead.stores.quorum import store as quorum
+from lockstead.stores.quorum import store
 from lockstead.stores.quorum.members import Members
 from lockstead.stores.quorum.store import Quorum
 from lockstead.testing import SimulatedMember, SimulatedMemberStore
 from lockstead.testing.members import MemberServer
+from tests.simulation.mutation import Patch
 
-Patch = pytest.MonkeyPatch
 MUTANTS: dict[str, Callable[[Patch], None]] = {}
 
 
@@ -35,10 +33,10 @@ def half_is_a_majority(patch: Patch) -> None:
 
 @mutant
 def the_fence_is_the_maximum_only(patch: Patch) -> None:
-    async def agree(self, ask, ticket, held, patience):
+    async def write_back(self, ask, ticket, held, member_timeout):
         return True
 
-    patch.setattr(Quorum, "_write_back", agree)
+    patch.setattr(Quorum, "_write_back", write_back)
 
 
 @mutant
@@ -99,11 +97,11 @@ def members_know_only_the_ttls_of_joins(patch: Patch) -> None:
 
 @mutant
 def one_admitted_member_is_enough_to_admit_others(patch: Patch) -> None:
-    def patience(self, admitted, waited):
+    def required_wait(self, admitted, waited):
         return original(self, len(self) if admitted else 0, waited)
 
     original = Members._required_wait
-    patch.setattr(Members, "_required_wait", patience)
+    patch.setattr(Members, "_required_wait", required_wait)
 
 
 @mutant
@@ -144,12 +142,12 @@ def a_failed_join_leaves_only_where_it_was_granted(patch: Patch) -> None:
     def members(self):
         return sorted(self.granted)
 
-    patch.setattr(quorum._Placement, "members", members)
+    patch.setattr(store._Placement, "members", members)
 
 
 @mutant
 def late_requests_are_accepted(patch: Patch) -> None:
-    """A join that nobody answered may arrive after its owner left."""
+    """A join without an answer may arrive after its owner left."""
 
     async def leave(self, name, owner, timeout, tombstone=0.0):
         return await original(self, name, owner, timeout, 0.0)
@@ -160,8 +158,8 @@ def late_requests_are_accepted(patch: Patch) -> None:
 
 @mutant
 def a_refused_join_keeps_what_it_was_given(patch: Patch) -> None:
-    async def leave(self, name, owner, patience, tombstone=0.0):
-        return [False for _ in range(len(self._nodes))]
+    async def leave(self, name, owner, member_timeout, tombstone=0.0):
+        return [False for _ in range(len(self._members))]
 
     patch.setattr(Quorum, "_leave", leave)
 

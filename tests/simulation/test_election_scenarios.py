@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from lockstead.core.lease import margin
 from lockstead.core.model import UNKNOWN
 from lockstead.core.retry import RetryPolicy
+from lockstead.core.timing import margin
 from lockstead.primitives.election import Contest, Leading
 from lockstead.primitives.plans import Defaults
 from tests.simulation.test_scenarios import Client, Stage
@@ -62,7 +62,7 @@ async def passes(candidate: Candidate, seconds: float) -> None:
 
 
 def expiry(stage: Stage) -> float:
-    """Tell when, on the world's clock, the leader's lease ends."""
+    """Return when, on the world's clock, the leader's lease ends."""
     ((_, (head, *_)),) = stage.server.peek()
     return head.expires_at - stage.server.clock_offset
 

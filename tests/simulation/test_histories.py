@@ -24,7 +24,7 @@ def test_nothing_forbidden_happens_whatever_goes_wrong(first: int) -> None:
     seeds = range(first, min(first + CHUNK, FIRST_SEED + HISTORIES))
     for seed in seeds:
         sections += some_history(seed).run().sections
-    assert sections > len(seeds) or len(seeds) < CHUNK, "hardly anybody got anything: these histories prove nothing"
+    assert sections > len(seeds) or len(seeds) < CHUNK, "hardly any lock was granted: these histories prove nothing"
 
 
 @pytest.mark.parametrize("first", range(0, 200, 100))

@@ -7,6 +7,7 @@ import pytest
 from lockstead.testing import ViolationError
 from lockstead.testing.simulation.history import some_history
 from tests.simulation.mutants import MUTANTS
+from tests.simulation.mutation import mutated
 
 SEEDS = 400
 SHOWN = {
@@ -21,10 +22,11 @@ SHOWN = {
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a broken engine may leave coroutines unawaited
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    MUTANTS[name](monkeypatch)
-    for seed in (SHOWN.get(name, 0), *range(SEEDS)):
-        try:
-            some_history(seed).run()
-        except ViolationError:
-            return
-    pytest.fail(f"{name} survived {SEEDS} histories")
+    with mutated(MUTANTS[name], monkeypatch):
+        for seed in (SHOWN.get(name, 0), *range(SEEDS)):
+            try:
+                some_history(seed).run()
+            except ViolationError as violation:
+                print(violation)
+                return
+        pytest.fail(f"{name} survived {SEEDS} histories")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lockstead.core.engine import Engine
-from lockstead.core.lease import Claim, Lease, State
+from lockstead.core.lease import Claim, Lease, LeaseState
 from lockstead.core.model import Ask, Refusal, Renewal, Standing
 from lockstead.core.retry import RetryPolicy
 from lockstead.errors import InvalidInputError, LockAcquisitionError, LockLostError, StoreError
@@ -18,6 +18,7 @@ from lockstead.runtimes.simulated import Process, Task, World
 from lockstead.stores.quorum.members import ADMISSION_WAIT
 from lockstead.stores.quorum.store import TICKET_LEAD, Quorum
 from lockstead.testing import Faults, QuorumMonitor, SimulatedMember, SimulatedMemberStore
+from tests.simulation.mutation import mutated
 from tests.simulation.quorum_mutants import MUTANTS
 
 RETRY = RetryPolicy(max_retries=3, retry_delay=0.05)
@@ -66,8 +67,8 @@ class Client:
     async def acquire(self, *, ttl: float = 9.0, timeout: float = inf, **ask: Any) -> Lease:
         claim = Claim()
         self.stage.claims.append(claim)
-        wish = Ask("x", "", ttl, min(ttl, 3.0), queue=timeout > 0)._replace(**ask)
-        return await self.engine.acquire(wish, claim, timeout=timeout, retry=RETRY)
+        request = Ask("x", "", ttl, min(ttl, 3.0), queue=timeout > 0)._replace(**ask)
+        return await self.engine.acquire(request, claim, timeout=timeout, retry=RETRY)
 
     def starts(self, work: Coroutine[Any, Any, Any]) -> Task[Any]:
         return self.process.start(work)
@@ -156,7 +157,7 @@ def test_a_dead_minority_costs_one_time_out_once(stage: Stage) -> None:
         assert lease.is_held(alice.process.now())
         await until(stage, lambda: stage.world.now > 62.0)
         await alice.engine.release(await alice.acquire(name="y"))
-        assert not any(node.suspected for node in alice.quorum._nodes._nodes)
+        assert not any(node.suspected for node in alice.quorum._members._states)
 
     stage.run(story())
 
@@ -242,7 +243,7 @@ def test_a_lease_is_lost_once_a_majority_cannot_hold_it(stage: Stage) -> None:
     async def story() -> None:
         lease = await alice.acquire(ttl=9.0)
         assert await bob.engine.evict("x") is not None
-        await until(stage, lambda: lease.state is State.LOST)
+        await until(stage, lambda: lease.state is LeaseState.LOST)
         assert lease.reason == "the store no longer knows it"
         again = await alice.acquire(ttl=9.0)
         await bob.engine.evict("x")
@@ -271,7 +272,7 @@ def test_a_member_that_came_back_empty_votes_only_when_it_is_safe(
 
     with caplog.at_level(logging.INFO, "lockstead"):
         stage.run(story())
-    assert "m0 has come back empty" in caplog.text
+    assert "Redlock node m0 has restarted empty" in caplog.text
 
 
 def test_abstention_is_said_to_be_the_reason(stage: Stage) -> None:
@@ -281,13 +282,13 @@ def test_abstention_is_said_to_be_the_reason(stage: Stage) -> None:
         await alice.engine.release(await alice.acquire(ttl=20.0))
         for member in stage.members[: alice.quorum._majority]:
             member.forget()
-        with pytest.raises(StoreError, match="too few nodes vote: m0: came back empty, and waits") as failure:
+        with pytest.raises(StoreError, match="too few nodes vote: m0: restarted empty, and waits") as failure:
             await alice.acquire(timeout=1.0)
         assert failure.value.transient
         await alice.runtime.sleep(6.0)
         health = await alice.quorum.health()
         assert 0 < health[0].votes_in < 20.0
-        with pytest.raises(StoreError, match=r"came back empty, and votes in \d+ s"):
+        with pytest.raises(StoreError, match=r"restarted empty, and votes in \d+ s"):
             await bob.acquire(timeout=1.0)
         await bob.runtime.sleep(20.0)
         await bob.acquire(timeout=1.0)
@@ -314,7 +315,7 @@ def test_a_deployment_that_was_interrupted_is_finished_by_the_next(stage: Stage)
     async def story() -> None:
         token = stage.members[0].probe().token
         stage.members[0].admit(token, 0, 0.0)
-        with pytest.raises(StoreError, match="waits for the others"):
+        with pytest.raises(StoreError, match="waits for the other nodes to admit it"):
             await alice.acquire(timeout=0.0)
         await alice.runtime.sleep(9.0 + 2 * ADMISSION_WAIT)  # the first gave it a place, for so long
         await alice.acquire(timeout=0.0)
@@ -349,7 +350,7 @@ def fences_grow_though_only_a_forgetful_member_is_common() -> None:
         assert lease.fence > 1000
         await alice.engine.release(lease)
         stage.members[0].forget()
-        await bob.quorum._nodes.introduce()
+        await bob.quorum._members.bootstrap()
         await until(stage, stage.members[0].votes)
         bob.is_cut_off_from(1)
         assert (await bob.acquire()).fence > lease.fence
@@ -492,8 +493,7 @@ def test_a_rare_history(name: str) -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # what is left half-done by a failure is never awaited
 @pytest.mark.parametrize("name", STORIES)
 def test_a_rare_history_catches_its_mutant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    MUTANTS[name](monkeypatch)
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
+    with mutated(MUTANTS[name], monkeypatch), pytest.raises((AssertionError, pytest.fail.Exception)):
         STORIES[name]()
 
 
@@ -513,7 +513,7 @@ def test_another_capacity_on_a_member_is_passed_on() -> None:
     async def story() -> None:
         await alice.engine.release(await alice.acquire())
         for member in stage.members[:2]:
-            member.join(Ask("x", "somebody/1", 30.0, 3.0, capacity=5))
+            member.join(Ask("x", "other/1", 30.0, 3.0, capacity=5))
         outcome = await alice.quorum.join(Ask("x", "alice/7", 30.0, 3.0, queue=False), 5.0)
         assert isinstance(outcome, Refusal)
         assert outcome.capacity == 5

@@ -32,6 +32,7 @@ from tests.servers.clock import SteppedClock
 from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer
 from tests.simulation.mutants import MUTANTS
+from tests.simulation.mutation import mutated
 from tests.simulation.test_histories import FIRST_SEED, HISTORIES
 from tests.torture.mutants import MUTANTS as SERVER_MUTANTS
 
@@ -97,11 +98,11 @@ def test_nothing_forbidden_happens_to_a_real_store_whatever_goes_wrong(store: An
     seeds = range(FIRST_SEED, FIRST_SEED + max(HISTORIES // SHARES[store], 1))
     with store(tmp_path) as rig:
         sections = rig.simulate(seeds)
-    assert sections > len(seeds) or len(seeds) < 5, "hardly anybody got anything: these histories prove nothing"
+    assert sections > len(seeds) or len(seeds) < 5, "hardly any lock was granted: these histories prove nothing"
 
 
 def test_a_store_that_follows_the_rule_makes_the_histories_of_the_simulated_server(tmp_path: Path) -> None:
-    """Wake-ups included: whom a step lets hold is found by looking."""
+    """Wake-ups included: which places a step lets hold is found by looking."""
     with memory(tmp_path) as rig:
         make = partial(StoreServer, open_store=rig.open_store, clock=StoreClock(rig.set_clock), clock_goes_back=True)
         for seed in range(10):
@@ -195,7 +196,7 @@ def tickets_repeat(patch: pytest.MonkeyPatch) -> None:
 
 
 def late_requests_are_accepted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_SqliteLine, "refuse", lambda self, owner, until: None)
+    patch.setattr(_SqliteLine, "add_tombstone", lambda self, owner, until: None)
 
 
 def a_clock_set_back_is_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -206,7 +207,7 @@ def a_reservation_keeps_its_owner(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_SqliteLine, "rename", lambda self, place, owner: None)
 
 
-BROKEN = {
+BROKEN: dict[Callable[[Any], None], int] = {
     **{
         MUTANTS[name]: seed
         for name, seed in {
@@ -233,11 +234,10 @@ BROKEN = {
 """What is broken, and the seed that has shown it, which is tried first."""
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # whoever is told nonsense may leave coroutines unawaited
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a client that gets wrong answers may leave coroutines unawaited
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
 def test_a_broken_store_is_caught(broken: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken(monkeypatch)
-    with sqlite(tmp_path) as rig, pytest.raises(ViolationError) as violation:
+    with mutated(broken, monkeypatch), sqlite(tmp_path) as rig, pytest.raises(ViolationError) as violation:
         rig.simulate([BROKEN[broken], *range(SEEDS)])
     print(violation.value)
 

@@ -1,4 +1,4 @@
-"""The client for asyncio, and what it gives out."""
+"""The client for asyncio, and the objects that it returns."""
 
 from lockstead.asynchronous.client import AsyncDistributedLock, get_async_distributed_lock
 from lockstead.asynchronous.election import AsyncElection, AsyncLeadership

@@ -1,4 +1,4 @@
-"""Elections, for tasks."""
+"""Leader elections, for asyncio."""
 
 from __future__ import annotations
 
@@ -23,52 +23,60 @@ from lockstead.primitives.plans import Defaults
 
 
 class AsyncLeadership(Leading, AsyncLockHandle):
-    """The lead, once you have it. As a context manager it resigns at its block's end, and cancels the block if lost."""
+    """A leader's handle. As a context manager it resigns at the end of its block, and cancels the block if lost."""
 
     async def resign(self) -> None:
-        """Give the lead up: `on_lost` is called and has ended first, for which there is one ttl. Same as `release`.
+        """Resign: call `on_lost`, wait until it has ended, for one ttl at most, then release. Same as `release`.
 
-        Called by a callback it does not wait. Raises as `release` does.
+        A call from a callback does not wait. Raises as `release` does.
         """
         await self.release()
 
 
 class AsyncElection(Contest[AsyncLeadership]):
-    """Who leads of all who stand under one name: stand by hand, for a block or in the background, or watch."""
+    """An election: campaign by hand, for a block or in the background, or watch who leads."""
 
     def __init__(self, engine: Engine, name: str, defaults: Defaults, **options: Unpack[ElectionOptions]) -> None:
         super().__init__(engine, AsyncLeadership, name, defaults, **options)
 
     def lead(self, timeout: Seconds | None = None) -> AsyncLockGuard[AsyncLeadership]:
-        """Campaign, lead for a block, and resign at its end; lost, the block is cancelled, and raises LockLostError."""
+        """Campaign, lead for a block, and resign at its end: ``async with election.lead():``.
+
+        If the lead is lost, the block is cancelled and raises LockLostError.
+        `timeout`: how long to wait; None waits without limit, 0 does not wait.
+        """
         return AsyncLockGuard(self._plan_within(timeout), (self.name,), self._campaign, self._runtime)
 
     async def campaign(self, timeout: Seconds | None = None) -> AsyncLeadership:
-        """Wait to be elected. Raises LockAcquisitionError after `timeout`, if given."""
+        """Wait to be elected, and return the leadership.
+
+        `timeout`: how long to wait; None waits without limit, 0 does not wait. Raises LockAcquisitionError after that.
+        """
         return await self._campaign(self._plan_within(timeout))
 
     def start(self) -> None:
-        """Stand in the background until stopped: campaign, lead until that is lost, and campaign again.
+        """Campaign in the background until `stop`: campaign, lead until the lead is lost, and campaign again.
 
-        While it does, this does nothing.
+        Does nothing if it is running already.
         """
         self._start()
 
     async def stop(self) -> None:
-        """Stand no more. Whoever leads resigns: `on_lost` has ended before somebody else is let in.
+        """Stop campaigning. A leader resigns: `on_lost` has ended before another candidate can be elected.
 
-        Called by a callback it does not wait.
+        A call from a callback does not wait.
         """
         await self._stop()
 
     async def leader(self) -> Leader | None:
-        """Ask the store who leads; None if nobody does."""
+        """Ask the store for the current leader; None if there is none."""
         return await self._leader()
 
     async def watch(self, interval: Seconds = 1.0) -> AsyncGenerator[Leader | None, None]:
-        """Tell who leads, now and whenever that has changed; None is for nobody.
+        """Yield the leader, now and after every change; None while there is none.
 
-        It asks the store every `interval` seconds, so it may miss who led for less. An outage is waited out.
+        It polls the store every `interval` seconds, so it may miss a leader that led for less. During an outage it
+        waits.
         """
         pause = check_interval(interval)
         seen: Seen = NOT_SEEN_YET

@@ -1,4 +1,4 @@
-"""Blocks and functions that hold something, for tasks."""
+"""Guards: locks for blocks and for decorated functions, for asyncio."""
 
 from __future__ import annotations
 
@@ -20,14 +20,20 @@ H = TypeVar("H", bound=AsyncHeld)
 
 
 class AsyncLockGuard(Guard[H]):
-    """Something to hold: for an `async with` block, around every call of a decorated function, or by hand."""
+    """A lock to acquire: for an `async with` block, around every call of a decorated function, or by hand.
+
+    Every block and every call acquires it anew; tasks may share a guard.
+    """
 
     async def acquire(self, timeout: Seconds | None = None) -> H:
-        """Wait in line for it. Raises LockAcquisitionError after `timeout`, if given here or to the guard."""
+        """Acquire it, waiting in the queue while it is not free; return the handle.
+
+        `timeout`: how long to wait, 0 does not wait; None uses the guard's. Raises LockAcquisitionError after that.
+        """
         return await self._acquire(self._plan_within(timeout))  # type: ignore[no-any-return]
 
     async def try_acquire(self) -> H | None:
-        """Take it if it is free, else return None."""
+        """Acquire it if it is free, else return None. Never waits for a holder."""
         return await unless_busy(self._acquire, self._plan_within(0))
 
     async def __aenter__(self) -> H:
@@ -36,7 +42,7 @@ class AsyncLockGuard(Guard[H]):
             handle = await self._acquire(self._plan_block())
             self._enter(handle)
             return await handle.__aenter__()
-        except BaseException as error:  # an interrupt: a block that was not entered will not be left
+        except BaseException as error:  # an interrupt: for a block that was not entered, Python calls no exit
             if handle is not None:
                 self._remove(handle)
                 await handle.__aexit__(type(error), error, error.__traceback__)
@@ -61,7 +67,7 @@ class AsyncLockGuard(Guard[H]):
 
 
 def check_coroutine(function: Callable[..., object]) -> None:
-    """Refuse to guard a function that would block the loop, and a call that returns before anything was done."""
+    """Refuse a function that would block the loop, or whose work begins after the call has returned."""
     check_decorated(function)
     if not makes_coroutines(function):
         msg = f"{title(function)} is not a coroutine function: use DistributedLock"
@@ -69,7 +75,7 @@ def check_coroutine(function: Callable[..., object]) -> None:
 
 
 async def unless_busy(acquire: Callable[[Plan], Awaitable[H]], plan: Plan) -> H | None:
-    """Acquire what is planned without waiting; None if somebody holds it."""
+    """Acquire what is planned without waiting; None if it is held."""
     try:
         return await acquire(plan)
     except LockAcquisitionError as refusal:

@@ -1,4 +1,4 @@
-"""What a task holds."""
+"""Handles of what a task holds."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Self
 
 from lockstead.core.checks import Seconds, check_ttl
 from lockstead.errors import LockLostError, StoreError
-from lockstead.primitives import info as _info
+from lockstead.primitives import info
 from lockstead.primitives.handle import Handle, Multiple, Single
 from lockstead.primitives.info import LockInfo
 
 
 class AsyncHeld(Handle):
-    """What is held by a task. As a context manager it releases at its block's end, and cancels the block if lost."""
+    """A handle for asyncio. As a context manager it releases at the end of its block, and cancels the block if lost."""
 
     _lost: asyncio.Event | None = None
     _body: asyncio.Task[object] | None = None
@@ -25,24 +25,24 @@ class AsyncHeld(Handle):
 
     @property
     def lost(self) -> asyncio.Event:
-        """An event that is set once it is lost: before anybody else can hold."""
+        """An event that is set when the lock is lost, before another client can hold it."""
         if self._lost is None:
             self._lost = asyncio.Event()
             self._watch(self._lost.set)
         return self._lost
 
     async def release(self) -> None:
-        """Give it up. Once is enough, more do no harm; in a forked child it does nothing.
+        """Release the lock. A second call does nothing; nor does a call in a forked child.
 
-        Raises LockLostError if it was lost before, StoreError if the store does not answer: it is then given
-        up in the background, or expires. Cancelled, it is given up all the same.
+        Raises LockLostError if it was lost before, StoreError if the store does not answer: it is then released in the
+        background, or expires. If this call is cancelled, the lock is released all the same.
         """
         await self._release()
 
     async def extend(self, seconds: Seconds) -> None:
-        """Hold it at least that long from now, `max_hold` or not. Never shortens it.
+        """Extend the lease to at least that many seconds from now, regardless of `max_hold`. Never shortens it.
 
-        Raises LockLostError if it is lost, InvalidLockError if it was released.
+        Raises LockLostError if the lock is lost, InvalidLockError if it was released.
         """
         await self._extend(check_ttl(seconds, "an extension"))
 
@@ -57,7 +57,7 @@ class AsyncHeld(Handle):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        watcher, self._watcher = self._watcher, None  # which refers to us
+        watcher, self._watcher = self._watcher, None  # it refers to this handle
         if watcher is not None:
             self._unwatch(watcher)
         ours = self._cancelled_body and await self._take_back_cancellation(error)
@@ -74,7 +74,7 @@ class AsyncHeld(Handle):
         self._body.cancel(f"{self._title} was lost")
 
     async def _take_back_cancellation(self, error: BaseException | None) -> bool:
-        """Undo our own cancellation; False if somebody else has cancelled too, who then wins."""
+        """Undo our own cancellation; False if the task was also cancelled from outside, which takes precedence."""
         assert self._body is not None
         if not isinstance(error, asyncio.CancelledError):
             try:
@@ -87,13 +87,13 @@ class AsyncHeld(Handle):
 
 
 class AsyncLockHandle(AsyncHeld, Single):
-    """One name you hold: a lock, a reader's or writer's side of one, or permits of a semaphore."""
+    """The handle of one name: a lock, one side of a read-write lock, or permits of a semaphore."""
 
     async def info(self) -> LockInfo | None:
-        """Ask the store who holds the name now."""
+        """Ask the store for the current holders of the name; None if it is free."""
         line = await self._engine.find(self.name)
-        return _info.describe(line) if line else None
+        return info.describe(line) if line else None
 
 
 class AsyncMultiLockHandle(AsyncHeld, Multiple):
-    """Several names you hold: while one of them is lost, the whole is."""
+    """The handle of several names: if one of them is lost, `is_held` is False for all."""

@@ -1,4 +1,4 @@
-"""What tasks do only one at a time, or only once."""
+"""Singleton jobs and idempotency keys, for asyncio."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ T = TypeVar("T")
 
 
 class AsyncSingleton(Guard[AsyncLockHandle]):
-    """A job that many start and one runs: a decorator, or something to try by hand."""
+    """A job that many processes start and one runs: a decorator, or `try_acquire` by hand."""
 
     async def try_acquire(self) -> AsyncLockHandle | None:
-        """Take the job, or return None if somebody has it, or had it just now."""
+        """Acquire the job's name; None if it is held, or still reserved by `at_least`."""
         return await unless_busy(self._acquire, self._plan_within(None))
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T | None]]:
-        """Run the function if nobody else does, or did just now; else return None at once."""
+        """Run the function, or return None at once if the name is held, or still reserved by `at_least`."""
         check_coroutine(function)
         plan_call = self._plan_calls(function)
 
@@ -46,7 +46,7 @@ class AsyncSingleton(Guard[AsyncLockHandle]):
 
 
 class AsyncOnce(Guard[AsyncLockHandle]):
-    """Something that is done once, and whose outcome is remembered for a period: a decorator, or by hand."""
+    """Work that runs once per key, and whose result is stored for a period: a decorator, or `run` by hand."""
 
     def __init__(
         self, plan: Plan, naming: Naming, engine: Engine, acquire: Callable[[Plan], Any], period: float
@@ -56,18 +56,18 @@ class AsyncOnce(Guard[AsyncLockHandle]):
         self._period = period
 
     async def run(self, function: Callable[[], Awaitable[T]]) -> Outcome[T]:
-        """Do it, or learn what came of it when it was done, waiting for whoever is at it.
+        """Run `function`, or return the stored outcome; wait while another call is running it.
 
-        What raises is not done: the next to come does it. Raises LockAcquisitionError if the wait takes too long.
+        If `function` raises, it is not done: the next call runs it. Raises LockAcquisitionError after `timeout`.
         """
         return await self._run(self._plan_block(), function)
 
     async def outcome(self) -> Outcome[Any] | None:
-        """Look up what came of it; None if it is not done, or forgotten."""
+        """Look up the stored outcome; None if it is not done, or expired."""
         return await once.find(self._engine, self._plan_within(None).asks[0].name)
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-        """Do what the function does once for every name, and return what it returned then."""
+        """Run the function once for every key; other calls return its stored result."""
         check_coroutine(function)
         plan_call = self._plan_calls(function)
 
@@ -92,5 +92,5 @@ class AsyncOnce(Guard[AsyncLockHandle]):
         except StoreError as error:
             if not is_done or not error.transient:
                 raise
-            log.warning("%r is done; the store has not said that it remembers it: %s", handle.name, error)
+            log.warning("%r is done, but the store has not confirmed its outcome; retrying: %s", handle.name, error)
         return Outcome(value, True, None)

@@ -1,4 +1,4 @@
-"""The client for threads, and what it gives out."""
+"""The client for threads, and the objects that it returns."""
 
 from lockstead.blocking.client import DistributedLock, get_distributed_lock
 from lockstead.blocking.election import Election, Leadership

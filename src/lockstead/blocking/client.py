@@ -18,9 +18,7 @@ from lockstead.core.retry import RetryPolicy
 from lockstead.core.runtime import drive
 from lockstead.core.store import Store
 from lockstead.errors import InvalidInputError
-from lockstead.primitives import info as _info
-from lockstead.primitives import once as _once
-from lockstead.primitives import plans
+from lockstead.primitives import info, once, plans
 from lockstead.primitives.election import ElectionOptions
 from lockstead.primitives.identity import new_holder_id
 from lockstead.primitives.info import LockInfo
@@ -36,10 +34,14 @@ T = TypeVar("T")
 
 
 class DistributedLock:
-    """Locks by name, on the store a URL names.
+    """Distributed locks by name, for threads.
 
-    One client per process is enough; it may be used by all threads. After a fork, the child's copy works as a
-    client of its own, without the parent's locks.
+    `store`: a URL, a client object of a driver, or a store; without it LOCKSTEAD_URL, or else the user's own SQLite
+    file. `ttl`: the default lease duration in seconds. `retry`: how to retry when the store does not answer.
+    Further options are those of the store.
+
+    One client per process is enough; all threads may use it. After a fork, the child's copy works as a client of its
+    own, without the parent's locks.
     """
 
     def __init__(
@@ -49,47 +51,77 @@ class DistributedLock:
         self._owns_store = not isinstance(store, Store)
         opened = open_store(store, ThreadRuntime(), **options)
         if not isinstance(opened.runtime, ThreadRuntime):
-            msg = "this store belongs to another driver: DistributedLock needs one with a ThreadRuntime"
+            msg = "this store belongs to another runtime: DistributedLock needs one with a ThreadRuntime"
             raise InvalidInputError(msg)
         self._engine = Engine(opened, new_holder_id, leave_at_exit=True)
 
     @property
     def holder_id(self) -> str:
-        """How this client appears to others: host:pid:random."""
+        """The id of this client, as other clients see it: host:pid:random."""
         return self._engine.holder_id
 
     def acquire(self, name: str, **options: Unpack[LockOptions]) -> LockHandle:
-        """Wait in line for a lock. Raises LockAcquisitionError after `timeout`; see `LockOptions`."""
+        """Acquire a lock, waiting in the queue while another client holds it.
+
+        See `LockOptions` for the options. `timeout`: how long to wait; None waits without limit, 0 does not wait.
+        Release the lock with the handle's `release`, or use the handle as a context manager.
+        Raises LockAcquisitionError after `timeout`.
+        """
         return self._acquire(plans.plan(name, self._defaults, **options))
 
     def try_acquire(self, name: str, **options: Unpack[TryOptions]) -> LockHandle | None:
-        """Take a lock if it is free, else return None."""
+        """Acquire a lock if it is free, else return None: never waits for a holder. See `TryOptions`."""
         return unless_busy(self._acquire, plans.plan(name, self._defaults, timeout=0, **options))
 
     def lock(self, name: Naming, **options: Unpack[LockOptions]) -> LockGuard[LockHandle]:
-        """Hold a lock for a block, which ends with LockLostError if the lock was lost meanwhile."""
+        """Hold a lock for a block: ``with locks.lock("name"):``.
+
+        If the lock was lost meanwhile, the end of the block raises LockLostError. Returns a guard, which also decorates
+        functions, and has `acquire` and `try_acquire`. See `LockOptions` for the options. `timeout`: how long to wait;
+        None waits without limit, 0 does not wait.
+        """
         return self._guard(plans.plan(literal(name), self._defaults, **options), name)
 
     def locked(self, naming: Naming, **options: Unpack[LockOptions]) -> LockGuard[LockHandle]:
-        """Hold a lock during every call, named after its arguments: ``@locks.locked("account:{account_id}")``."""
+        """Decorate a function to hold a lock during every call: ``@locks.locked("account:{account_id}")``.
+
+        ``{parameter}`` in the name stands for the argument of the call. A function in place of the name receives the
+        arguments and returns the name.
+        """
         return self.lock(naming, **options)
 
     def read_lock(self, name: Naming, **options: Unpack[LockOptions]) -> LockGuard[LockHandle]:
-        """Hold a name beside others who read, while nobody writes."""
+        """Acquire the shared (read) side of a read-write lock.
+
+        Any number of readers hold it at the same time, but not while a writer holds it or waits in the queue before
+        them. Returns a guard: see `lock`.
+        """
         return self._guard(plans.reading(literal(name), self._defaults, **options), name)
 
     def write_lock(self, name: Naming, **options: Unpack[LockOptions]) -> LockGuard[LockHandle]:
-        """Hold a name alone, while nobody else reads or writes."""
+        """Acquire the exclusive (write) side of a read-write lock.
+
+        No reader and no other writer holds it at the same time; readers that join the queue later do not overtake a
+        waiting writer. Returns a guard: see `lock`.
+        """
         return self._guard(plans.writing(literal(name), self._defaults, **options), name)
 
     def semaphore(
         self, name: Naming, permits: int, weight: int = 1, **options: Unpack[LockOptions]
     ) -> LockGuard[LockHandle]:
-        """Hold `weight` of so many permits. All who use the name must agree on their number."""
+        """Acquire `weight` of a semaphore's `permits`.
+
+        Every client must use the name with the same number of permits: otherwise CapacityMismatchError is raised.
+        Returns a guard: see `lock`.
+        """
         return self._guard(plans.permits(literal(name), self._defaults, permits, weight, **options), name)
 
     def multi_lock(self, names: Iterable[Naming], **options: Unpack[LockOptions]) -> LockGuard[MultiLockHandle]:
-        """Hold several names at once, or none: nobody who takes his that way can deadlock with another."""
+        """Acquire exclusive locks of several names, all or none.
+
+        Names are acquired in a global order, all or none, so two multi-locks cannot deadlock. Not promised: the same
+        for locks that are acquired while a multi-lock is held; acquire them as one. Returns a guard: see `lock`.
+        """
         namings = listed(names)
         plan = plans.several(map(literal, namings), self._defaults, **options)
         return LockGuard(plan, namings, self._acquire_several, self._engine.runtime)
@@ -97,72 +129,79 @@ class DistributedLock:
     def singleton(
         self, name: Naming, *, at_most: Seconds, at_least: Seconds = 0.0, metadata: Mapping[str, Any] | None = None
     ) -> Singleton:
-        """Let one of many run a job: ``@locks.singleton("cron:daily", at_most=3600, at_least=60)``.
+        """Run a job in one process of many: ``@locks.singleton("cron:daily", at_most=3600, at_least=60)``.
 
-        The name is taken until the job ends, but for `at_least` seconds, so that clocks which differ do not run it
-        twice; and for `at_most`, so that it is free again if the job's process dies. A job that runs longer is told
-        that it has lost the name.
+        The name is held until the job ends, and for at least `at_least` seconds, so that processes whose clocks differ
+        do not run the job twice. It is held for at most `at_most` seconds, so that it is free again if the process
+        dies; a job that runs longer has lost the lock (LockLostError). A call while the name is held or reserved
+        returns None and does not run the job.
         """
         plan = plans.single(literal(name), self._defaults, at_most, at_least, metadata)
         return Singleton(plan, (name,), self._acquire, self._engine.runtime)
 
     def once(self, key: Naming, period: Seconds, **options: Unpack[LockOptions]) -> Once:
-        """Do something once for a key, and remember for a period what came of it: ``@locks.once("mail:{to}", 3600)``.
+        """Run work once per idempotency key, and store its result: ``@locks.once("mail:{to}", 3600)``.
 
-        The outcome is kept as JSON, of up to 4096 bytes. An attempt that dies is taken over after its ttl.
+        Within `period` seconds every further call returns the stored result, which is kept as JSON of up to 4096 bytes.
+        A call while the work is running waits for it. Work that raises is not done: the next call runs it. If the
+        process dies, another call runs the work after the ttl.
         """
-        _once.check_options(**options)
+        once.check_options(**options)
         plan = plans.plan(literal(key), self._defaults, **options)
         return Once(plan, key, self._engine, self._acquire, check_ttl(period, "period"))
 
     def rate_limiter(self, name: Naming, limit: int, per: Seconds, burst: int | None = None) -> RateLimiter:
-        """Let through `limit` in every `per` seconds, and of those up to `burst` (all, if not given) at once."""
+        """Limit requests to `limit` in every `per` seconds, for all clients of the store together.
+
+        `burst`: how many may be allowed at once; by default `limit`.
+        """
         return RateLimiter(self._engine, name, rate(limit, per, burst), self._defaults.retry)
 
     def election(self, name: str, **options: Unpack[ElectionOptions]) -> Election:
-        """Choose one leader among all who stand under a name. See `ElectionOptions`."""
+        """Elect one leader among all clients that campaign under a name. See `ElectionOptions`."""
         return Election(self._engine, name, self._defaults, **options)
 
     def with_lock(self, name: str, function: Callable[[], T], **options: Unpack[LockOptions]) -> T:
-        """Hold a lock while `function` runs, and return what it returns."""
+        """Acquire a lock, call `function`, release the lock, and return the result. See `LockOptions`."""
         plan = plans.plan(name, self._defaults, **options)._replace(is_scoped=True)
         with self._acquire(plan):
             return function()
 
     def is_locked(self, name: str) -> bool:
-        """Tell whether anybody holds the name."""
+        """Return whether the name is held, or reserved by `at_least` or `once`."""
         return self.info(name) is not None
 
     def info(self, name: str) -> LockInfo | None:
-        """Tell who holds the name; None if nobody does."""
+        """Return the holders of the name; None if it is free."""
         line = drive(self._engine.find(check_name(name)))
-        return _info.describe(line) if line else None
+        return info.describe(line) if line else None
 
     def inspect(self, prefix: str = "") -> list[LockInfo]:
-        """List the locks that are held, by name."""
-        return [_info.describe(line) for line in drive(self._engine.inspect(prefix))]
+        """List the locks that are held and whose name starts with `prefix`, sorted by name."""
+        return [info.describe(line) for line in drive(self._engine.inspect(prefix))]
 
     def force_release(self, name: str) -> LockInfo | None:
-        """Take a lock away from its holder, and say who that was.
+        """Remove the holders of a lock by force, and return who they were; None if it was free.
 
-        The holder learns of it only at its next renewal: until then two may believe to hold, and only the
-        fence tells them apart.
+        A holder detects that only at its next renewal. Until then two clients may believe that they hold the lock,
+        and only the fence protects.
         """
         line = drive(self._engine.evict(check_name(name)))
-        return _info.describe(line) if line else None
+        return info.describe(line) if line else None
 
     def examine(self) -> list[Finding]:
-        """Look for what is wrong with the store, or could take locks away from their holders."""
+        """Check the store for problems that could cost locks, as `lockstead doctor` does."""
         return drive(self._engine.examine())
 
     def release_all(self) -> int:
-        """Release everything this client holds, and count it. A signal handler may call it, as it may `release`."""
+        """Release everything this client holds, and return the number of locks. A signal handler may call it."""
         return drive(self._engine.release_all())
 
     def close(self) -> None:
-        """Release everything and let the store go; what is tried afterwards raises ClosedError.
+        """Release everything and close the store, unless you passed one in; later calls raise ClosedError.
 
-        A signal handler may call it. What cannot be released there is in the background, or when the process exits.
+        A signal handler may call it. What cannot be released there is released in the background, or when the process
+        exits.
         """
         try:
             drive(self._engine.close())
@@ -195,7 +234,7 @@ _default_mutex = threading.Lock()
 
 
 def get_distributed_lock() -> DistributedLock:
-    """Return the client of the whole process: on LOCKSTEAD_URL, else on the user's own SQLite file."""
+    """Return the shared client of the process: on LOCKSTEAD_URL, else on the user's own SQLite file."""
     global _default
     with _default_mutex:
         if _default is None or _default._engine.keeper.closing:

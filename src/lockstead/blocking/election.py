@@ -1,4 +1,4 @@
-"""Elections, for threads."""
+"""Leader elections, for threads."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from lockstead.primitives.plans import Defaults
 
 
 class Leadership(Leading, LockHandle):
-    """The lead, once you have it. As a context manager it resigns at the end of its block."""
+    """A leader's handle. As a context manager it resigns at the end of its block."""
 
     def resign(self) -> None:
-        """Give the lead up: `on_lost` is called and has ended first, for which there is one ttl. Same as `release`.
+        """Resign: call `on_lost`, wait until it has ended, for one ttl at most, then release. Same as `release`.
 
-        Called by a callback it does not wait. Raises as `release` does.
+        A call from a callback does not wait. Raises as `release` does.
         """
         self.release()
 
 
 class _Lead(LockGuard[Leadership]):
-    """Something to lead for. The thread of its callbacks keeps a leadership alive, whatever becomes of the block."""
+    """A guard for a block that leads. The thread of its callbacks keeps a leadership alive after the block was left."""
 
     def __del__(self) -> None:
-        """Resign what an interrupt has left entered: it came before the end of the block had begun."""
+        """Resign the leadership of a block whose `__exit__` did not begin because of an interrupt."""
         for leaderships in self._entered.values():
             for leadership in leaderships:
                 leadership._abandon()
 
 
 class Election(Contest[Leadership]):
-    """Who leads of all who stand under one name: stand by hand, for a block or in the background, or watch."""
+    """An election: campaign by hand, for a block or in the background, or watch who leads."""
 
     def __init__(self, engine: Engine, name: str, defaults: Defaults, **options: Unpack[ElectionOptions]) -> None:
         super().__init__(engine, Leadership, name, defaults, **options)
@@ -56,17 +56,24 @@ class Election(Contest[Leadership]):
             check_callback(callback)
 
     def lead(self, timeout: Seconds | None = None) -> LockGuard[Leadership]:
-        """Campaign, lead for a block, and resign at its end, which raises LockLostError if the lead was lost."""
+        """Campaign, lead for a block, and resign at its end: ``with election.lead():``.
+
+        If the lead was lost meanwhile, the end of the block raises LockLostError.
+        `timeout`: how long to wait; None waits without limit, 0 does not wait.
+        """
         return _Lead(self._plan_within(timeout), (self.name,), lambda plan: drive(self._campaign(plan)), self._runtime)
 
     def campaign(self, timeout: Seconds | None = None) -> Leadership:
-        """Wait to be elected. Raises LockAcquisitionError after `timeout`, if given."""
+        """Wait to be elected, and return the leadership.
+
+        `timeout`: how long to wait; None waits without limit, 0 does not wait. Raises LockAcquisitionError after that.
+        """
         return drive(self._campaign(self._plan_within(timeout)))
 
     def start(self) -> None:
-        """Stand in the background until stopped: campaign, lead until that is lost, and campaign again.
+        """Campaign in the background until `stop`: campaign, lead until the lead is lost, and campaign again.
 
-        While it does, this does nothing.
+        Does nothing if it is running already.
         """
         try:
             atexit.register(self._exit)
@@ -77,20 +84,21 @@ class Election(Contest[Leadership]):
             raise
 
     def stop(self) -> None:
-        """Stand no more. Whoever leads resigns: `on_lost` has ended before somebody else is let in.
+        """Stop campaigning. A leader resigns: `on_lost` has ended before another candidate can be elected.
 
-        Called by a callback it does not wait.
+        A call from a callback does not wait.
         """
         drive(self._stop())
 
     def leader(self) -> Leader | None:
-        """Ask the store who leads; None if nobody does."""
+        """Ask the store for the current leader; None if there is none."""
         return drive(self._leader())
 
     def watch(self, interval: Seconds = 1.0) -> Generator[Leader | None, None, None]:
-        """Tell who leads, now and whenever that has changed; None is for nobody.
+        """Yield the leader, now and after every change; None while there is none.
 
-        It asks the store every `interval` seconds, so it may miss who led for less. An outage is waited out.
+        It polls the store every `interval` seconds, so it may miss a leader that led for less. During an outage it
+        waits.
         """
         pause = check_interval(interval)
         seen: Seen = NOT_SEEN_YET

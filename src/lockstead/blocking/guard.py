@@ -1,4 +1,4 @@
-"""Blocks and functions that hold something, for threads."""
+"""Guards: locks for blocks and for decorated functions, for threads."""
 
 from __future__ import annotations
 
@@ -20,14 +20,20 @@ H = TypeVar("H", bound=Held)
 
 
 class LockGuard(Guard[H]):
-    """Something to hold: for a `with` block, around every call of a decorated function, or by hand."""
+    """A lock to acquire: for a `with` block, around every call of a decorated function, or by hand.
+
+    Every block and every call acquires it anew; threads may share a guard.
+    """
 
     def acquire(self, timeout: Seconds | None = None) -> H:
-        """Wait in line for it. Raises LockAcquisitionError after `timeout`, if given here or to the guard."""
+        """Acquire it, waiting in the queue while it is not free; return the handle.
+
+        `timeout`: how long to wait, 0 does not wait; None uses the guard's. Raises LockAcquisitionError after that.
+        """
         return self._acquire(self._plan_within(timeout))  # type: ignore[no-any-return]
 
     def try_acquire(self) -> H | None:
-        """Take it if it is free, else return None."""
+        """Acquire it if it is free, else return None. Never waits for a holder."""
         return unless_busy(self._acquire, self._plan_within(0))
 
     def __enter__(self) -> H:
@@ -36,7 +42,7 @@ class LockGuard(Guard[H]):
             handle = self._acquire(self._plan_block())
             self._enter(handle)
             return handle.__enter__()
-        except BaseException as error:  # an interrupt: a block that was not entered will not be left
+        except BaseException as error:  # an interrupt: for a block that was not entered, Python calls no exit
             if handle is not None:
                 self._remove(handle)
                 handle.__exit__(type(error), error, error.__traceback__)
@@ -68,20 +74,20 @@ class LockGuard(Guard[H]):
 
 
 def check_plain(function: Callable[..., object]) -> None:
-    """Refuse to guard a call that returns before anything was done."""
+    """Refuse a function whose work begins after the call has returned."""
     check_decorated(function)
     check_callback(function)
 
 
 def check_callback(function: Callable[..., object]) -> None:
-    """Refuse to call what nobody would await."""
+    """Refuse a coroutine function: a blocking client cannot await it."""
     if makes_coroutines(function):
         msg = f"{title(function)} is a coroutine function: use AsyncDistributedLock"
         raise InvalidInputError(msg)
 
 
 def unless_busy(acquire: Callable[[Plan], H], plan: Plan) -> H | None:
-    """Acquire what is planned without waiting; None if somebody holds it."""
+    """Acquire what is planned without waiting; None if it is held."""
     try:
         return acquire(plan)
     except LockAcquisitionError as refusal:

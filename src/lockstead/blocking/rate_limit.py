@@ -1,4 +1,4 @@
-"""Rates, for threads."""
+"""Rate limits, for threads."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ T = TypeVar("T")
 
 
 class RateLimiter(Limiter):
-    """A rate by name: ask it by hand, or let every call of a decorated function wait for its turn.
+    """A rate limit by name: call `try_acquire` or `acquire`, or decorate a function to wait before every call.
 
-    In any window of w seconds at most burst + w * limit / per are let through.
+    In any window of w seconds at most burst + w * limit / per are allowed.
     """
 
     def try_acquire(self, cost: int = 1) -> RateDecision:
-        """Take so much if it is there now, and say what is left; 0 only looks. Never waits.
+        """Consume `cost` if it is allowed now, and return the decision. Never waits; a cost of 0 only reads.
 
-        A request that gets no answer is repeated, and may then count twice.
+        A request that the store does not answer is retried, and may then count twice.
         """
         return drive(self._try_acquire(cost))
 
     def acquire(self, cost: int = 1, timeout: Seconds | None = None) -> None:
-        """Take so much, and sleep until it is there: first come, first served.
+        """Consume `cost` as soon as it is allowed, and sleep until then: first come, first served.
 
-        Raises RateLimitError, at once and without taking anything, if that is longer than `timeout` (or a year).
-        Whoever is interrupted in his sleep has spent what he took; closing the client does not wake him.
+        `timeout`: how long to wait; None waits without limit (up to a year), 0 does not wait. Raises RateLimitError, at
+        once and without consuming anything, if it would take longer. A call that is interrupted while it sleeps has
+        consumed its cost; closing the client does not end the sleep.
         """
         drive(self._acquire(cost, timeout))
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        """Wait before every call. In a name, ``{parameter}`` stands for the argument of that call."""
+        """Wait before every call until it is allowed. A name may contain ``{parameter}`` of the call."""
         check_plain(function)
         name_call = self._name_calls(function)
 

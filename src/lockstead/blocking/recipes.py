@@ -1,4 +1,4 @@
-"""What threads do only one at a time, or only once."""
+"""Singleton jobs and idempotency keys, for threads."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ T = TypeVar("T")
 
 
 class Singleton(Guard[LockHandle]):
-    """A job that many start and one runs: a decorator, or something to try by hand."""
+    """A job that many processes start and one runs: a decorator, or `try_acquire` by hand."""
 
     def try_acquire(self) -> LockHandle | None:
-        """Take the job, or return None if somebody has it, or had it just now."""
+        """Acquire the job's name; None if it is held, or still reserved by `at_least`."""
         return unless_busy(self._acquire, self._plan_within(None))
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T | None]:
-        """Run the function if nobody else does, or did just now; else return None at once."""
+        """Run the function, or return None at once if the name is held, or still reserved by `at_least`."""
         check_plain(function)
         plan_call = self._plan_calls(function)
 
@@ -47,7 +47,7 @@ class Singleton(Guard[LockHandle]):
 
 
 class Once(Guard[LockHandle]):
-    """Something that is done once, and whose outcome is remembered for a period: a decorator, or by hand."""
+    """Work that runs once per key, and whose result is stored for a period: a decorator, or `run` by hand."""
 
     def __init__(
         self, plan: Plan, naming: Naming, engine: Engine, acquire: Callable[[Plan], Any], period: float
@@ -57,18 +57,18 @@ class Once(Guard[LockHandle]):
         self._period = period
 
     def run(self, function: Callable[[], T]) -> Outcome[T]:
-        """Do it, or learn what came of it when it was done, waiting for whoever is at it.
+        """Run `function`, or return the stored outcome; wait while another call is running it.
 
-        What raises is not done: the next to come does it. Raises LockAcquisitionError if the wait takes too long.
+        If `function` raises, it is not done: the next call runs it. Raises LockAcquisitionError after `timeout`.
         """
         return self._run(self._plan_block(), function)
 
     def outcome(self) -> Outcome[Any] | None:
-        """Look up what came of it; None if it is not done, or forgotten."""
+        """Look up the stored outcome; None if it is not done, or expired."""
         return drive(once.find(self._engine, self._plan_within(None).asks[0].name))
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        """Do what the function does once for every name, and return what it returned then."""
+        """Run the function once for every key; other calls return its stored result."""
         check_plain(function)
         plan_call = self._plan_calls(function)
 
@@ -93,7 +93,7 @@ class Once(Guard[LockHandle]):
         except StoreError as error:
             if not is_done or not error.transient:
                 raise
-            log.warning("%r is done; the store has not said that it remembers it: %s", handle.name, error)
+            log.warning("%r is done, but the store has not confirmed its outcome; retrying: %s", handle.name, error)
         return Outcome(value, True, None)
 
     async def _begin(self, plan: Plan) -> LockHandle:

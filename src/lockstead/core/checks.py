@@ -1,4 +1,4 @@
-"""Checks of what users pass in, each with an error that says what would be accepted."""
+"""Checks of user input; each error says what would be accepted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import timedelta
 from math import inf, isnan
 from typing import Any
 
-from lockstead.core.lease import margin
+from lockstead.core.timing import margin
 from lockstead.errors import InvalidInputError
 
 Seconds = float | timedelta
@@ -17,7 +17,7 @@ Seconds = float | timedelta
 MAX_NAME = 512
 MAX_METADATA = 4096
 NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
-"""As JSON writes it; not what only looks so, after a backslash that was escaped."""
+"""NUL as JSON writes it, but not the same text after an escaped backslash."""
 MAX_TTL = 365 * 24 * 3600.0
 
 
@@ -33,14 +33,14 @@ def check_name(name: str) -> str:
         problem = f"may have at most {MAX_NAME} characters, got {len(name)}: hash the long part"
     else:
         bad = next(character for character in name if not character.isprintable())
-        problem = f"may hold printable characters only, got {bad!r}"
+        problem = f"may contain printable characters only, got {bad!r}"
     shown = name[:40] if isinstance(name, str) else ""
     msg = f"a name {problem}"
     raise InvalidInputError(msg, name=shown)
 
 
 def check_seconds(value: Seconds, what: str) -> float:
-    """Accept a number of seconds, or a timedelta, that is not negative; infinity is."""
+    """Accept a number of seconds, or a timedelta, that is not negative; infinity is accepted."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -66,7 +66,7 @@ def check_ttl(value: Seconds, what: str = "ttl") -> float:
         if what == "ttl":
             problem += ": a lease is renewed while it is held, so minutes are enough"
     else:
-        problem = "must be at least 0.12 s, ten times what clocks and signals may be off"
+        problem = "must be at least 0.12 s, ten times the margin for clock drift and late signals"
     msg = f"{what} {problem}; got {ttl:g} s"
     raise InvalidInputError(msg)
 
@@ -93,7 +93,7 @@ def encode_metadata(metadata: Mapping[str, Any] | None) -> str:
         msg = f"metadata must be a mapping that JSON can express: {error}"
         raise InvalidInputError(msg) from error
     if NUL.search(text):
-        msg = "metadata may not hold the character NUL, which not every store keeps"
+        msg = "metadata may not contain the character NUL, which not every store can keep"
         raise InvalidInputError(msg)
     if size > MAX_METADATA:
         msg = f"metadata may take {MAX_METADATA} bytes as JSON, this takes {size}: store a reference instead"

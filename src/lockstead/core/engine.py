@@ -1,7 +1,7 @@
-"""Acquire, extend, release: the only such loops, written once for every store and every driver.
+"""Acquire, extend, release: written once for every store and every runtime.
 
 A lease is registered with the keeper before its first request is sent, so that whatever happens in between (a
-cancellation, an interrupt, a lost reply) somebody knows that there may be a place to give up.
+cancellation, an interrupt, a lost reply) the keeper knows that there may be a place to release.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import TypeVar
 
 from lockstead.core import lifecycle
 from lockstead.core.keeper import Keeper, log
-from lockstead.core.lease import HELD, INHERITED, LOST, PATIENCE, WAITING, Claim, Lease
+from lockstead.core.lease import HELD, INHERITED, LOST, WAITING, Claim, Lease
 from lockstead.core.model import RESERVED, WHOLE, Ask, Finding, Line, Refusal, Standing, Wake
 from lockstead.core.retry import RetryPolicy
 from lockstead.core.runtime import NESTED
 from lockstead.core.store import Examinable, Repairable, Store
+from lockstead.core.timing import EXTEND_RETRY_DELAYS, MIN_REQUEST_TIMEOUT, POLLING, REQUEST_TIMEOUT
 from lockstead.errors import (
     CapacityMismatchError,
     ClosedError,
@@ -33,16 +34,9 @@ from lockstead.errors import (
 A = TypeVar("A")
 T = TypeVar("T")
 
-MIN_REQUEST_TIMEOUT = 0.25
-"""What a request is given even if its caller has less time: knowing is worth more than being punctual."""
-EXTEND_RETRY_DELAYS = (0.005, 0.02, 0.1)
-"""The pauses before asking again for an extension that the store could not tell about."""
-POLL = RetryPolicy(retry_delay=0.005, max_delay=0.1)
-"""The pauses of a waiter whom no store wakes."""
-
 
 class Engine:
-    """One client's business with one store."""
+    """Acquires, extends and releases the leases of one client on one store."""
 
     def __init__(self, store: Store, identify: Callable[[], str], *, leave_at_exit: bool = False) -> None:
         self.store = store
@@ -53,9 +47,9 @@ class Engine:
         self._sequence = count(1)
         self._entered: dict[tuple[Hashable, str], Lease] = {}
         self.candidates: set[Callable[[], Awaitable[None]]] = set()
-        """How to stop each election that goes on in the background."""
+        """Stops one election each, of those that run in the background."""
         self.leaders: dict[str, Callable[[], Awaitable[None]]] = {}
-        """By owner, how to release what must not be given up before its user has stopped."""
+        """By owner, how to release a lease that must be held until its callbacks have ended."""
         lifecycle.at_fork(self, in_child="_forked")
 
     async def acquire(
@@ -69,23 +63,23 @@ class Engine:
         retry: RetryPolicy,
         since: float | None = None,
     ) -> Lease:
-        """Wait in line until the place holds; where a store has no line, ask again and again.
+        """Wait in line until the place holds; poll a store that has no line.
 
-        Raises LockAcquisitionError after `timeout`, and at once if `ask.queue` is not set and somebody holds; it tells
-        how long was waited, since then if that is given.
-        Whatever it raises, and however it is cancelled, no place stays behind.
+        Raises LockAcquisitionError after `timeout`, and at once if `ask.queue` is not set and the name is held; its
+        `waited` is counted from `since`, if given. Whatever it raises, and however it is cancelled, no place stays
+        behind.
         """
         self._check_call(ask.name)
         began = self.runtime.now()
-        deadline = began + (timeout if ask.queue else PATIENCE)
+        deadline = began + (timeout if ask.queue else REQUEST_TIMEOUT)
         started = began if since is None else since
         ask, must_poll = self.adapt(ask)
-        attempts = late = 0
+        attempts = late_grants = 0
         while True:
             attempts += 1
-            lease = self.begin(ask, claim, renew_for, grace)
+            lease = self.track(ask, claim, renew_for, grace)
             try:
-                refusal = await self._stand_in_line(lease, deadline, retry)
+                refusal = await self._wait_in_line(lease, deadline, retry)
             except StoreError as error:
                 self.drop(lease, error)
                 self.check_open(ask.name)
@@ -100,33 +94,33 @@ class Engine:
             if lease.is_held(now):
                 if not self.keeper.closing:
                     return lease
-                await self.abandon(lease)  # it was granted while `close` released what was held
+                await self.abandon(lease)  # granted while `close` was releasing the held leases
                 self.check_open(ask.name)
-            late += lease.fence != 0
-            if refusal is not None and not ask.queue and not lease.unanswered:
+            late_grants += lease.fence != 0
+            if refusal is not None and not ask.queue and not lease.joins_in_doubt:
                 self.keeper.forget(lease)
             else:
                 await self.abandon(lease)
             if refusal is not None and must_poll and not refusal.capacity and now < deadline:
                 pause = retry.pause(attempts - 1, self.runtime.random())
                 await self.runtime.sleep(min(pause, refusal.recheck, deadline - now))
-            elif refusal is not None or late > retry.max_retries or now >= deadline:
-                self.check_open(ask.name)  # whoever closes turns away what is still on its way
+            elif refusal is not None or late_grants > retry.max_retries or now >= deadline:
+                self.check_open(ask.name)  # closed meanwhile: ClosedError, not a refusal
                 known = refusal or (Refusal(lease.holder) if lease.holder else None)
                 raise self.not_acquired(ask, known, attempts, now - started)
             claim.leases.remove(lease)
 
     async def withdraw(self, claim: Claim) -> None:
-        """Have an acquisition that is under way end with LockAcquisitionError, its place given up at once."""
+        """End an acquisition that still waits with LockAcquisitionError, and release its place at once."""
         claim.withdrawn = True
         for lease in list(self.keeper.leases.values()):
             if lease.claim() is claim and lease.state is WAITING:
                 await self.abandon(lease)
 
     async def reenter(self, ask: Ask, claim: Claim) -> Lease | None:
-        """Count and extend what this thread or task already holds of that name and has entered.
+        """Re-enter a lease that this thread or task holds already: count it and extend it. None if there is none.
 
-        A reader of its own writing reads; a writer of its own reading would wait for itself, and is refused at once.
+        A writer may re-enter as a reader; a reader that wants to write would wait for itself, and is refused at once.
         """
         with self.keeper.mutex:
             lease = self._entered.get((self.runtime.context(), ask.name))
@@ -136,7 +130,10 @@ class Engine:
             if lease.ask.capacity != ask.capacity:
                 raise self.not_acquired(ask, Refusal(lease.ask.owner, capacity=lease.ask.capacity), 1, 0.0)
             if lease.ask.weight < ask.weight:
-                msg = f"{ask.name!r} is held here, but for less than that, and would wait for itself: release it first"
+                msg = (
+                    f"this thread or task already holds {ask.name!r} with a smaller weight (as a reader, say), and "
+                    "would wait for itself: release it first"
+                )
                 raise LockAcquisitionError(msg, name=ask.name, attempts=1, holder=self.holder_id)
         try:
             with self.keeper.mutex:
@@ -149,16 +146,16 @@ class Engine:
         return lease
 
     def enter(self, lease: Lease) -> None:
-        """Let this thread or task acquire the lease again without waiting for itself."""
+        """Make the lease re-entrant for this thread or task."""
         with self.keeper.mutex:
             lease.entered_as = (self.runtime.context(), lease.ask.name)
             self._entered[lease.entered_as] = lease
 
     def _decrement(self, lease: Lease, claim: Claim | None) -> bool:
-        """Take one acquisition off, with the mutex held, and say whether it was the last.
+        """Subtract one acquisition from the depth, with the mutex held, and return whether it was the last.
 
-        Safe to repeat for the same claim: whatever was interrupted may have counted it already. Of several names, none
-        was entered twice.
+        Safe to repeat for the same claim: the interrupted call may have subtracted it already. A multi-lock is never
+        re-entered.
         """
         is_counted_once = claim is not None and len(claim.leases) <= 1
         lease.depth -= 1 if claim is None else claim.counts
@@ -169,7 +166,7 @@ class Engine:
         return lease.depth <= 0
 
     def give_up(self, leases: Iterable[Lease], claim: Claim) -> None:
-        """Have leases given up in the background: what held or awaited them under this claim was interrupted."""
+        """Release leases in the background: the call that held or awaited them under this claim was interrupted."""
         for lease in leases:
             with self.keeper.mutex:
                 is_last = self._decrement(lease, claim)
@@ -177,27 +174,27 @@ class Engine:
                 self.keeper.release_in_background(lease)
 
     async def extend(self, lease: Lease, seconds: float) -> None:
-        """Let the lease live at least `seconds` from now; it never shortens it."""
+        """Extend the lease to at least `seconds` from now; never shortens it."""
         self._check_call(lease.ask.name, also_open=False)
         self.check(lease)
         sent = self.runtime.now()
         lease.longest = max(lease.longest, sent + seconds)
         for pause in (*EXTEND_RETRY_DELAYS, None):
-            (standing,) = await self.store.renew([lease.renewal(seconds)], PATIENCE)
-            self.keeper.note(lease, sent, seconds, standing)
+            (standing,) = await self.store.renew([lease.renewal(seconds)], REQUEST_TIMEOUT)
+            self.keeper.apply(lease, sent, seconds, standing)
             self.check(lease)
             if standing is None or standing.held:
                 return
             if pause is not None:
                 await self.runtime.sleep(pause)
-        msg = f"nobody confirmed that {lease.ask.name!r} was extended; it is held as before"
+        msg = f"the store did not confirm the extension of {lease.ask.name!r}: it is held as before; try again"
         raise StoreError(msg, name=lease.ask.name, transient=True)
 
     async def release(self, lease: Lease, claim: Claim | None = None) -> None:
-        """Give the lease up; harmless to repeat, and in a forked child.
+        """Release the lease; harmless to repeat, and in a forked child.
 
-        Raises LockLostError if it was lost before. After StoreError the keeper goes on trying; so it does, without an
-        error, if this call has interrupted one of the same thread that has to end first.
+        Raises LockLostError if it was lost before. After StoreError the keeper retries in the background; it also
+        does, without an error, if this call interrupted another one of its thread that has to end first.
         """
         self.keeper.check_window(lease)
         is_ours = False
@@ -214,7 +211,7 @@ class Engine:
             if is_nested:
                 self.keeper.release_in_background(lease)
                 return
-            was_there = await self.keeper.leave(lease, PATIENCE)
+            was_there = await self.keeper.leave(lease, REQUEST_TIMEOUT)
         except StoreError:
             self.keeper.release_in_background(lease)
             raise
@@ -222,14 +219,16 @@ class Engine:
             if is_ours:
                 await self.abandon(lease, interruption)
             raise
-        is_over = self.keeper.closing or self.runtime.now() >= lease.trusted_until  # it ended while being released
+        is_over = (
+            self.keeper.closing or self.runtime.now() >= lease.trusted_until
+        )  # it expired while it was being released
         if not was_there and not is_over:
             lease.state, lease.reason = LOST, "the store no longer knew it when it was released"
             self.keeper.signal_loss(lease)
             raise lease.error()
 
     async def release_all(self) -> int:
-        """Release everything held and count it; a failure is raised once everything was tried."""
+        """Release all held leases and return their number; a failure is raised after all were tried."""
         held = [lease for lease in list(self.keeper.leases.values()) if lease.is_held(self.runtime.now())]
         failure: StoreError | None = None
         for lease in held:
@@ -246,48 +245,48 @@ class Engine:
         return len(held)
 
     async def close(self) -> None:
-        """Release everything and take on nothing new."""
-        self.keeper.closing = True  # from here on, the caller gives up whatever is granted
+        """Release everything and refuse new acquisitions."""
+        self.keeper.closing = True  # from here on, `acquire` releases what it is granted
         try:
-            for part in (*self.candidates, *self.leaders.values()):
-                with suppress(LockLostError, StoreError):  # the keeper goes on trying
-                    await part()
+            for stop in (*self.candidates, *self.leaders.values()):
+                with suppress(LockLostError, StoreError):  # the keeper retries
+                    await stop()
             await self.release_all()
         finally:
             self.keeper.stop()
-            await self.keeper.leave_all(PATIENCE)
+            await self.keeper.leave_all(REQUEST_TIMEOUT)
 
     async def find(self, name: str) -> Line | None:
-        """Look at one line; None if it is empty. Raises DamagedError if it cannot be read."""
+        """Read one line; None if it is empty. Raises DamagedError if it cannot be read."""
         line = await self._read(name)
         if line is not None and line.damage is not None and not line.places:
             raise line.damage
         return line
 
     async def inspect(self, prefix: str) -> list[Line]:
-        """Look at every line whose name starts so."""
+        """Read every line whose name starts with `prefix`."""
         self._check_call()
         return await self.store.inspect(prefix)
 
     async def examine(self) -> list[Finding]:
-        """Look for what is wrong with the store, or could take locks away. Raises StoreError if it does not answer."""
+        """Check the store for problems that could cost locks. Raises StoreError if it does not answer."""
         self.check_open()
         if isinstance(self.store, Examinable):
             return await self.store.examine()
         await self.store.inspect("lockstead:doctor", exact=True)
-        return [Finding("ok", "store", "it answers")]
+        return [Finding("ok", "store", "it answers requests")]
 
     async def evict(self, name: str) -> Line | None:
-        """Take the places of the holders away, and say how the line stood before; clear one that cannot be read."""
+        """Remove the places of the holders, and return the line as it was; clear a line that cannot be read."""
         line = await self._read(name)
         if line is not None:
             if line.damage is not None:
                 if not isinstance(self.store, Repairable):
                     raise line.damage
-                await self.store.repair(name, PATIENCE)
+                await self.store.repair(name, REQUEST_TIMEOUT)
             for place in line.places:
                 if place.acquired_at is not None:
-                    await self.store.leave(name, place.owner, PATIENCE)
+                    await self.store.leave(name, place.owner, REQUEST_TIMEOUT)
         return line
 
     async def _read(self, name: str) -> Line | None:
@@ -302,17 +301,17 @@ class Engine:
             raise lease.error()
 
     def adapt(self, ask: Ask) -> tuple[Ask, bool]:
-        """Ask only what the store can do, and say whether to ask again for want of a line to wait in."""
+        """Adapt a request to what the store supports, and return whether the client must poll as there is no line."""
         can = self.store.capabilities
         if not can.carry(ask.capacity, ask.weight):
-            kinds = "exclusive locks, and readers and writers," if can.shared else "exclusive locks"
-            msg = f"this store carries {kinds} only, not a capacity of {ask.capacity}"
+            kinds = "exclusive locks and read-write locks" if can.shared else "exclusive locks"
+            msg = f"this store supports {kinds} only, not {_kind(ask.capacity)}: see the table of stores in the README"
             raise UnsupportedError(msg, name=ask.name)
         if ask.queue and not can.fifo:
             return ask._replace(queue=False), True
         return ask, False
 
-    def begin(self, ask: Ask, claim: Claim, renew_for: float, grace: float = 0.0) -> Lease:
+    def track(self, ask: Ask, claim: Claim, renew_for: float, grace: float = 0.0) -> Lease:
         """Register an acquisition under an owner of its own, before anything is sent."""
         owner = f"{self.holder_id}/{next(self._sequence)}"
         lease = Lease(Ask(ask.name, owner, *ask[2:]), claim, renew_for, grace)
@@ -324,13 +323,13 @@ class Engine:
             self.keeper.register(lease)
         return lease
 
-    async def _stand_in_line(self, lease: Lease, deadline: float, retry: RetryPolicy) -> Refusal | None:
-        """Join and wait until the lease holds or its place is gone (None), or is refused."""
+    async def _wait_in_line(self, lease: Lease, deadline: float, retry: RetryPolicy) -> Refusal | None:
+        """Join and wait until the lease holds or its place is gone (None), or the place is refused."""
         ask = lease.ask
         outcome, sent = await self.with_retries(self._join, lease, deadline, retry)
         if isinstance(outcome, Refusal):
             return outcome
-        self.keeper.note(lease, sent, ask.ttl, outcome)
+        self.keeper.apply(lease, sent, ask.ttl, outcome)
         polls = 0
         while lease.state is WAITING:
             self._check_wanted(lease)
@@ -339,37 +338,37 @@ class Engine:
                 return Refusal(lease.holder)
             until = min(deadline, lease.recheck_at, now + ask.heartbeat / 2)
             if not self.store.capabilities.push:
-                until = min(until, now + POLL.pause(polls, self.runtime.random()))
+                until = min(until, now + POLLING.pause(polls, self.runtime.random()))
                 polls += 1
             wake = await self.store.wait(ask.name, ask.owner, until - now)
             if wake is Wake.GRANT and self.keeper.accept_grant(lease):
                 return None
             should_ask = wake or polls or self.runtime.now() >= min(deadline, lease.recheck_at)
             if should_ask and lease.state is WAITING:
-                standing, sent = await self.with_retries(self._look, lease, deadline, retry)
-                self.keeper.note(lease, sent, ask.ttl, standing)
+                standing, sent = await self.with_retries(self._recheck, lease, deadline, retry)
+                self.keeper.apply(lease, sent, ask.ttl, standing)
         return None
 
     async def _join(self, lease: Lease, timeout: float) -> Standing | Refusal:
         self._check_wanted(lease)
-        lease.unanswered += 1
+        lease.joins_in_doubt += 1
         answer = await self.store.join(lease.ask, timeout)
-        lease.unanswered -= 1
+        lease.joins_in_doubt -= 1
         return answer
 
-    async def _look(self, lease: Lease, timeout: float) -> Standing | None:
+    async def _recheck(self, lease: Lease, timeout: float) -> Standing | None:
         (standing,) = await self.store.renew([lease.renewal(lease.ask.ttl)], timeout)
         return standing
 
     async def with_retries(
         self, send: Callable[[A, float], Awaitable[T]], what: A, deadline: float, retry: RetryPolicy
     ) -> tuple[T, float]:
-        """Repeat a request until it is answered, and say when the answered one was sent."""
+        """Repeat a request until it is answered; return the answer and when that request was sent."""
         retries = 0
         while True:
             sent = self.runtime.now()
             try:
-                return await send(what, max(min(PATIENCE, deadline - sent), MIN_REQUEST_TIMEOUT)), sent
+                return await send(what, max(min(REQUEST_TIMEOUT, deadline - sent), MIN_REQUEST_TIMEOUT)), sent
             except StoreError as error:
                 pause = retry.pause(retries, self.runtime.random())
                 if not error.transient or retries >= retry.max_retries or self.runtime.now() + pause >= deadline:
@@ -378,23 +377,23 @@ class Engine:
             await self.runtime.sleep(pause)
 
     def drop(self, lease: Lease, error: StoreError) -> None:
-        """Have a place given up that may or may not be there; one that the store refused is not."""
-        if error.transient or lease.unanswered != 1:
+        """Release a place in the background that may exist; one that the store refused does not."""
+        if error.transient or lease.joins_in_doubt != 1:
             self.keeper.release_in_background(lease)
         else:
             self.keeper.forget(lease)
 
     async def abandon(self, lease: Lease, interruption: BaseException | None = None) -> None:
-        """Give the place up before going on, even on the way out of an interruption."""
-        if lease.state is INHERITED:  # gevent's greenlets go on in a forked child, but the place is their parent's
+        """Release the place before returning, also while an interruption is being handled."""
+        if lease.state is INHERITED:  # gevent's greenlets run on in a forked child, but the place is the parent's
             return
         now = self.runtime.now()
-        if isinstance(interruption, GeneratorExit):  # nothing may be awaited any more
+        if isinstance(interruption, GeneratorExit):  # a closed generator must not await
             lease.give_up(now, due=now)
             return
         lease.give_up(now, due=inf)
         try:
-            await self.runtime.shield(self.keeper.leave(lease, PATIENCE))
+            await self.runtime.shield(self.keeper.leave(lease, REQUEST_TIMEOUT))
         except StoreError:
             self.keeper.release_in_background(lease)
         except BaseException:
@@ -402,11 +401,11 @@ class Engine:
             raise
 
     def not_acquired(self, ask: Ask, refusal: Refusal | None, attempts: int, waited: float) -> Exception:
-        """Explain a refusal; None is for a store that was too slow to be any use."""
+        """Explain a refusal; None means that every grant arrived after its ttl."""
         if refusal is not None and refusal.capacity:
             return CapacityMismatchError(
                 f"{ask.name!r} is in use as {_kind(refusal.capacity)}, not as {_kind(ask.capacity)}: "
-                "all who share a name must agree on it",
+                "every client must use a name with the same capacity",
                 name=ask.name,
                 stored=refusal.capacity,
                 asked=ask.capacity,
@@ -417,11 +416,11 @@ class Engine:
             why = f"the store takes longer to answer than the ttl of {ask.ttl:g} s lasts; raise the ttl"
         elif owner.endswith(RESERVED):
             until = f" for another {refusal.recheck:.3g} s" if refusal.recheck < inf else ""
-            why = f"{holder} is done with it, and left it taken{until}"
+            why = f"{holder} has released it, but reserved the name{until}"
         elif holder == self.holder_id:
-            why = f"this very client holds it ({holder}); release it first (a lock may be taken with reentrant=True)"
+            why = f"this client holds it already ({holder}); release it first (or acquire a lock with reentrant=True)"
         else:
-            why = f"held by {holder or 'somebody who has just left'}"
+            why = f"held by {holder or 'another client, which has just released it'}"
         return LockAcquisitionError(
             f"{ask.name!r} was not acquired in {waited:.1f} s: {why}",
             name=ask.name,
@@ -431,14 +430,14 @@ class Engine:
         )
 
     def is_late(self, error: StoreError, deadline: float, retry: RetryPolicy) -> bool:
-        """Tell whether it was the caller's time that was too short: the store answers others, and was given no more."""
+        """Return whether the caller's timeout was too short for a store that is overloaded, but answers."""
         return error.overloaded and self.runtime.now() + retry.max_delay >= deadline
 
     def too_busy(self, ask: Ask, attempts: int, waited: float) -> LockAcquisitionError:
-        """Explain that the caller's time is over while the store answers others; the place is given up later."""
+        """Explain that the timeout passed while the store answered other requests; the place is released later."""
         msg = (
             f"{ask.name!r} was not acquired in {waited:.1f} s: the store had too many requests to answer before this "
-            "one; raise the timeout, or ask for less at a time"
+            "one; raise the timeout, or send fewer requests at a time"
         )
         return LockAcquisitionError(msg, name=ask.name, attempts=attempts, waited=waited)
 
@@ -446,13 +445,13 @@ class Engine:
         """Raise ClosedError once the client was closed, and LockError where its runtime cannot be used."""
         self.runtime.bind()
         if self.keeper.closing:
-            msg = "this client is closed: make a new one"
+            msg = "this client is closed: create a new one"
             raise ClosedError(msg, name=name)
 
     def _check_call(self, name: str = "", *, also_open: bool = True) -> None:
         """Raise ClosedError once the client was closed, and NestedCallError where a request could wait for itself.
 
-        A thread inside the mutex is in the middle of a change, and must not wait for a store before it is made.
+        A thread inside the mutex is in the middle of a change, and must not wait for a store before it is complete.
         """
         if also_open:
             self.check_open(name)
@@ -464,7 +463,7 @@ class Engine:
             self.check_open(lease.ask.name)
         claim = lease.claim()
         if claim is not None and claim.withdrawn:
-            msg = f"{lease.ask.name!r} is not wanted any more"
+            msg = f"the acquisition of {lease.ask.name!r} was withdrawn"
             raise LockAcquisitionError(msg, name=lease.ask.name)
 
     def _forked(self) -> None:
@@ -478,7 +477,7 @@ class Engine:
 
 
 def _kind(capacity: int) -> str:
-    """Name what a line of that capacity is used as."""
+    """Name the primitive that uses a line of that capacity."""
     if capacity in {1, WHOLE}:
-        return "a lock" if capacity == 1 else "a lock of readers and writers"
+        return "a lock" if capacity == 1 else "a read-write lock"
     return f"a semaphore of {capacity} permits"

@@ -1,7 +1,8 @@
-"""The rule of rates: a debt that wears off by itself, and may not be deeper than its limit.
+"""The generic cell rate algorithm (GCRA): the rule of rate limits, as pure steps over one limit's state.
 
-This is the generic cell rate algorithm with its state written as what is left to wear off, and since when: small
-numbers stay exact where a moment in time, in floating point, would not.
+GCRA keeps a theoretical arrival time (TAT), the moment at which a name has no backlog left. Here the state is the
+TAT's distance ahead of the store's clock, the level, and when it was measured: small numbers stay exact where
+a moment in time, in floating point, would not. A level falls by one second per second; a request adds its cost.
 """
 
 from __future__ import annotations
@@ -11,26 +12,27 @@ from typing import NamedTuple
 from lockstead.core.model import RateRequest, RateResult
 
 ROUNDING = 1e-9
-"""The part of the limit that sums of fractions may be off by."""
+"""The fraction of the burst by which sums of floats may be off."""
 
 
 class RateState(NamedTuple):
-    amount: float
+    level: float
+    """Seconds by which the theoretical arrival time is ahead of `at`."""
     at: float
-    """When it was that much, on the store's clock."""
+    """When the level was measured, on the store's clock."""
 
 
-def level_at(debt: RateState | None, now: float) -> float:
-    """Tell what is left of a debt. A clock that was set back lets nothing wear off."""
-    return 0.0 if debt is None else max(debt.amount - max(now - debt.at, 0.0), 0.0)
+def level_at(state: RateState | None, now: float) -> float:
+    """Compute the level now. A clock that was set back lets nothing drain."""
+    return 0.0 if state is None else max(state.level - max(now - state.at, 0.0), 0.0)
 
 
-def spend(debt: RateState | None, charge: RateRequest, now: float) -> tuple[RateResult, RateState | None]:
-    """Charge a name's debt; say what came of it, and what to remember (None: what there was)."""
-    left = level_at(debt, now)
-    raised = left + charge.cost
-    allowed = raised <= charge.limit * (1 + ROUNDING) + charge.patience
-    if allowed and charge.cost:
+def consume(state: RateState | None, request: RateRequest, now: float) -> tuple[RateResult, RateState | None]:
+    """Decide on a request; return the decision, and the state to store (None: the stored one is still right)."""
+    level = level_at(state, now)
+    raised = level + request.cost
+    allowed = raised <= request.burst * (1 + ROUNDING) + request.max_wait
+    if allowed and request.cost:
         return RateResult(True, raised), RateState(raised, now)
-    was_set_back = debt is not None and now < debt.at
-    return RateResult(allowed, left), RateState(left, now) if was_set_back else None
+    was_set_back = state is not None and now < state.at
+    return RateResult(allowed, level), RateState(level, now) if was_set_back else None

@@ -1,10 +1,9 @@
-"""The keeper: one loop per client that looks after every place the client has in any line.
+"""The keeper: one loop per client that renews and releases every place the client has in any line.
 
-It renews what is held and what waits, in one batch; signals what is lost before anybody else can hold;
-and gives up what was abandoned, until the store confirms it or the place must have expired.
+It renews held leases and waiting places in one batch, signals a loss before another client can hold, and releases
+abandoned places in the background until the store confirms it or the place must have expired.
 
-Whoever handles a lease (its own thread or task, or this loop) takes in the store's answers through `note`,
-so it does not matter who asked.
+All answers of the store, to requests of the acquiring thread or task and to those of this loop, go through `apply`.
 """
 
 from __future__ import annotations
@@ -17,28 +16,28 @@ from math import inf
 from weakref import WeakMethod, ref
 
 from lockstead.core import lifecycle
-from lockstead.core.lease import HELD, LEFT, LOST, PATIENCE, WAITING, Lease
+from lockstead.core.lease import HELD, LEFT, LOST, WAITING, Lease
 from lockstead.core.model import Reservation, Standing
 from lockstead.core.runtime import Event, drive
-from lockstead.core.store import LATE_REQUEST_WINDOW, Reserving, Store, Watching
+from lockstead.core.store import Reserving, Store, Watching
+from lockstead.core.timing import (
+    CLOCK_STEP_THRESHOLD,
+    KEEPER_IDLE_TIMEOUT,
+    KEEPER_RESTART_DELAY,
+    LATE_REQUEST_WINDOW,
+    MAX_IDLE_SLEEP,
+    MIN_IDLE_SLEEP,
+    REQUEST_TIMEOUT,
+)
 from lockstead.errors import StoreError
 
 log = logging.getLogger("lockstead")
 
 BATCH = 500
 """How many renewals go into one request."""
-IDLE = 2.0
-"""How long the keeper stays about with nothing to keep."""
-LONGEST_NAP = 1.0
-MIN_IDLE_SLEEP = 0.1
-"""With nothing to keep it sleeps for so long at a time as leases of late would have let it: so that short holds,
-one after another, need not wake it each."""
-KEEPER_RESTART_DELAY = 0.1
-"""How long the keeper lies low after it stumbled or was cancelled."""
+EXPIRED = "its lease expired after renewal had stopped (max_hold, renew=False or a dropped handle)"
 GONE = "the store no longer knows it"
 REFUTED = "the store answered that its place is waiting, not holding"
-CLOCK_STEP_THRESHOLD = 0.25
-"""How far the store's clock may get ahead of ours, or behind, between two renewals."""
 
 
 class Keeper:
@@ -50,30 +49,30 @@ class Keeper:
         self._offset: tuple[float, float] | None = None
         self.reset()
         if isinstance(store, Watching):
-            doubt = WeakMethod(self.doubt)  # a store may outlive its clients
-            store.watch(lambda owner: call(owner) if (call := doubt()) else None)
+            suspect = WeakMethod(self.suspect)  # weak: a store may outlive its clients
+            store.watch(lambda owner: call(owner) if (call := suspect()) else None)
 
     def reset(self) -> None:
-        """Know of no lease: at first, and in a forked child, where no other thread has come along."""
+        """Start without leases: at first, and in a forked child, in which no other thread exists."""
         self.mutex = self.runtime.mutex()
         self.leases: dict[str, Lease] = {}
         self._running = False
-        self._bell: Event | None = None
-        self._wakes_at = inf  # which also says: awake, or not there
-        self._next_due_at = inf  # until then no lease needs anything
-        self._idle_sleep = LONGEST_NAP
+        self._event: Event | None = None
+        self._wakes_at = inf  # infinite also while the loop is awake, or not running
+        self._next_due_at = inf  # no lease needs a request or a check before then
+        self._idle_sleep = MAX_IDLE_SLEEP
         self._pace = self.runtime.random()
         self._idle_since = -inf
-        self._complained = False
+        self._failure_logged = False
 
     def register(self, lease: Lease) -> None:
-        """Look after a lease from before its first request is sent."""
+        """Keep a lease, from before its first request is sent."""
         self.leases[lease.ask.owner] = lease
         if self._leave_at_exit:
             lifecycle.at_exit.add(self)
 
     def forget(self, lease: Lease) -> None:
-        """Stop looking after a lease whose place is surely gone."""
+        """Stop keeping a lease whose place is surely gone."""
         with self.mutex:
             self.leases.pop(lease.ask.owner, None)
             lease.unwatch_claim()
@@ -83,17 +82,17 @@ class Keeper:
             if not self.leases:
                 lifecycle.at_exit.discard(self)
 
-    def note(self, lease: Lease, sent: float, life: float, standing: Standing | None) -> None:
-        """Take in the answer to a request for so long a life, sent then."""
+    def apply(self, lease: Lease, sent: float, duration: float, standing: Standing | None) -> None:
+        """Apply the answer to a request for that duration, sent then; a loss is signalled."""
         with self.mutex:
-            loss = self._take_in(lease, sent, life, standing)
+            loss = self._apply(lease, sent, duration, standing)
         if loss:
-            self.lose(lease, loss)
+            self.mark_lost(lease, loss)
         else:
             self._schedule(lease.wakes_keeper_at())
 
-    def _take_in(self, lease: Lease, sent: float, life: float, standing: Standing | None) -> str:
-        """Apply an answer, unless the lease is being given up, and say by what reason it is lost, if it is."""
+    def _apply(self, lease: Lease, sent: float, duration: float, standing: Standing | None) -> str:
+        """Apply an answer, unless the lease is being released; return why it is lost, or an empty string."""
         if lease.leaving or (lease.state is not WAITING and lease.state is not HELD):
             return ""
         if loss := _loss_by(lease, sent, standing):
@@ -103,10 +102,10 @@ class Keeper:
         elif standing.held:
             if lease.state is WAITING:
                 lease.grant(sent, standing.ticket, self.runtime.now())
-            elif self.runtime.now() >= lease.trusted_until:  # its place may be another by now, that a late join made
+            elif self.runtime.now() >= lease.trusted_until:  # a late join may have made another place since
                 return ""
-            lease.trust(sent, life, self._pace)
-            if lease.suspected_at >= sent:  # the answer may be older than the doubt
+            lease.trust(sent, duration, self._pace)
+            if lease.suspected_at >= sent:  # the answer may be older than the suspicion
                 lease.due, lease.slack = self.runtime.now(), 0.0
         elif lease.state is HELD or not standing.ticket:  # unknown, or older than the grant
             if not lease.is_exhausted():
@@ -117,18 +116,18 @@ class Keeper:
         return ""
 
     def accept_grant(self, lease: Lease) -> bool:
-        """Take the store's word that a place holds, without asking; False if it may have ended since.
+        """Hold by the store's message that a place holds, without a request; False if the place may have ended since.
 
-        A place that holds goes on holding until it is given up or expires, which it does not before its last
-        answered heartbeat is over. A lease that is not renewed buys its ttl at once, by asking; so does one whose
-        heartbeat, less its grace, leaves too little time to buy it later. After a join that was not answered the word
-        may be about a place that has expired, and not about the one that a repeated join was given.
+        A place that holds does so until it is released or expires, and it does not expire before its last answered
+        heartbeat does. False also for a lease that is not renewed, which has to claim its ttl by a request at once;
+        for one whose heartbeat, less its grace, leaves too little time to claim it later; and after a join in doubt:
+        the message may be about a place that has expired, not about the one that the repeated join was given.
         """
         now = self.runtime.now()
         with self.mutex:
             if lease.state is not WAITING or lease.leaving or lease.renew_for < lease.ask.ttl:
                 return False
-            if lease.unanswered or now >= lease.alive_until - lease.grace - lease.ask.heartbeat / 3:
+            if lease.joins_in_doubt or now >= lease.alive_until - lease.grace - lease.ask.heartbeat / 3:
                 return False
             lease.grant(now, lease.ticket, now)
             lease.trust_heartbeat(now)
@@ -136,14 +135,14 @@ class Keeper:
         return True
 
     def check_window(self, lease: Lease) -> None:
-        """Notice a closed window before anybody acts on it."""
+        """Mark a lease lost whose trust window has closed, before any caller relies on it."""
         if lease.state is HELD and not lease.leaving:
             now = self.runtime.now()
             if now >= lease.trusted_until:
-                self.lose(lease, "its time was up" if lease.is_exhausted() else "it could not be renewed in time")
+                self.mark_lost(lease, EXPIRED if lease.is_exhausted() else "it could not be renewed in time")
 
-    def doubt(self, owner: str) -> None:
-        """Ask at once what has become of a place: the store has reason to think that it is gone."""
+    def suspect(self, owner: str) -> None:
+        """Renew a lease at once: its store reported that the place may be gone."""
         now = self.runtime.now()
         with self.mutex:
             lease = self.leases.get(owner)
@@ -152,7 +151,7 @@ class Keeper:
             lease.due, lease.slack, lease.suspected_at = now, 0.0, now
         self.runtime.call_in_owner(lambda: self._schedule(now))
 
-    def lose(self, lease: Lease, reason: str) -> None:
+    def mark_lost(self, lease: Lease, reason: str) -> None:
         with self.mutex:
             if lease.state is not HELD or lease.leaving:
                 return
@@ -164,18 +163,18 @@ class Keeper:
         self.release_in_background(lease, lease.grace)
 
     def signal_loss(self, lease: Lease) -> None:
-        """Tell everybody who watches, once."""
+        """Call every watcher, once, and log the loss."""
         with self.mutex:
             watchers, lease.watchers = lease.watchers, ()
         for on_lost in watchers:
             try:
                 on_lost()
             except Exception:
-                log.exception("the loss of %r could not be signalled", lease.ask.name)
+                log.exception("could not signal the loss of %r to one of its watchers", lease.ask.name)
         log.warning("lost %r (fence %d): %s", lease.ask.name, lease.fence, lease.reason)
 
     def watch(self, lease: Lease, on_lost: Callable[[], None]) -> None:
-        """Call `on_lost`, which must not block, once the lease is lost; at once if it is."""
+        """Call `on_lost`, which must not block, once when the lease is lost; immediately if it is lost already."""
         with self.mutex:
             if lease.state is not LOST:
                 lease.watchers += (on_lost,)
@@ -187,9 +186,12 @@ class Keeper:
             lease.watchers = tuple(watcher for watcher in lease.watchers if watcher != on_lost)
 
     async def leave(self, lease: Lease, timeout: float) -> bool:
-        """Give the place up, for good once the store has answered; say whether it was still there."""
+        """Release the place, or turn it into a reservation; return whether it was still there.
+
+        The lease is forgotten only once the store has answered.
+        """
         ask = lease.ask
-        tombstone = max(ask.ttl, LATE_REQUEST_WINDOW) if lease.unanswered else 0.0
+        tombstone = max(ask.ttl, LATE_REQUEST_WINDOW) if lease.joins_in_doubt else 0.0
         lease.leaves += 1
         left = lease.reserved_until - self.runtime.now()
         if left > 0 and isinstance(self.store, Reserving):
@@ -198,48 +200,48 @@ class Keeper:
                     Reservation(ask.name, ask.owner, left, lease.reserved_metadata, tombstone), timeout
                 )
             except StoreError as error:
-                if not error.transient:  # to ask for it again would be in vain, and in the way of others meanwhile
+                if not error.transient:  # a retry would fail again, and would keep the name held meanwhile
                     await self.store.leave(ask.name, ask.owner, timeout, tombstone)
-                    log.warning("%r could not be left taken, and is free: %s", ask.name, error)
+                    log.warning("could not reserve %r after its release (%s): the name is free", ask.name, error)
                     self.forget(lease)
                 raise
         else:
             was_there = await self.store.leave(ask.name, ask.owner, timeout, tombstone)
         self.forget(lease)
-        return was_there or lease.leaves > 1  # if not there, then because we ourselves gave it up elsewhere
+        return was_there or lease.leaves > 1  # an earlier attempt of ours may have removed it
 
     def release_in_background(self, lease: Lease, grace: float = 0.0) -> None:
-        """Give the place up in the background, as often as it takes; but leave whoever held it his grace first."""
+        """Release the place in the background, with retries, `grace` seconds from now: the holder's time to stop."""
         now = self.runtime.now()
         lease.give_up(now, due=now + grace)
         self._schedule(now + grace)
 
     def watch_claim(self, lease: Lease) -> None:
-        """Give the lease up at once should its claim be collected: it is for a block."""
+        """Release the lease at once if its claim is collected: it belongs to a block."""
         lease.watch_claim(self.claim_dropped)
 
     def claim_dropped(self, owner: str) -> None:
-        """Give up what a block held that has been left without a release: an interrupt came before its end began.
+        """Release the lease of a block that was left without a release: an interrupt came before `__exit__` began.
 
-        Called wherever the claim is collected, be that in the middle of anything.
+        Called wherever the claim is collected, which may be in the middle of any other call.
         """
         lease = self.leases.get(owner)
         if lease is not None and not lease.leaving:
-            with suppress(RuntimeError):  # no more threads to be had, or no loop: it ends after its ttl
+            with suppress(RuntimeError):  # no thread can be started, or no loop: the lease expires after its ttl
                 self.runtime.call_in_owner(lambda: self.release_in_background(lease))
 
     def stop(self) -> None:
-        """End once nothing is left to keep."""
+        """End the loop once no lease is left to keep."""
         with self.mutex:
             self.closing = True
-        if self._bell is not None:
-            self._bell.ring()
+        if self._event is not None:
+            self._event.set()
 
     async def leave_all(self, budget: float) -> None:
-        """Give up every place there is, in any state, within `budget` seconds."""
+        """Release every place, in any state, within `budget` seconds."""
         now = self.runtime.now()
         leases = list(self.leases.values())
-        if self.runtime.is_nested(self.mutex):  # what was interrupted must end first
+        if self.runtime.is_nested(self.mutex):  # the interrupted call must end first
             for lease in leases:
                 self.release_in_background(lease)
             return
@@ -249,7 +251,7 @@ class Keeper:
             try:
                 await self.leave(lease, max(now + budget - self.runtime.now(), 0.0))
             except Exception:
-                log.warning("could not release %r: it ends by itself", lease.ask.name)
+                log.warning("could not release %r: it expires by itself", lease.ask.name)
                 self.forget(lease)
             except BaseException:
                 for left in list(self.leases.values()):
@@ -257,7 +259,7 @@ class Keeper:
                 raise
 
     def exit(self, budget: float) -> None:
-        """Give everything up: the interpreter is about to end."""
+        """Release everything: the interpreter is about to exit."""
         self.closing = True
         drive(self.leave_all(budget))
 
@@ -272,48 +274,48 @@ class Keeper:
                 self._next_due_at = min(self._next_due_at, moment)
                 if moment > now + MIN_IDLE_SLEEP:
                     self._idle_sleep = min(self._idle_sleep, moment - now)
-                former = self._bell
+                former = self._event
                 if starting:
-                    event = self._bell = self.runtime.event()
+                    event = self._event = self.runtime.event()
                     self._idle_since = now
-            if former is not None and (asleep or starting):  # a loop that we do not know to be running ends by that
-                former.ring()
+            if former is not None and (asleep or starting):  # also ends an older loop that may still be running
+                former.set()
             if starting:
                 self._start(event)
-        except BaseException:  # no more threads to be had, or an interrupt, which may come after it has begun
+        except BaseException:  # no thread can be started, or an interrupt, maybe after the loop was started
             self._running = False
             raise
 
     def _start(self, event: Event) -> None:
         cancelled = WeakMethod(self._was_cancelled)
-        work = partial(_keep, ref(self, lambda _: event.ring()), event)
+        work = partial(_keep, ref(self, lambda _: event.set()), event)
         self.runtime.spawn(work, "lockstead-keeper", lambda: call() if (call := cancelled()) else None)
 
     async def run(self, event: Event) -> float | None:
-        """Do what is due, and tell for how long to sleep until the bell rings; None ends the loop."""
-        if self._bell is not event:  # another loop was started, as this one was not known to be running
+        """Do what is due, and return how long to wait for the event; None ends the loop."""
+        if self._event is not event:  # another loop was started, because this one was not known to be running
             return None
         try:
-            return await self._turn()
+            return await self._tick()
         except Exception:
-            log.exception("the keeper stumbled; it goes on")
+            log.exception("renewal loop failed; retrying in %g s", KEEPER_RESTART_DELAY)
             with self.mutex:
-                self._next_due_at = -inf  # for it may not have looked at all of them
+                self._next_due_at = -inf  # the scan may not have reached every lease
             await self.runtime.sleep(KEEPER_RESTART_DELAY)
             return 0.0
 
     def _was_cancelled(self) -> None:
-        """Come back: somebody has cancelled whatever runs in his loop, but goes on using it."""
+        """Restart soon: all tasks of the loop were cancelled, but the loop is still in use."""
         with self.mutex:
             self._running, self._wakes_at = False, inf
-        self.runtime.later(KEEPER_RESTART_DELAY, self._restart)
+        self.runtime.call_later(KEEPER_RESTART_DELAY, self._restart)
 
     def _restart(self) -> None:
         if self.leases:
             self._schedule(self.runtime.now())
 
-    async def _turn(self) -> float | None:
-        """Do what is due, and tell for how long there will be nothing to do; None ends the loop."""
+    async def _tick(self) -> float | None:
+        """Do what is due, and return the seconds until something else is; None ends the loop."""
         with self.mutex:
             self._wakes_at = inf
         now = self.runtime.now()
@@ -328,7 +330,7 @@ class Keeper:
                 return 0.0
         if self.leases:
             self._idle_since = now
-        elif self.closing or now > self._idle_since + IDLE:
+        elif self.closing or now > self._idle_since + KEEPER_IDLE_TIMEOUT:
             with self.mutex:
                 self._running = bool(self.leases)
                 return 0.0 if self._running else None
@@ -339,9 +341,10 @@ class Keeper:
             return self._next_due_at - now
 
     def _scan(self, now: float) -> tuple[list[Lease], float]:
-        """Look once at every lease: signal what is lost, find what is due, and when something else will be.
+        """Scan every lease: signal losses, and return the leases that are due and when the next one will be.
 
-        With whatever is due goes what soon will be; but nothing goes before its time alone, or it would be ever less.
+        Leases that are due soon (within their slack) are sent along with one that is due now, but never on their own:
+        else the interval between renewals would shrink.
         """
         soon: list[Lease] = []
         ahead: list[float] = []
@@ -354,7 +357,7 @@ class Keeper:
             if lease.due > now + lease.slack:
                 ahead.append(lease.due)
             elif self._is_dropped(lease):
-                log.warning("%r was dropped without a release: it ends after its ttl", lease.ask.name)
+                log.warning("the handle of %r was dropped without a release: it expires after its ttl", lease.ask.name)
                 lease.stop_renewing()
             else:
                 soon.append(lease)
@@ -366,45 +369,45 @@ class Keeper:
         return lease.claim() is None and lease.state is HELD and not lease.leaving and not lease.is_exhausted()
 
     async def _dispatch(self, due: Sequence[Lease]) -> None:
-        """Have what is due served, apart from this loop."""
-        with self.mutex:  # a lease that is just being released is neither renewed nor left
+        """Send the requests that are due in a thread or task of their own."""
+        with self.mutex:  # the caller that is releasing a lease sends its request itself
             renewing = [lease for lease in due if lease.due < inf and not lease.leaving]
             leaving = [lease for lease in due if lease.due < inf and lease.leaving]
             for lease in due:
                 lease.due = inf
-        work = partial(self._serve, renewing, leaving)
+        work = partial(self._send_requests, renewing, leaving)
         try:
-            self.runtime.spawn(work, "lockstead-renewal", lambda: self._repeat(renewing, leaving))
-        except RuntimeError:  # no more threads to be had
+            self.runtime.spawn(work, "lockstead-renewal", lambda: self._reschedule(renewing, leaving))
+        except RuntimeError:  # no thread can be started
             await work()
 
-    async def _serve(self, renewing: Sequence[Lease], leaving: Sequence[Lease]) -> None:
-        """Ask the store for what is due, apart from the loop: no slow answer may hold up the clock."""
+    async def _send_requests(self, renewing: Sequence[Lease], leaving: Sequence[Lease]) -> None:
+        """Renew and release what is due, apart from the loop: no slow answer may delay the signal of a loss."""
         for start in range(0, len(renewing), BATCH):
             batch = renewing[start : start + BATCH]
             await self._attempt(self._renew(batch), renewing=batch)
         for lease in leaving:
-            await self._attempt(self.leave(lease, PATIENCE), leaving=[lease])
+            await self._attempt(self.leave(lease, REQUEST_TIMEOUT), leaving=[lease])
 
     async def _attempt(
         self, request: Awaitable[object], renewing: Sequence[Lease] = (), leaving: Sequence[Lease] = ()
     ) -> None:
-        """Await a request; where it fails, see to it that it is repeated while that can matter."""
+        """Await a request; if it fails, schedule it again while the place may still exist."""
         try:
             await request
         except Exception as error:
-            if any(lease.ask.owner in self.leases for lease in (*renewing, *leaving)):  # else nobody minds
-                self._complain(error)
+            if any(lease.ask.owner in self.leases for lease in (*renewing, *leaving)):
+                self._log_failure(error)
             is_hopeless = self.closing and isinstance(error, StoreError) and not error.transient
             for lease in (*renewing, *leaving):
                 if is_hopeless or self.runtime.now() >= lease.dead_by:
                     self.forget(lease)
-            self._repeat(renewing, leaving)
+            self._reschedule(renewing, leaving)
         else:
-            self._complained = False
+            self._failure_logged = False
 
-    def _repeat(self, renewing: Sequence[Lease], leaving: Sequence[Lease]) -> None:
-        """Have what is not done yet done again soon; but whoever releases a lease himself sees to that one."""
+    def _reschedule(self, renewing: Sequence[Lease], leaving: Sequence[Lease]) -> None:
+        """Retry soon what is not done yet, except for a lease that the caller is releasing itself."""
         now = self.runtime.now()
         with self.mutex:
             wanted = [*(lease for lease in renewing if not lease.leaving and not lease.is_exhausted()), *leaving]
@@ -414,30 +417,30 @@ class Keeper:
         if again:
             self._schedule(min(lease.due for lease in again))
 
-    def _complain(self, error: Exception) -> None:
+    def _log_failure(self, error: Exception) -> None:
         """Log an outage once, not at every attempt."""
-        log.log(logging.DEBUG if self._complained else logging.WARNING, "no answer, trying again: %s", error)
-        self._complained = True
+        log.log(logging.DEBUG if self._failure_logged else logging.WARNING, "no answer, retrying: %s", error)
+        self._failure_logged = True
 
     async def _renew(self, leases: Sequence[Lease]) -> None:
         sent = self.runtime.now()
         renewals = [lease.renewal(min(lease.ask.ttl, lease.renew_until - sent)) for lease in leases]
-        patience = min(PATIENCE, min(map(Lease.life, leases)) / 6)
-        standings = await self.store.renew(renewals, patience)
+        timeout = min(REQUEST_TIMEOUT, min(map(Lease.duration, leases)) / 6)
+        standings = await self.store.renew(renewals, timeout)
         with self.mutex:
             lost = [
                 (lease, loss)
                 for lease, renewal, standing in zip(leases, renewals, standings, strict=True)
-                if (loss := self._take_in(lease, sent, renewal.ttl, standing))
+                if (loss := self._apply(lease, sent, renewal.ttl, standing))
             ]
         for lease, loss in lost:
-            self.lose(lease, loss)
+            self.mark_lost(lease, loss)
         self._schedule(min(map(Lease.wakes_keeper_at, leases)))
         if answered := next((standing for standing in standings if standing and standing.now), None):
             self._compare_clocks(sent, answered.now)
 
     def _compare_clocks(self, sent: float, theirs: float) -> None:
-        """Report a step of the store's clock: forward, it may let somebody in early, and only fences protect."""
+        """Log a step of the store's clock: forward, it may let another client in early, and only fences protect."""
         low, high = theirs - self.runtime.now(), theirs - sent
         if self._offset is not None:
             was_low, was_high = self._offset
@@ -448,9 +451,9 @@ class Keeper:
 
 
 def _loss_by(lease: Lease, sent: float, standing: Standing | None) -> str:
-    """Say by what reason the answer to a request sent then is the end of a lease that is held, if it is.
+    """Return why the answer to a request sent then ends a lease that is held, or "" if it does not.
 
-    A place that was granted is not found waiting afterwards, unless the grant was forged or a fail-over has undone it.
+    A place that was granted is not found waiting afterwards, unless the grant was forged or a failover undid it.
     """
     if lease.state is not HELD:
         return ""
@@ -461,7 +464,7 @@ def _loss_by(lease: Lease, sent: float, standing: Standing | None) -> str:
 
 
 async def _keep(keeper: ref[Keeper], event: Event) -> None:
-    """Run a keeper's loop for as long as the keeper is there: asleep, the loop does not keep it alive."""
+    """Run a keeper's loop while the keeper exists: asleep, the loop holds no reference to it."""
     while (running := keeper()) is not None:
         pause = await running.run(event)
         if pause is None:

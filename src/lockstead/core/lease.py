@@ -1,4 +1,4 @@
-"""One place of ours, as the client knows it: from before its first request until it is surely gone."""
+"""One place of this client, as the client knows it: from before its first request until it is surely gone."""
 
 from __future__ import annotations
 
@@ -8,54 +8,43 @@ from math import inf
 from weakref import ref
 
 from lockstead.core.model import Ask, Renewal, Standing
-from lockstead.core.store import LATE_REQUEST_WINDOW
+from lockstead.core.timing import LATE_REQUEST_WINDOW, REQUEST_TIMEOUT, margin
 from lockstead.errors import InvalidLockError, LockLostError
 
-PATIENCE = 5.0
-"""How long one request may take before its outcome counts as unknown."""
 
-
-def margin(life: float) -> float:
-    """Bound how far our clock and the store's may drift apart over one life, and how late a signal may come.
-
-    The constant is twice what a busy thread may keep the interpreter to itself (`sys.getswitchinterval`).
-    """
-    return 0.01 * life + 0.01
-
-
-class State(Enum):
+class LeaseState(Enum):
     WAITING = auto()
     HELD = auto()
     LOST = auto()
     LEFT = auto()
     INHERITED = auto()
-    """A copy, in a forked child, of what its parent holds."""
+    """A copy, in a forked child, of a lease that the parent holds."""
 
 
-WAITING, HELD, LOST, LEFT, INHERITED = State
-"""By names of their own: Python 3.11 is slow to look up the members of an enum."""
+WAITING, HELD, LOST, LEFT, INHERITED = LeaseState
+"""Module-level names: Python 3.11 is slow to look up the members of an enum."""
 
 
 class Claim:
-    """What the user's handles keep alive: a lease whose claim was collected is not renewed any more."""
+    """Kept alive by the user's handles: a lease whose claim was garbage-collected is no longer renewed."""
 
     __slots__ = ("__weakref__", "counts", "is_scoped", "leases", "outer", "withdrawn")
 
     def __init__(self) -> None:
         self.withdrawn = False
-        """Whoever is still waiting by it need not any more."""
+        """An acquisition that still waits under this claim must end."""
         self.is_scoped = False
-        """It is for a block: once it is collected the block has been left, so its leases are given up at once."""
+        """It belongs to a block: once it is collected the block has been left, so its leases are released at once."""
         self.leases: list[Lease] = []
-        """What was begun under it. An interrupt may lose whatever else refers to a lease, but not this."""
+        """Every lease tracked under it. An interrupt may lose any other reference to a lease, but not this one."""
         self.outer: Claim | None = None
         """The claim of a re-entered lease."""
         self.counts = 1
-        """What it adds to the depth of a lease, until that was taken off again."""
+        """What it adds to the depth of a lease; 0 once that was subtracted."""
 
 
 class ClaimRef(ref[Claim]):
-    """A weak reference that reports, with the owner of its lease, that the claim was collected."""
+    """A weak reference that calls `on_dropped` with the owner of its lease when the claim is collected."""
 
     __slots__ = ("on_dropped", "owner")
 
@@ -69,7 +58,7 @@ def _dropped(claim: ref[Claim]) -> None:
 
 
 class Lease:
-    """Mutable state shared by the acquiring thread or task and the keeper; see `Engine` for who changes what."""
+    """Mutable state of one acquisition, shared by the acquiring thread or task and the keeper."""
 
     __slots__ = (
         "_renewal",
@@ -84,6 +73,7 @@ class Lease:
         "grace",
         "granted_at",
         "holder",
+        "joins_in_doubt",
         "leaves",
         "leaving",
         "longest",
@@ -98,7 +88,6 @@ class Lease:
         "suspected_at",
         "ticket",
         "trusted_until",
-        "unanswered",
         "watchers",
     )
 
@@ -123,7 +112,7 @@ class Lease:
         self.leaving = False
         self.suspected_at = -inf
         self.leaves = 0
-        self.unanswered = 0
+        self.joins_in_doubt = 0
         self.dead_by = inf
         self.trusted_until = -inf
         self.renew_until = inf
@@ -133,7 +122,7 @@ class Lease:
         self.watchers: tuple[Callable[[], None], ...] = ()
 
     def watch_claim(self, on_dropped: Callable[[str], None]) -> None:
-        """Call `on_dropped` with the owner should the claim be collected."""
+        """Call `on_dropped` with the owner if the claim is collected."""
         claim = self.claim()
         if claim is not None:
             watched = ClaimRef(claim, _dropped)
@@ -141,7 +130,7 @@ class Lease:
             self.claim = watched
 
     def unwatch_claim(self) -> None:
-        """Let the claim be collected in silence. An interrupt that comes in such a call of Python's would be lost."""
+        """Do not report that the claim is collected: Python swallows an interrupt that arrives in such a callback."""
         claim = self.claim()
         if claim is not None:
             self.claim = ref(claim)
@@ -150,44 +139,44 @@ class Lease:
         return self.state is HELD and not self.leaving and now < self.trusted_until
 
     def grant(self, sent: float, fence: int, now: float) -> None:
-        """Begin to hold by the answer to a request sent then, or by a message received now."""
+        """Become a holder by the answer to a request sent then, or by a message received now."""
         self.state = HELD
         self.fence = fence
         self.granted_at = now
         self.renew_until = sent + self.renew_for
 
-    def trust(self, sent: float, life: float, pace: float) -> None:
-        """Move the window by a life that began, at the earliest, when its request was sent.
+    def trust(self, sent: float, duration: float, pace: float) -> None:
+        """Extend the trust window to a duration that began, at the earliest, when its request was sent.
 
-        `pace`, from 0 to 1, is each client's own, so that clients do not renew in step.
+        `pace`, from 0 to 1, differs between clients, so that they do not renew in step.
         """
         ttl = self.ask.ttl
-        self.trusted_until = max(self.trusted_until, sent + life - margin(life) - self.grace)
+        self.trusted_until = max(self.trusted_until, sent + duration - margin(duration) - self.grace)
         self.slack = ttl / 12
         early = ttl * (0.6 + 0.1 * pace) - self.grace
         self.due = inf if self.is_exhausted() else self.trusted_until - early
 
     def change_ttl(self, ttl: float, sent: float, renew_for: float) -> None:
-        """Live for another ttl from the next renewal on, as if granted then."""
+        """Use another ttl from the next renewal on, as if granted then."""
         self.ask = self.ask._replace(ttl=ttl)
         self.renew_for = renew_for
         self.renew_until = sent + renew_for
 
     def stop_renewing(self) -> None:
-        """Renew no more. Whoever dropped it may still be at work, so the lease runs its course."""
+        """Stop renewing. The code that dropped the handle may still be at work, so the lease is left to expire."""
         self.renew_until = -inf
         self.due = inf
 
     def retire(self, now: float) -> None:
-        """Be renewed for one more ttl at the most: whoever is slow to stop must not hold for ever."""
+        """Renew for one more ttl at most: a holder that is slow to stop must not hold for ever."""
         self.renew_until = min(self.renew_until, now + self.ask.ttl)
 
     def is_exhausted(self) -> bool:
-        """Tell whether no renewal could move the window any further."""
+        """Return whether no renewal could extend the trust window any further."""
         return self.renew_until - self.trusted_until <= margin(self.ask.ttl) + self.grace
 
     def wait(self, sent: float, standing: Standing, recheck_at: float, pace: float) -> None:
-        """Stay in line, alive for one more heartbeat."""
+        """Stay in line for one more heartbeat."""
         heartbeat = self.ask.heartbeat
         self.ticket = standing.ticket
         self.holder = standing.holder
@@ -197,39 +186,39 @@ class Lease:
         self.due = sent + heartbeat * (0.27 + 0.06 * pace)
 
     def trust_heartbeat(self, now: float) -> None:
-        """Hold for as long as the place surely lives, and buy its ttl soon: whoever is quick need not."""
+        """Hold until the last answered heartbeat expires, and claim the ttl soon, unless released before."""
         self.trusted_until = self.alive_until - self.grace
         self.retry_soon(now)
 
     def retry_soon(self, now: float) -> None:
-        """Repeat soon what the store gave no answer to, or none that proves anything; the window stays."""
+        """Repeat soon a request whose outcome is unknown; the trust window stays."""
         self.due = now + self.ask.heartbeat / 10
         self.slack = 0.0
 
     def give_up(self, now: float, due: float) -> None:
-        """Stop holding. The keeper tries to leave when `due`, for as long as the place may still be there."""
+        """Stop holding. The keeper sends the release when `due`, and retries for as long as the place may exist."""
         self.leaving = True
         self.due = due
         self.slack = 0.0
-        late = LATE_REQUEST_WINDOW if self.unanswered else PATIENCE  # a join that was not answered may yet arrive
+        late = LATE_REQUEST_WINDOW if self.joins_in_doubt else REQUEST_TIMEOUT
         self.dead_by = min(self.dead_by, max(self.trusted_until, self.longest, now + self.ask.ttl) + late)
 
-    def life(self) -> float:
-        """Tell how long its place lives from one renewal."""
+    def duration(self) -> float:
+        """Return for how long one renewal extends its place."""
         return self.ask.ttl if self.state is HELD else self.ask.heartbeat
 
     def wakes_keeper_at(self) -> float:
         return min(self.due, self.trusted_until) if self.state is HELD and not self.leaving else self.due
 
-    def renewal(self, life: float) -> Renewal:
-        """Ask to live on: mostly for as long as the last time, and then in the same words."""
+    def renewal(self, duration: float) -> Renewal:
+        """Return the request to renew it; the last one is reused if it was for the same duration."""
         renewal = self._renewal
-        if renewal is None or renewal.ttl != life:
-            self._renewal = renewal = Renewal(self.ask.name, self.ask.owner, life, self.ask.heartbeat)
+        if renewal is None or renewal.ttl != duration:
+            self._renewal = renewal = Renewal(self.ask.name, self.ask.owner, duration, self.ask.heartbeat)
         return renewal
 
     def error(self) -> InvalidLockError:
-        """Say why this lease is not held, to whoever acts as if it were."""
+        """Explain why this lease is not held."""
         name = self.ask.name
         if self.state is INHERITED:
             return InvalidLockError(

@@ -1,6 +1,6 @@
-"""What becomes of live objects when the process forks or the interpreter exits.
+"""Hooks for when the process forks or the interpreter exits.
 
-Hooks around a fork are weak: an object nobody uses any more is not kept alive to be called.
+Hooks around a fork are weak references: they do not keep an object alive that is not used any more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EXIT_BUDGET = 1.0
 
 class Exiting(Protocol):
     def exit(self, budget: float) -> None:
-        """Clean up, in so many seconds."""
+        """Clean up within that many seconds."""
         ...
 
 
@@ -29,11 +29,11 @@ _before_fork: _Hooks = []
 _after_fork_in_parent: _Hooks = []
 _after_fork_in_child: _Hooks = []
 _registering = threading.RLock()
-"""Held during a fork: whoever is not called before it must not be called after it."""
+"""Held during a fork: an object whose hook was not called before it must not be called after it."""
 
 at_exit: set[Exiting] = set()
-"""Told when the interpreter exits in the ordinary way. Strong references: put in only what has something to lose, for
-as long as it has."""
+"""Called when the interpreter exits normally. Strong references: add an object only while it has something to clean
+up."""
 
 
 def at_fork(
@@ -52,7 +52,7 @@ def at_fork(
 
 
 def _call(hooks: _Hooks) -> None:
-    """Call all of them, even if one fails: a child that keeps what is its parent's is worse than a traceback."""
+    """Call all of them, even if one fails: a child that uses its parent's resources is worse than a traceback."""
     with ExitStack() as calls:
         for reference, method in reversed(hooks):
             if (instance := reference()) is not None:
@@ -85,7 +85,7 @@ def _exiting() -> None:
         instance.exit(max(until - time.monotonic(), 0.0))
 
 
-weakref.finalize(_exiting, int)  # hooks run last in, first out: so weakref's own closes sockets after ours needs them
+weakref.finalize(_exiting, int)  # registers weakref's own hook first: it runs after ours, which still needs sockets
 atexit.register(_exiting)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -1,4 +1,4 @@
-"""How often, and after which pauses, a request is repeated."""
+"""How often, and after which pauses, a request is retried."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from lockstead.errors import InvalidInputError
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Repeat a request the store did not answer: at most `max_retries` times in a row, with growing pauses.
+    """Retry a request that the store did not answer: at most `max_retries` times in a row, with exponential backoff.
 
-    Contention needs no retries where waiters stand in line; it does on a store without a line.
+    Contention needs no retries on a store with a queue. On a store without one, such as Redlock, a waiter polls with
+    the same pauses, for as long as its timeout allows.
     """
 
     max_retries: int = 3
@@ -19,7 +20,7 @@ class RetryPolicy:
     max_delay: float = 1.0
     backoff: float = 2.0
     jitter: float = 0.5
-    """The part of each pause that is left to chance, from 0 to 1."""
+    """The fraction of each pause that is random, from 0 to 1."""
 
     def __post_init__(self) -> None:
         if self.max_retries < 0:
@@ -33,6 +34,6 @@ class RetryPolicy:
             raise InvalidInputError(msg)
 
     def pause(self, retry: int, chance: float) -> float:
-        """Compute the pause before the `retry`-th repetition, counted from 0; `chance` is drawn from [0, 1)."""
+        """Compute the pause before the `retry`-th retry, counted from 0; `chance` is drawn from [0, 1)."""
         longest = min(self.retry_delay * self.backoff ** min(retry, 64), self.max_delay)
         return longest * (1 - self.jitter * chance)

@@ -1,10 +1,10 @@
 """The line rule: you hold if everything up to and including you fits in the capacity.
 
-Pure steps over a `Ledger`, the few things a store must be able to do with one name's places. Whoever
-executes a step does it atomically and afterwards wakes exactly the places the step reports.
+Pure steps over a `Ledger`, the few things a store must be able to do with one name's places. The store
+executes a step atomically and afterwards wakes exactly the places that the step reports.
 
-Two facts carry the proofs. Nobody overtakes, and capacity changes only while a line is empty: so a place
-that fits keeps fitting until it is removed, and `acquired_at`, set when it first fits, says that it holds.
+Two facts carry the proofs. No place overtakes another, and capacity changes only while a line is empty: so a
+place that fits keeps fitting until it is removed, and `acquired_at`, set when it first fits, says that it holds.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ class Ledger(Protocol):
     """One name's line as a store keeps it."""
 
     def places(self) -> Iterator[Place]:
-        """Walk the line in ticket order, lazily: mostly only its head is looked at."""
+        """Walk the line in ticket order, lazily: mostly only its head is read."""
         ...
 
     def find(self, owner: str) -> Place | None: ...
 
     def append(self, place: Place) -> bool:
-        """Draw the next ticket for a place and add it to the end; False if its owner is refused.
+        """Draw the next ticket for a place and add it to the end; False if its owner has a tombstone.
 
-        The ticket it comes with is the least it wishes for; a store that is never a quorum's member may ignore it.
+        `place.ticket` is the smallest ticket to draw; a store that is never a quorum's member may ignore it.
         """
         ...
 
     def update(self, place: Place) -> None: ...
 
     def rename(self, place: Place, owner: str) -> None:
-        """Let a place stand where it stands under another owner's name."""
+        """Change a place's owner; it keeps its ticket and its position."""
         ...
 
     def remove(self, owner: str) -> float:
         """Remove a place and return when it would have expired; minus infinity if there is none."""
         ...
 
-    def refuse(self, owner: str, until: float) -> None:
-        """Refuse `owner` a place until then, however late its request arrives."""
+    def add_tombstone(self, owner: str, until: float) -> None:
+        """Refuse `owner` a place until then, even if its join arrives late."""
         ...
 
 
 class Head(NamedTuple):
-    """The front of a settled line: its holders, what they weigh, the first that waits, and who holds only now."""
+    """The front of a settled line: its holders, their total weight, the first waiter, and the new holders to wake."""
 
     holders: list[Place]
     spent: int
@@ -61,7 +61,7 @@ class Head(NamedTuple):
 
 
 def settle(ledger: Ledger, now: float) -> Head:
-    """Walk from the head to the first live place that does not fit, and drop what had expired on the way."""
+    """Walk from the head to the first live place that does not fit, removing expired places on the way."""
     holders: list[Place] = []
     expired: list[Place] = []
     waiting = None
@@ -111,7 +111,7 @@ def join(ledger: Ledger, ask: Ask, now: float) -> tuple[Standing | Refusal, list
 
 
 def renew(ledger: Ledger, renewal: Renewal, now: float) -> tuple[Standing | None, list[Place]]:
-    """Let a live place live on; None when it is gone, for a renewal never resurrects."""
+    """Extend a live place; None when it is gone, for a renewal never resurrects."""
     head = settle(ledger, now)
     own = _find(ledger, head, renewal.owner, now)
     if own is None:
@@ -120,20 +120,19 @@ def renew(ledger: Ledger, renewal: Renewal, now: float) -> tuple[Standing | None
 
 
 def leave(ledger: Ledger, owner: str, now: float, tombstone: float) -> tuple[bool, list[Place]]:
-    """Remove `owner`'s place; with `tombstone`, also refuse for that long a join of its that is still on its way."""
+    """Remove `owner`'s place; with `tombstone`, also refuse a late join of that owner for that long."""
     was_there = now < ledger.remove(owner)
     if tombstone:
-        ledger.refuse(owner, now + tombstone)
+        ledger.add_tombstone(owner, now + tombstone)
     return was_there, settle(ledger, now).woken
 
 
 def reserve(ledger: Ledger, reservation: Reservation, now: float) -> tuple[bool, list[Place]]:
-    """Let a place that holds stand for so long from now, as nobody's; one that waits is given up."""
+    """Turn a place that holds into a reservation for that long from now; remove one that waits."""
     head = settle(ledger, now)
     own = next((place for place in head.holders if place.owner == reservation.owner), None)
-    if own is None or ledger.find(
-        reservation.owner + RESERVED
-    ):  # a join that came after all must not be in its own way
+    # A late join may have added a second place beside the owner's reservation: remove that place, keep the reservation.
+    if own is None or ledger.find(reservation.owner + RESERVED):
         _, woken = leave(ledger, reservation.owner, now, reservation.tombstone)
         return False, head.woken + woken
     ledger.rename(own, reservation.owner + RESERVED)
@@ -141,12 +140,12 @@ def reserve(ledger: Ledger, reservation: Reservation, now: float) -> tuple[bool,
     own.metadata = own.metadata if reservation.metadata is None else reservation.metadata
     ledger.update(own)
     if reservation.tombstone:
-        ledger.refuse(reservation.owner, now + reservation.tombstone)
+        ledger.add_tombstone(reservation.owner, now + reservation.tombstone)
     return True, [place for place in head.woken if place is not own]
 
 
 def join_all(lines: Sequence[tuple[Ledger, Ask]], now: float) -> tuple[list[Standing] | Refusal, list[Place]]:
-    """Give each owner a place that holds, or none of them any. None of them queues."""
+    """Give every owner a place that holds, or none of them a place. No place queues."""
     standings: list[Standing] = []
     to_wake: list[Place] = []
     for number, (ledger, ask) in enumerate(lines):
@@ -186,10 +185,10 @@ def _find(ledger: Ledger, head: Head, owner: str, now: float) -> Place | None:
     return own
 
 
-def _refresh(ledger: Ledger, head: Head, own: Place, lives: Ask | Renewal, now: float, *, claim: bool) -> Standing:
-    life = lives.ttl if claim and own.acquired_at is not None else lives.heartbeat
-    if now + life > own.expires_at:
-        own.expires_at = now + life
+def _refresh(ledger: Ledger, head: Head, own: Place, request: Ask | Renewal, now: float, *, claim: bool) -> Standing:
+    duration = request.ttl if claim and own.acquired_at is not None else request.heartbeat
+    if now + duration > own.expires_at:
+        own.expires_at = now + duration
         ledger.update(own)
     return _standing(head, own, now)
 

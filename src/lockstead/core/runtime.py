@@ -1,4 +1,4 @@
-"""The runtime port: time, chance and concurrency, so that the core is written once.
+"""The runtime port: time, randomness and concurrency, so that the core is written once.
 
 Under threads these block and the core's coroutines never suspend; under asyncio they are awaited; under
 simulation they park on a virtual clock.
@@ -26,25 +26,25 @@ def drive(work: Coroutine[Any, Any, T]) -> T:
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
     work.close()
-    msg = "a coroutine of the core suspended under a driver whose ports should block"
+    msg = "a coroutine of the core suspended under a runtime whose ports should block"
     raise RuntimeError(msg)
 
 
 class Event(Protocol):
-    """Wakes its one listener. A ring nobody listens to is kept for the next to listen."""
+    """An auto-reset event with one waiter at a time. A `set` that finds no waiter is kept for the next `wait`."""
 
-    def ring(self) -> None:
-        """Wake the listener; from any thread."""
+    def set(self) -> None:
+        """Wake the waiter. May be called from any thread."""
         ...
 
     async def wait(self, timeout: float) -> bool:
-        """Take the ring (True), or give up after `timeout` seconds, which may be infinite (False)."""
+        """Return True once the event is set, and reset it; False after `timeout` seconds, which may be infinite."""
         ...
 
 
 class Runtime(Protocol):
     def now(self) -> float:
-        """Read a clock that runs on through suspend and is never set."""
+        """Read a clock that keeps running during suspend and is never set."""
         ...
 
     def random(self) -> float:
@@ -56,21 +56,21 @@ class Runtime(Protocol):
     def mutex(self) -> AbstractContextManager[Any]:
         """Make a lock for a few lines that do not await.
 
-        A signal handler or a finalizer may run between any two of them, and enter the same mutex: so after each line
-        everything must be as another call may find it.
+        A signal handler or a finalizer may run between any two of them and enter the same mutex: so the state must be
+        consistent after each line.
         """
         ...
 
     def is_nested(self, mutex: AbstractContextManager[Any]) -> bool:
-        """Tell whether this call has interrupted another of this thread that is inside that mutex or a store's step."""
+        """Return whether this call interrupted another of its thread that is inside that mutex or a store's step."""
         ...
 
     def bind(self) -> object:
-        """Raise LockError where it does not belong: in another event loop, or in threads that were patched since."""
+        """Raise LockError where this runtime cannot be used: another event loop, or threads that were patched since."""
         ...
 
     def context(self) -> Hashable:
-        """Name the thread or task that is running."""
+        """Identify the running thread or task."""
         ...
 
     def spawn(
@@ -78,39 +78,39 @@ class Runtime(Protocol):
     ) -> None:
         """Run in the background, referenced until it ends, never cancelled with its parent.
 
-        The coroutine is made where it runs, so that whoever is interrupted here leaves none that nobody awaits.
-        Where somebody may cancel it all the same, even before it began, `if_cancelled` is called then.
+        The coroutine is created where it runs, so that an interrupt in this call leaves none that is never awaited.
+        Where it can be cancelled all the same, even before it began, `if_cancelled` is called then.
         """
         ...
 
-    def later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Call `action` after a while, unless everything has ended by then."""
+    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Call `action` after that many seconds, unless the process or the event loop has ended by then."""
         ...
 
     def call_in_owner(self, action: Callable[[], None]) -> None:
-        """Call `action` where background work may be started: now, or soon if this is another thread."""
+        """Call `action` where background work may be started: now, or soon if called from another thread."""
         ...
 
     async def sleep(self, seconds: float) -> None: ...
 
     async def shield(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await work that goes on to its end even if the caller is cancelled meanwhile."""
+        """Await work that runs to its end even if the caller is cancelled meanwhile."""
         ...
 
     async def gather(
         self, works: Sequence[Coroutine[Any, Any, T]], decided: Callable[[Sequence[T | None]], bool], grace: float
     ) -> list[T | None]:
-        """Run works that never raise side by side; return what they returned, None for what has not ended.
+        """Run coroutines that never raise concurrently; return their results, None for those that have not ended.
 
-        That is when all have ended, or `grace` seconds after `decided` first was true of the results so far. The
-        rest go on to their end in the background, even if the caller is cancelled.
+        Returns when all have ended, or `grace` seconds after `decided` was first true of the results so far. The
+        rest run to their end in the background, even if the caller is cancelled.
         """
         ...
 
     async def offload(self, function: Callable[[], T]) -> T:
-        """Call what may block on the disk where it holds nobody up."""
+        """Call a function that may block on the disk, without blocking the event loop."""
         ...
 
     def listen(self, datagrams: socket, on_message: Callable[[bytes], object]) -> Callable[[], None]:
-        """Hand every datagram to `on_message` until the returned function is called, which closes the socket."""
+        """Pass every datagram to `on_message` until the returned function is called, which closes the socket."""
         ...

@@ -1,7 +1,8 @@
 """Several names at once: all or none.
 
-Whoever must wait for one waits for them all in the order of their names, so nobody ever waits for somebody who waits
-for him. Not promised: anything about locks that are acquired while such a set is held; take them as one set.
+A client that must wait acquires them one after another in the order of their names, which is the same for every client:
+so two multi-locks never wait for each other. Not promised: anything about locks that are acquired while a multi-lock is
+held; acquire them as one set.
 """
 
 from __future__ import annotations
@@ -10,20 +11,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 from typing import NamedTuple
 
-from lockstead.core.engine import MIN_REQUEST_TIMEOUT, Engine
+from lockstead.core.engine import Engine
 from lockstead.core.keeper import BATCH
-from lockstead.core.lease import PATIENCE, Claim, Lease
+from lockstead.core.lease import Claim, Lease
 from lockstead.core.model import Ask, Refusal, Standing
 from lockstead.core.retry import RetryPolicy
 from lockstead.core.store import MultiJoining
+from lockstead.core.timing import CLEANUP_BUDGET, MIN_REQUEST_TIMEOUT, REQUEST_TIMEOUT
 from lockstead.errors import LockAcquisitionError, StoreError
-
-CLEANUP_BUDGET = 0.5
-"""How long giving names up may keep the caller; what is left by then is left to the keeper."""
 
 
 class MultiRequest(NamedTuple):
-    """What is asked for, by whom, since when, and for how long it is worth asking."""
+    """One acquisition of several names."""
 
     asks: Sequence[Ask]
     claim: Claim
@@ -36,54 +35,58 @@ class MultiRequest(NamedTuple):
 async def acquire_all(
     engine: Engine, asks: Sequence[Ask], claim: Claim, *, timeout: float, renew_for: float, retry: RetryPolicy
 ) -> list[Lease]:
-    """Acquire names given in their order: in one step if all are free, else one after another.
+    """Acquire names given in sorted order: in one step if all are free, else one after another.
 
-    Raises as `Engine.acquire` does, naming the one that could not be had; then none is held.
+    Raises as `Engine.acquire` does, with the name that could not be acquired; then none is held.
     """
     started = engine.runtime.now()
-    wish = MultiRequest(asks, claim, renew_for, started, started + (timeout if asks[0].queue else PATIENCE), retry)
-    leases = await _join_together(engine, wish)
+    request = MultiRequest(
+        asks, claim, renew_for, started, started + (timeout if asks[0].queue else REQUEST_TIMEOUT), retry
+    )
+    leases = await _join_together(engine, request)
     attempts = 1
     while leases is None:
-        leases = await _acquire_in_order(engine, wish)
-        if await _claim_ttls(engine, wish, leases):
+        leases = await _acquire_in_order(engine, request)
+        if await _claim_ttls(engine, request, leases):
             break
         await _abandon(engine, leases)
         attempts += 1
         now = engine.runtime.now()
-        if attempts > 1 + retry.max_retries or now >= wish.deadline:
+        if attempts > 1 + retry.max_retries or now >= request.deadline:
             raise engine.not_acquired(asks[0], None, attempts, now - started)
         leases = None
     return leases
 
 
-async def _join_together(engine: Engine, wish: MultiRequest) -> list[Lease] | None:
-    """Take all if all are free; None if somebody holds any and we may wait, or if the store has no such step."""
+async def _join_together(engine: Engine, request: MultiRequest) -> list[Lease] | None:
+    """Acquire all if all are free; None if one is held and we may wait, or if the store has no such step."""
     if not isinstance(engine.store, MultiJoining):
         return None
-    fitting = [engine.adapt(ask)[0]._replace(queue=False) for ask in wish.asks]
+    fitting = [engine.adapt(ask)[0]._replace(queue=False) for ask in request.asks]
     leases: list[Lease] = []
     try:
-        leases.extend(engine.begin(ask, wish.claim, wish.renew_for) for ask in fitting)
-        outcome, sent = await engine.with_retries(_joining(engine.store, leases), leases[0], wish.deadline, wish.retry)
+        leases.extend(engine.track(ask, request.claim, request.renew_for) for ask in fitting)
+        outcome, sent = await engine.with_retries(
+            _joining(engine.store, leases), leases[0], request.deadline, request.retry
+        )
     except StoreError as error:
         for lease in leases:
             engine.drop(lease, error)
-        if wish.asks[0].queue and engine.is_late(error, wish.deadline, wish.retry):
-            raise engine.too_busy(wish.asks[0], 1, engine.runtime.now() - wish.started) from error
+        if request.asks[0].queue and engine.is_late(error, request.deadline, request.retry):
+            raise engine.too_busy(request.asks[0], 1, engine.runtime.now() - request.started) from error
         raise
     except BaseException as interruption:
         await _abandon(engine, leases, interruption)
         raise
-    if isinstance(outcome, list) and _note(engine, leases, sent, outcome):
+    if isinstance(outcome, list) and _apply(engine, leases, sent, outcome):
         return leases
-    if isinstance(outcome, list) or leases[0].unanswered:
+    if isinstance(outcome, list) or leases[0].joins_in_doubt:
         await _abandon(engine, leases)
     else:
         for lease in leases:
             engine.keeper.forget(lease)
-    if isinstance(outcome, Refusal) and (outcome.capacity or not wish.asks[0].queue):
-        ask = next(ask for ask in wish.asks if ask.name == outcome.name)
+    if isinstance(outcome, Refusal) and (outcome.capacity or not request.asks[0].queue):
+        ask = next(ask for ask in request.asks if ask.name == outcome.name)
         raise engine.not_acquired(ask, outcome, 1, engine.runtime.now() - sent)
     return None
 
@@ -93,54 +96,56 @@ def _joining(
 ) -> Callable[[Lease, float], Awaitable[list[Standing] | Refusal | None]]:
     async def join_all(_: Lease, timeout: float) -> list[Standing] | Refusal | None:
         for lease in leases:
-            lease.unanswered += 1
+            lease.joins_in_doubt += 1
         answer = await store.join_all([lease.ask for lease in leases], timeout)
         for lease in leases:
-            lease.unanswered -= 1
+            lease.joins_in_doubt -= 1
         return answer
 
     return join_all
 
 
-async def _acquire_in_order(engine: Engine, wish: MultiRequest) -> list[Lease]:
-    """Wait for one after another.
+async def _acquire_in_order(engine: Engine, request: MultiRequest) -> list[Lease]:
+    """Wait for one name after another.
 
-    Until all are held, each lives from heartbeat to heartbeat only: whoever dies waiting for the last must not keep
-    the first for a whole ttl.
+    Until all are held, each is renewed for one heartbeat at a time only: a client that dies waiting for the last name
+    must not keep the first for a whole ttl.
     """
     leases: list[Lease] = []
     try:
-        for ask in wish.asks:
+        for ask in request.asks:
             now = engine.runtime.now()
-            _check_in_time(wish, ask, len(leases), now)
-            left = max(wish.deadline - now, 0.0)
+            _check_in_time(request, ask, len(leases), now)
+            left = max(request.deadline - now, 0.0)
             short = ask._replace(ttl=ask.heartbeat)
-            leases.append(await engine.acquire(short, wish.claim, timeout=left, retry=wish.retry, since=wish.started))
+            leases.append(
+                await engine.acquire(short, request.claim, timeout=left, retry=request.retry, since=request.started)
+            )
     except BaseException as error:
         await _abandon(engine, leases, error)
         raise
     return leases
 
 
-def _check_in_time(wish: MultiRequest, ask: Ask, held: int, now: float) -> None:
-    """Raise if the time is over before the next name was asked for; the first is, in any case."""
-    if held and now >= wish.deadline:
-        waited = now - wish.started
-        msg = f"{ask.name!r} was not acquired in {waited:.1f} s: by then {held} of {len(wish.asks)} names were"
+def _check_in_time(request: MultiRequest, ask: Ask, held: int, now: float) -> None:
+    """Raise if the timeout has passed before the next name is requested; the first is requested in any case."""
+    if held and now >= request.deadline:
+        waited = now - request.started
+        msg = f"{ask.name!r} was not acquired in {waited:.1f} s: by then {held} of {len(request.asks)} names were"
         raise LockAcquisitionError(msg, name=ask.name, attempts=1, waited=waited)
 
 
-async def _claim_ttls(engine: Engine, wish: MultiRequest, leases: Sequence[Lease]) -> bool:
-    """Buy them all their full lives in one round trip; False if one was lost meanwhile, or nobody can tell."""
+async def _claim_ttls(engine: Engine, request: MultiRequest, leases: Sequence[Lease]) -> bool:
+    """Claim the full ttl of all in one round trip; False if one was lost meanwhile, or the outcome is unknown."""
     sent = engine.runtime.now()
-    for lease, ask in zip(leases, wish.asks, strict=True):
-        lease.change_ttl(ask.ttl, sent, wish.renew_for)
-    patience = max(min(PATIENCE, wish.deadline - sent), MIN_REQUEST_TIMEOUT)
+    for lease, ask in zip(leases, request.asks, strict=True):
+        lease.change_ttl(ask.ttl, sent, request.renew_for)
+    timeout = max(min(REQUEST_TIMEOUT, request.deadline - sent), MIN_REQUEST_TIMEOUT)
     standings: list[Standing | None] = []
     try:
         for start in range(0, len(leases), BATCH):
             batch = [lease.renewal(lease.ask.ttl) for lease in leases[start : start + BATCH]]
-            standings += await engine.store.renew(batch, patience)
+            standings += await engine.store.renew(batch, timeout)
     except StoreError as error:
         if error.transient:
             return False
@@ -149,25 +154,25 @@ async def _claim_ttls(engine: Engine, wish: MultiRequest, leases: Sequence[Lease
     except BaseException as interruption:
         await _abandon(engine, leases, interruption)
         raise
-    return _note(engine, leases, sent, standings)
+    return _apply(engine, leases, sent, standings)
 
 
-def _note(engine: Engine, leases: Sequence[Lease], sent: float, standings: Sequence[Standing | None]) -> bool:
-    """Take in the answers, and say whether all are held by them, still."""
+def _apply(engine: Engine, leases: Sequence[Lease], sent: float, standings: Sequence[Standing | None]) -> bool:
+    """Apply the answers, and return whether all are held by them, and still are."""
     for lease, standing in zip(leases, standings, strict=True):
-        engine.keeper.note(lease, sent, lease.ask.ttl, standing)
+        engine.keeper.apply(lease, sent, lease.ask.ttl, standing)
     now = engine.runtime.now()
     return all(standing and standing.held for standing in standings) and all(lease.is_held(now) for lease in leases)
 
 
 async def _abandon(engine: Engine, leases: Sequence[Lease], interruption: BaseException | None = None) -> None:
-    """Give all of these up, the last first, even on the way out of an interruption.
+    """Release all of these, the last first, also while an interruption is being handled.
 
-    Once the store does not answer for one, or it takes long, the others are left to the keeper.
+    Once the store does not answer for one, or CLEANUP_BUDGET is used up, the keeper releases the others.
     """
     until = engine.runtime.now() + CLEANUP_BUDGET
     left = list(leases)
-    for lease in left:  # nobody is to renew the last of them while the first is left
+    for lease in left:  # the keeper must not renew one while another is being released
         lease.give_up(engine.runtime.now(), due=inf)
     try:
         while left:

@@ -21,16 +21,13 @@ from lockstead.core.model import (
 )
 from lockstead.core.runtime import Runtime
 
-LATE_REQUEST_WINDOW = 30.0
-"""How long a request that nobody answered may still be under way, say in the buffers of a server that was stopped."""
-
 
 @runtime_checkable
 class Store(Protocol):
     """Lines of places on one server, seen through one runtime.
 
     `join`, `renew` and `leave` are one atomic round trip each. They answer within `timeout` seconds or raise
-    a transient `StoreError`, after which their outcome is unknown: they may still be carried out, even later.
+    a transient `StoreError`, after which their outcome is unknown: they may still be applied, even later.
     Expiry is judged by the server's clock alone.
     """
 
@@ -49,111 +46,111 @@ class Store(Protocol):
         ...
 
     async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
-        """Give a place up and say whether it was still alive. Safe to repeat.
+        """Remove a place and return whether it was still alive. Safe to repeat.
 
-        `tombstone` is how long the store refuses this owner a place, for when a join may still be on its way.
+        `tombstone`: for how many seconds the store refuses this owner a place, in case a join arrives late.
         """
         ...
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
-        """Sleep until the place may newly hold, or the time is over.
+        """Wait until the place may newly hold, or until `timeout` seconds have passed.
 
-        A hint may come for no reason, and any wake-up may be lost. A grant must be true, however
-        late it comes, and whatever else is sent to where the store listens.
+        A hint may be spurious, and any wake-up may be lost. A grant must be true, however late it arrives and
+        whatever else other clients send to the channel on which the store listens.
         """
         ...
 
     async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
         """Report the non-empty lines, by name, whose name starts with `prefix` or, if `exact`, equals it.
 
-        A line that cannot be read is one with `damage`, and keeps no other from being reported.
+        A line that cannot be read is reported with `damage`; the other lines are reported all the same.
         """
         ...
 
     async def close(self) -> None:
-        """Let connections go. Places stay until they expire."""
+        """Close the connections. Places stay until they expire."""
         ...
 
 
 @runtime_checkable
 class Examinable(Protocol):
-    """A store that can tell more of its health than that it answers."""
+    """A store that can report more about its health than that it answers."""
 
     async def examine(self) -> list[Finding]: ...
 
 
 @runtime_checkable
 class Repairable(Protocol):
-    """A store that can remove what it cannot read."""
+    """A store that can remove data it cannot read."""
 
     async def repair(self, name: str, timeout: float) -> None:
-        """Remove everything kept under a name if any of it is damaged, and repair what it shares with others.
+        """Remove everything stored under a name if any of it is damaged, and repair what it shares with other names.
 
-        Places that it had are gone, whether they held or waited.
+        The places of that name are gone, whether they held or waited.
         """
         ...
 
 
 @runtime_checkable
 class Watching(Protocol):
-    """A store that may notice by itself that a place is gone."""
+    """A store that can detect by itself that a place may be gone."""
 
-    def watch(self, doubt: Callable[[str], None]) -> None:
-        """Call `doubt` with its owner, from any thread, once there is reason to think that a place is gone."""
+    def watch(self, suspect: Callable[[str], None]) -> None:
+        """Call `suspect` with the owner of a place that may be gone, from any thread."""
         ...
 
 
 @runtime_checkable
 class Reserving(Protocol):
-    """A store whose names may stay taken for a while after their holder has gone."""
+    """A store that can keep a name reserved after its holder has released it."""
 
     async def reserve(self, reservation: Reservation, timeout: float) -> bool:
-        """Give up a place that holds, but let it stand for a while under its owner's name with LINGERING added.
+        """Turn a place that holds into a reservation: it stays for a while, its owner changed to owner + RESERVED.
 
-        One atomic round trip, safe to repeat. No renewal, join or leave of the owner's finds the place any more.
-        Says whether it was still there and held; one that waits is given up as by `leave`.
+        One atomic round trip, safe to repeat. No renewal, join or leave of the owner finds the place any more.
+        Returns whether the place was still there and held; one that waits is removed as by `leave`.
         """
         ...
 
 
 @runtime_checkable
 class MultiJoining(Protocol):
-    """A store that can give places in several lines in one step."""
+    """A store that can grant places in several lines in one step."""
 
     async def join_all(self, asks: Sequence[Ask], timeout: float) -> list[Standing] | Refusal | None:
         """Take a place that holds in each of these lines, all of different names and none queueing, or in none.
 
-        One atomic round trip, idempotent as `join` is. None where just these cannot be had in one step.
+        One atomic round trip, idempotent as `join` is. Returns None if these names cannot be joined in one step.
         """
         ...
 
 
 @runtime_checkable
 class RateLimiting(Protocol):
-    """A store that keeps rates, under names that have nothing to do with those of lines."""
+    """A store that keeps the states of rate limits, in a namespace separate from that of lines."""
 
-    async def spend(self, charge: RateRequest, timeout: float) -> RateResult:
-        """Add to a name's debt if it then wears off to the limit within the caller's patience: one atomic round trip.
+    async def consume(self, request: RateRequest, timeout: float) -> RateResult:
+        """Add the cost to the limit's level if that falls to the burst within `max_wait`: one atomic round trip.
 
-        Judged by the server's clock; a backward step of it lets nothing wear off, and starves nobody. Not idempotent.
+        Judged by the server's clock: a backward step drains nothing, and starves no client. Not idempotent.
         """
         ...
 
 
 class Member(Store, Reserving, Protocol):
-    """A store that may be one of a quorum's.
+    """A store that can be a member of a quorum.
 
-    It can tell that it has come back empty, and gives no place (`Refusal.abstains`) until it was admitted: so
-    that neither the votes nor the tickets it forgot are given a second time.
+    It detects that it restarted empty, and then gives no place (`Refusal.abstains`) until it is admitted, so that
+    neither the votes nor the tickets it lost are given a second time.
     """
 
     async def probe(self, timeout: float) -> Membership:
-        """Tell the membership; where there is none, begin one that waits to be admitted."""
+        """Return the membership; if there is none, create one that waits to be admitted."""
         ...
 
     async def admit(self, token: str, ticket: int, longest: float, timeout: float) -> Membership:
-        """Raise the counter to `ticket` and let the member vote `longest` seconds after it first was knocked at.
+        """Raise the counter to `ticket` and let the member vote `longest` seconds after its first probe.
 
-        Does nothing where the membership has another token, or votes already.
+        Does nothing if the membership has another token, or votes already.
         """
         ...

@@ -1,4 +1,4 @@
-"""What users hand over to be called: whether it does its work during the call, and what to call it."""
+"""Checks of functions that users pass in: to be decorated, or to be called back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lockstead.errors import InvalidInputError
 
 
 def check_decorated(function: Callable[..., Any]) -> None:
-    """Accept what does its work while it is called, or awaited. Raises InvalidInputError."""
+    """Accept a function that does its work while it is called, or awaited. Raises InvalidInputError."""
     body = _body(function)
     if isinstance(function, classmethod | staticmethod):
         kind = type(function).__name__
@@ -21,7 +21,9 @@ def check_decorated(function: Callable[..., Any]) -> None:
     elif inspect.isclass(function):
         problem = "is a class: decorate its methods"
     elif inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
-        problem = "is a generator function, whose work begins when its call is over: put the lock, or the wait, inside"
+        problem = (
+            "is a generator function, whose work begins after the call has returned: put the lock, or the wait, inside"
+        )
     else:
         return
     msg = f"{title(function)} {problem}"
@@ -29,17 +31,17 @@ def check_decorated(function: Callable[..., Any]) -> None:
 
 
 def makes_coroutines(function: Callable[..., Any]) -> bool:
-    """Tell whether a call only makes a coroutine, and returns before anything was done."""
+    """Return whether a call only creates a coroutine, and returns before any work was done."""
     return inspect.iscoroutinefunction(_body(function))
 
 
 def title(function: Callable[..., Any]) -> str:
-    """Say what a function is called; partials and other objects have no name."""
+    """Return a function's name for messages; partials and other objects have none."""
     return getattr(function, "__qualname__", None) or f"{function!r:.80}"
 
 
 def _body(function: Callable[..., Any]) -> Any:
-    """Find what a call runs: the function under partials, or that of a callable object's class."""
+    """Find the function that a call runs: under partials, or `__call__` of a callable object's class."""
     while isinstance(function, functools.partial):
         function = function.func
     return function if inspect.isroutine(function) else getattr(type(function), "__call__", None)  # noqa: B004

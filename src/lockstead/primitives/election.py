@@ -1,11 +1,12 @@
-"""Elections: whoever holds the lock of a name leads.
+"""Leader election: the holder of a name's lock is the leader.
 
-A leader's lease is trusted `grace` seconds less than it lives. So he learns that he leads no more that long before
-anybody else can, and has the time to stop. Whoever gives the lead up has stopped first: the lock goes after `on_lost`
-has ended.
+A leader's trust window ends `grace` seconds before its lease does. So a leader learns that it has lost the lead that
+long before another candidate can be elected, and has time to stop. A leader that resigns stops first: the lock is
+released after `on_lost` has ended.
 
-Not promised: anything while a process is paused (SIGSTOP, a frozen machine). It finds out as soon as it goes on, but
-what it was about to do it may do first; then only the fence protects. Nor is it if the store's clock steps forward.
+Not promised: anything while a process is paused (SIGSTOP, a frozen machine). It detects the loss as soon as it resumes,
+but may first complete what it was about to do; then only the fence protects. The same holds if the store's clock steps
+forward.
 """
 
 from __future__ import annotations
@@ -32,47 +33,50 @@ from lockstead.primitives.handle import Single
 from lockstead.primitives.plans import Defaults, Plan, plan
 
 Seen = tuple[str, int] | None
-"""By what one time of leading is told from another; None is for nobody's."""
+"""Distinguishes one term from another; None if there is no leader."""
 NOT_SEEN_YET: Seen = ("", -1)
-"""What differs from whatever can be seen."""
-GRACE = 1 / 5
-"""The part of the ttl that a leader has to stop in, if nothing else is said."""
+"""Differs from every leader, and from none."""
+DEFAULT_GRACE = 1 / 5
+"""The default grace, as a fraction of the ttl: how long a leader has to stop."""
 MAX_GRACE = 1 / 2
-"""With more of the ttl, a leader would have to stop while renewals are still on time."""
+"""The largest grace, as a fraction of the ttl: with more, a leader would stop while renewals are still on time."""
 
 
 class ElectionOptions(TypedDict, total=False):
-    """How to stand for election."""
+    """Options of an election."""
 
     ttl: Seconds
-    """How long a leader that died leads on; renewed while it lives. The client's default if not given."""
+    """How long the lead stays taken if the leader dies: while it runs, its lease is renewed in the background. The
+    client's default if not given."""
     grace: Seconds | None
-    """How long before its lease could end a leader is told to stop: by default a fifth of the ttl, at most a half."""
+    """How long before its lease could expire a leader is notified, so that it can stop in time: by default a fifth of
+    the ttl, at most a half."""
     metadata: Mapping[str, Any] | None
-    """JSON shown to whoever asks who leads."""
+    """A JSON object that `leader`, `watch` and `info` show."""
     on_elected: Callable[[Any], Any] | None
-    """Called with the leadership once elected, in a thread or task of its own. If it raises, it has resigned."""
+    """Called with the leadership once elected, in a thread or task of its own. If it raises, the leader resigns."""
     on_lost: Callable[[Any], Any] | None
-    """Called once with the leadership when it is lost, and when it is given up, before it is. Never without an
-    election before it; `on_elected` may still be at work, and is to be stopped by this."""
+    """Called once with the leadership when it is lost, or when it is resigned, before the lock is released. Never
+    called without an election before it. `on_elected` may still be running: stop its work here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Who led at the moment it was looked at. By the time you read it, it may be history."""
+    """The leader at the moment of the request. By the time you read it, it may be outdated."""
 
     holder_id: str
     """The client that leads: host:pid:random."""
     since: datetime
+    """When it was elected, on this machine's wall clock."""
     fence: int
-    """0 if only the leader knows it, as with advisory locks."""
+    """The fencing token; 0 if only the leader knows it, as with advisory locks."""
     metadata: dict[str, Any]
     is_me: bool
-    """Whether it is the client that was asked."""
+    """Whether the leader is the client that made this request."""
 
 
 class OneShotEvent:
-    """The end of something, for any number to wait for."""
+    """An event that is set once, for any number of waiters."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._new_event = runtime.event
@@ -80,14 +84,14 @@ class OneShotEvent:
         self._events: list[Event] = []
         self.is_set = False
 
-    def come(self) -> None:
+    def set(self) -> None:
         with self._mutex:
             self.is_set = True
         for event in self._events:
-            event.ring()
+            event.set()
 
     async def wait(self, timeout: float = inf) -> bool:
-        """Say whether it came in time."""
+        """Return whether it was set in time."""
         with self._mutex:
             if self.is_set:
                 return True
@@ -98,44 +102,45 @@ class OneShotEvent:
 
 
 class Term:
-    """The time that one leadership lasts: until its callbacks have ended and the lock is given up."""
+    """The term of one leadership: until its callbacks have ended and the lock is released."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._mutex = runtime.mutex()
-        self._began = self._is_stopping = False
+        self._work_began = self._is_stopping = False
         self.changed = runtime.event()
-        """Rung when it is lost or resigned."""
-        self.work = OneShotEvent(runtime)
-        """That of on_elected."""
+        """Set when the leadership is lost or resigned."""
+        self.work_done = OneShotEvent(runtime)
+        """Set when `on_elected` has ended."""
         self.work_failed = False
-        self.whole = OneShotEvent(runtime)
+        self.ended = OneShotEvent(runtime)
+        """Set when the callbacks have ended and the lock is released, or left to expire."""
         self.callers: set[Hashable] = set()
-        """The threads or tasks that run callbacks, which cannot wait for their own end."""
+        """The threads or tasks that run callbacks, which must not wait for the end of the term."""
         self.failure: LockError | None = None
 
     def begin_work(self) -> bool:
-        """Say whether there is still time to: nothing may be started after it was stopped."""
+        """Return whether work may begin: not after it was stopped."""
         with self._mutex:
-            self._began = not self._is_stopping
-            return self._began
+            self._work_began = not self._is_stopping
+            return self._work_began
 
     def stop_work(self) -> bool:
-        """Let no work begin any more, and say whether it has."""
+        """Let no work begin any more, and return whether it has begun."""
         with self._mutex:
             self._is_stopping = True
-            return self._began
+            return self._work_began
 
 
 class Leading(Single):
-    """What a leader holds: a lock that is given up only after its callbacks have ended."""
+    """A leader's handle: its lock is released only after the callbacks have ended."""
 
     since: datetime
-    """When it was elected, by this machine's wall clock."""
+    """When it was elected, on this machine's wall clock."""
     _term: Term | None = None
 
     @property
     def is_leader(self) -> bool:
-        """Whether nobody else can lead, for sure, judged by the clock alone: no round trip."""
+        """Whether this client is surely still the leader, judged by the local clock alone: no round trip."""
         return self.is_held
 
     @property
@@ -150,22 +155,22 @@ class Leading(Single):
         await self._wait_for_end(inf)
 
     def _resign(self) -> None:
-        """Lead no more, but hold until the callbacks have ended, or for another ttl."""
+        """Stop leading, but hold the lock until the callbacks have ended, or for another ttl."""
         assert self._term is not None
         self._released = True
         with self._engine.keeper.mutex:
             self._leases[0].retire(self._engine.runtime.now())
-        self._term.changed.ring()
+        self._term.changed.set()
 
-    async def _wait_for_end(self, patience: float) -> None:
-        """Wait until the lock is given up, or must have ended; from a callback or a nested call not at all."""
+    async def _wait_for_end(self, timeout: float) -> None:
+        """Wait until the lock is released or has expired; a callback or a nested call does not wait."""
         term, lease = self._term, self._leases[0]
         assert term is not None
         runtime = self._engine.runtime
         if runtime.context() in term.callers or runtime.is_nested(self._engine.keeper.mutex):
-            return  # the thread that ends it would wait for this one
-        if not await term.whole.wait(min(patience, lease.ask.ttl)):
-            log.warning("the callbacks of %s take long: it ends before they do", self._title)
+            return  # the thread that ends the term waits for this one
+        if not await term.ended.wait(min(timeout, lease.ask.ttl)):
+            log.warning("the callbacks of %s have not ended in time: its lease ends before they do", self._title)
             if lease.state is LOST:
                 raise lease.error()
         if term.failure is not None:
@@ -175,54 +180,54 @@ class Leading(Single):
         try:
             await super()._release_leases()
         finally:
-            if self._leases[0].state is LOST:  # leave the rest of the grace to the next
+            if self._leases[0].state is LOST:  # the leader has stopped: do not wait for the rest of its grace
                 self._engine.keeper.release_in_background(self._leases[0])
 
     def _abandon(self) -> None:
-        if self._term is None or self._term.whole.is_set:
+        if self._term is None or self._term.ended.is_set:
             super()._abandon()
         else:
             self._resign()
 
     def _orphaned(self) -> None:
-        """Give up what is not seen through: its task was cancelled before it began, or may not have been started."""
-        if self._term is not None and not self._term.whole.is_set:
+        """Release a leadership without a running term: its task was cancelled before it began, or was not started."""
+        if self._term is not None and not self._term.ended.is_set:
             self._released = True
             self._engine.leaders.pop(self._owner, None)
             self._engine.keeper.release_in_background(self._leases[0])
-            self._term.whole.come()
+            self._term.ended.set()
 
 
 L = TypeVar("L", bound=Leading)
 
 
 class Candidacy(Generic[L]):
-    """A candidate in the background, from start to stop."""
+    """A background candidate, from `start` to `stop`."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._mutex = runtime.mutex()
         self.changed = runtime.event()
-        self.stands = True
+        self.is_active = True
         self.leadership: L | None = None
-        """The present one, elected or not yet."""
+        """The current one, elected or not yet."""
 
-    def present(self, leadership: L) -> bool:
-        """Stand once more, unless it is too late to."""
+    def nominate(self, leadership: L) -> bool:
+        """Register the leadership to campaign for; False if the candidacy has ended."""
         with self._mutex:
-            self.leadership = leadership if self.stands else None
-            return self.stands
+            self.leadership = leadership if self.is_active else None
+            return self.is_active
 
     def elect(self, leadership: L, term: Term) -> bool:
-        """Begin a term, unless it is too late to."""
+        """Begin a term; False if the candidacy has ended."""
         with self._mutex:
-            leadership._term = term if self.stands else None
-            return self.stands
+            leadership._term = term if self.is_active else None
+            return self.is_active
 
     def end(self) -> L | None:
-        """Stand no more, and tell what is to be given up."""
+        """End the candidacy, and return the leadership to release, if any."""
         with self._mutex:
-            self.stands = False
-        self.changed.ring()
+            self.is_active = False
+        self.changed.set()
         return self.leadership
 
 
@@ -232,7 +237,7 @@ class Callbacks(NamedTuple):
 
 
 class Contest(Generic[L]):
-    """An election as one client sees it."""
+    """An election from the view of one client."""
 
     def __init__(
         self,
@@ -255,7 +260,7 @@ class Contest(Generic[L]):
         return self._plan.asks[0].name
 
     def _reset(self) -> None:
-        """Be no candidate: at first, and in a forked child, where no other thread has come along."""
+        """Start without a candidacy: at first, and in a forked child, in which no other thread exists."""
         self._mutex = self._runtime.mutex()
         self._candidacy: Candidacy[L] | None = None
 
@@ -263,7 +268,7 @@ class Contest(Generic[L]):
         return self._plan if timeout is None else self._plan.within(timeout)
 
     async def _campaign(self, plan: Plan) -> L:
-        """Wait to be elected; the callbacks, if there are any, are seen to in the background."""
+        """Wait to be elected; callbacks, if there are any, run in the background."""
         term = Term(self._runtime)
         leadership = self._new(self._engine)
         await self._acquire(leadership, plan)
@@ -273,9 +278,9 @@ class Contest(Generic[L]):
                 self._engine.leaders[leadership._owner] = leadership._release
                 work = partial(self._run_term, leadership, term)
                 self._runtime.spawn(work, "lockstead-election", leadership._orphaned)
-            except BaseException:  # no more threads to be had, or an interrupt, after which one may have begun
+            except BaseException:  # no thread can be started, or an interrupt, maybe after one was started
                 leadership._orphaned()
-                term.changed.ring()
+                term.changed.set()
                 raise
         return leadership
 
@@ -292,15 +297,15 @@ class Contest(Generic[L]):
                     return
                 self._candidacy = candidacy
             self._engine.candidates.add(self._stop)
-            work = partial(self._stand, candidacy)
+            work = partial(self._run_candidacy, candidacy)
             self._runtime.spawn(work, "lockstead-candidate", lambda: self._ended(candidacy))
-        except BaseException:  # no more threads to be had, or an interrupt
+        except BaseException:  # no thread can be started, or an interrupt
             candidacy.end()
             self._ended(candidacy)
             raise
 
-    async def _stop(self, patience: float = inf) -> None:
-        """Stand no more. What was held is given up by then, or ends by itself."""
+    async def _stop(self, timeout: float = inf) -> None:
+        """End the candidacy. When this returns, a leadership is released, or expires by itself."""
         candidacy = self._candidacy
         if candidacy is None:
             return
@@ -312,7 +317,7 @@ class Contest(Generic[L]):
             if leadership.is_held:
                 leadership._resign()
             with suppress(LockLostError, StoreError):
-                await leadership._wait_for_end(patience)
+                await leadership._wait_for_end(timeout)
         elif leadership._claim is not None:
             await self._engine.withdraw(leadership._claim)
 
@@ -322,11 +327,11 @@ class Contest(Generic[L]):
                 self._candidacy = None
                 self._engine.candidates.discard(self._stop)
 
-    async def _stand(self, candidacy: Candidacy[L]) -> None:
-        """Campaign and lead, again and again."""
+    async def _run_candidacy(self, candidacy: Candidacy[L]) -> None:
+        """Campaign and lead, repeatedly, until the candidacy ends."""
         failures = 0
         try:
-            while candidacy.stands:
+            while candidacy.is_active:
                 if await self._campaign_once(candidacy, logging.DEBUG if failures else logging.WARNING):
                     failures = 0
                 else:
@@ -334,23 +339,23 @@ class Contest(Generic[L]):
                     failures += 1
                     await candidacy.changed.wait(pause)
         except ClosedError:
-            log.debug("the election of %r ends with its client", self.name)
+            log.debug("candidacy for %r ends: its client was closed", self.name)
         finally:
             self._ended(candidacy)
 
     async def _campaign_once(self, candidacy: Candidacy[L], level: int) -> bool:
-        """Campaign, and lead if elected; say whether there is nothing to be mended before the next time."""
+        """Campaign, and lead if elected; return False if it failed and the next attempt should wait."""
         term = Term(self._runtime)
         leadership = self._new(self._engine)
-        if not candidacy.present(leadership):
+        if not candidacy.nominate(leadership):
             return True
         try:
             await self._acquire(leadership, self._plan)
         except ClosedError:
             raise
         except Exception as error:
-            if candidacy.stands:
-                log.log(level, "could not stand for election, trying again: %s", error)
+            if candidacy.is_active:
+                log.log(level, "campaign for %r failed, retrying: %s", self.name, error)
             return False
         if not candidacy.elect(leadership, term):
             with suppress(LockLostError, StoreError):
@@ -358,17 +363,17 @@ class Contest(Generic[L]):
             return True
         self._engine.leaders[leadership._owner] = leadership._release
         await self._run_term(leadership, term)
-        await term.work.wait()
+        await term.work_done.wait()
         return not term.work_failed
 
     async def _run_term(self, leadership: L, term: Term) -> None:
-        """Call on_elected; call on_lost when it is lost or resigned; and only then give the lock up."""
+        """Call `on_elected`; call `on_lost` when the lead is lost or resigned; and only then release the lock."""
         term.callers.add(self._runtime.context())
         interruption: BaseException | None = None
-        for step in (self._lead, self._part):
+        for step in (self._lead, self._end_term):
             try:
                 await step(leadership, term)
-            except GeneratorExit:  # nothing may be awaited any more
+            except GeneratorExit:  # a closed generator must not await
                 raise
             except BaseException as error:
                 interruption = interruption or error
@@ -378,23 +383,23 @@ class Contest(Generic[L]):
             term.failure = failure
         finally:
             self._engine.leaders.pop(leadership._owner, None)
-            term.whole.come()
+            term.ended.set()
         if interruption is not None:
             raise interruption
 
     async def _lead(self, leadership: L, term: Term) -> None:
-        leadership._watch(term.changed.ring)
+        leadership._watch(term.changed.set)
         if self._callbacks.on_elected is None:
             term.begin_work()
-            term.work.come()
+            term.work_done.set()
         else:
             work = partial(self._work, self._callbacks.on_elected, leadership, term)
             try:
-                self._runtime.spawn(work, "lockstead-elected", term.work.come)
-            except RuntimeError:  # no more threads to be had
-                log.exception("on_elected of %r could not be called", self.name)
+                self._runtime.spawn(work, "lockstead-elected", term.work_done.set)
+            except RuntimeError:  # no thread can be started
+                log.exception("could not call on_elected of the election %r: resigning", self.name)
                 term.work_failed = True
-                term.work.come()
+                term.work_done.set()
                 return
         while leadership.is_held:
             await term.changed.wait(inf)
@@ -408,17 +413,17 @@ class Contest(Generic[L]):
         finally:
             if term.work_failed and leadership.is_held:
                 leadership._resign()
-            term.work.come()
+            term.work_done.set()
 
-    async def _part(self, leadership: L, term: Term) -> None:
-        """See to it that the work stops, which is given the time that the lease has left."""
+    async def _end_term(self, leadership: L, term: Term) -> None:
+        """Stop the work: call `on_lost`, and wait until `on_elected` has ended, for one ttl at most."""
         if leadership.is_held:
             leadership._resign()
         has_begun = term.stop_work()
         if self._callbacks.on_lost is not None and has_begun:
             await self._call(self._callbacks.on_lost, leadership)
         if has_begun:
-            await term.work.wait(self._plan.asks[0].ttl)
+            await term.work_done.wait(self._plan.asks[0].ttl)
 
     async def _call(self, callback: Callable[[L], Any], leadership: L) -> bool:
         try:
@@ -426,7 +431,7 @@ class Contest(Generic[L]):
             if inspect.isawaitable(result):
                 await result
         except Exception:
-            log.exception("a callback of the election of %r failed", self.name)
+            log.exception("a callback of the election %r failed", self.name)
             return False
         return True
 
@@ -440,7 +445,7 @@ class Contest(Generic[L]):
         return Leader(head.holder_id, head.acquired_at, head.fence, head.metadata, is_me)
 
     async def _change(self, seen: Seen, interval: float) -> Leader | None:
-        """Look every so often until somebody else leads than was seen last."""
+        """Poll every `interval` seconds until the leader differs from the one seen last."""
         while True:
             try:
                 leader = await self._leader()
@@ -454,12 +459,12 @@ class Contest(Generic[L]):
 
 
 def identify(leader: Leader | None) -> Seen:
-    """Tell one time of leading from another; where fences are not shown, only one leader from another."""
+    """Return what distinguishes one term from another; where fences are not shown, one leader from another."""
     return None if leader is None else (leader.holder_id, leader.fence)
 
 
 def check_interval(interval: Seconds) -> float:
-    """Accept a pause that leaves the store time for others."""
+    """Accept a polling interval that is positive and finite."""
     seconds = check_seconds(interval, "interval")
     if not 0 < seconds < inf:
         msg = f"interval must be above 0 and finite, got {seconds:g}"
@@ -469,11 +474,11 @@ def check_interval(interval: Seconds) -> float:
 
 def _plan(name: str, defaults: Defaults, **options: Unpack[ElectionOptions]) -> Plan:
     planned = plan(name, defaults, ttl=options.get("ttl"), metadata=options.get("metadata"))
-    life, grace = planned.asks[0].ttl, options.get("grace")
-    seconds = life * GRACE if grace is None else check_seconds(grace, "grace")
-    if seconds > life * MAX_GRACE:
+    ttl, grace = planned.asks[0].ttl, options.get("grace")
+    seconds = ttl * DEFAULT_GRACE if grace is None else check_seconds(grace, "grace")
+    if seconds > ttl * MAX_GRACE:
         msg = (
-            f"grace may be half of the ttl of {life:g} s at the most, got {seconds:g} s: with more, a leader would "
+            f"grace may be half of the ttl of {ttl:g} s at the most, got {seconds:g} s: with more, a leader would "
             "stop while renewals are still on time; raise the ttl to have more grace"
         )
         raise InvalidInputError(msg, name=name)

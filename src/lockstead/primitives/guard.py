@@ -1,4 +1,4 @@
-"""What both kinds of guard have in common: what to hold, and who has entered."""
+"""What both kinds of guard share: the plan to acquire, and the handles of entered blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ H = TypeVar("H", bound=Handle)
 
 
 class Guard(Generic[H]):
-    """Something to hold: for a block, around every call of a function, or by hand. Many may use it at a time."""
+    """Acquires a plan for a block, around every call of a function, or by hand. Threads and tasks may share a guard."""
 
     def __init__(self, plan: Plan, namings: Sequence[Naming], acquire: Callable[[Plan], Any], runtime: Runtime) -> None:
         self._plan = plan
@@ -34,32 +34,32 @@ class Guard(Generic[H]):
         return handle
 
     def _leave(self, leaving: list[H]) -> H:
-        """Take what the block that ends was entered with; it is in `leaving` before it is taken.
+        """Remove and return the handle of the block that ends; it is added to `leaving` before it is removed.
 
-        A generator's block may end in another thread or task than began it. Then the oldest goes: all that a guard
-        has entered are of one kind, so as many stay held as blocks are left.
+        A generator's block may end in another thread or task than began it. Then the oldest handle is taken: all
+        handles of a guard are of one kind, so as many stay held as blocks are open.
         """
         with self._mutex:
-            mine = self._context()
-            whose = mine if mine in self._entered else next(iter(self._entered), None)
-            if whose is None:
-                msg = f"{self!r} is left more often than it was entered"
+            own = self._context()
+            key = own if own in self._entered else next(iter(self._entered), None)
+            if key is None:
+                msg = f"{self!r} was exited more often than it was entered"
                 raise InvalidLockError(msg)
-            handle = self._entered[whose][-1 if whose == mine else 0]
+            handle = self._entered[key][-1 if key == own else 0]
             leaving.append(handle)
             self._remove(handle)
         return handle
 
     def _remove(self, handle: H) -> None:
         with self._mutex:
-            for whose, handles in list(self._entered.items()):
+            for key, handles in list(self._entered.items()):
                 if handle in handles:
                     handles.remove(handle)
                 if not handles:
-                    del self._entered[whose]
+                    del self._entered[key]
 
     def _abandon(self, handle: H) -> None:
-        """Give up in the background what a block was entered with: an interrupt has come before its end was over."""
+        """Release a block's handle in the background: an interrupt came before `__exit__` was complete."""
         self._remove(handle)
         handle._abandon()
 
@@ -73,11 +73,11 @@ class Guard(Generic[H]):
 
     def _check_named(self) -> None:
         if self._names_calls:
-            msg = f"{self!r} is named by its calls: use it as a decorator only"
+            msg = f"{self!r} takes its name from each call: use it as a decorator only"
             raise InvalidInputError(msg)
 
     def _plan_calls(self, function: Callable[..., Any]) -> Callable[..., Plan]:
-        """Make a function that plans a call, whose arguments may name what to hold."""
+        """Make a function that plans one call, from whose arguments the names may be made."""
         if not any(map(varies, self._namings)):
             return lambda *_, **__: self._block_plan
         named = [name_for_calls(naming, function) for naming in self._namings]

@@ -1,4 +1,4 @@
-"""What all kinds of handle have in common: everything that needs no round trip."""
+"""What all kinds of handle share: everything that needs no round trip."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lockstead.primitives.plans import Plan
 
 
 class Handle:
-    """One acquisition. Keep it for as long as you hold: once it is collected, nobody renews the lease."""
+    """One acquisition. Keep a reference while you hold the lock: a handle that is garbage-collected is not renewed."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -28,7 +28,7 @@ class Handle:
         self._watching: tuple[Callable[[], None], ...] = ()
 
     async def _acquire(self, plan: Plan) -> Self:
-        """Get what was planned. Whatever interrupts it, nothing of it stays behind."""
+        """Acquire what was planned. Whatever interrupts it, no place stays behind."""
         try:
             await self._acquire_planned(plan)
         except BaseException:
@@ -37,15 +37,15 @@ class Handle:
         return self
 
     def _abandon(self) -> None:
-        """Give up in the background whatever is held, or was about to be: an interrupt has come in between."""
+        """Release in the background what is held, or was about to be: the call was interrupted."""
         claim, self._released = self._claim, True
         if claim is not None:
             self._engine.give_up(self._leases if claim.outer else claim.leases, claim)
             self._claim = None
 
     def _enter_block(self) -> None:
-        """Have it given up however the block is left, even where no release can be called any more."""
-        if self._claim is not None and self._claim.outer is None:  # else the lease is another handle's
+        """Have it released however the block is left, even where an interrupt prevents the call of `release`."""
+        if self._claim is not None and self._claim.outer is None:  # else the lease belongs to another handle
             for lease in self._leases:
                 self._engine.keeper.watch_claim(lease)
 
@@ -55,7 +55,7 @@ class Handle:
         assert claim is not None
         claim.is_scoped = is_scoped
         if at_least and not isinstance(engine.store, Reserving):
-            msg = "this store cannot leave a name taken once its holder has gone: at_least needs one that can"
+            msg = "this store cannot reserve a name after its release: at_least needs one that can"
             raise UnsupportedError(msg, name=asks[0].name)
         if reentrant and (entered := await engine.reenter(asks[0], claim)):
             self._leases = (entered,)
@@ -72,14 +72,14 @@ class Handle:
             for lease in self._leases:
                 lease.reserved_until = max(lease.reserved_until, until)
         if plan.on_lost is not None:
-            on_lost, me = plan.on_lost, weakref.ref(self)  # the lease must not keep its handle alive
+            on_lost, handle = plan.on_lost, weakref.ref(self)  # the lease must not keep its handle alive
             spawn = self._engine.runtime.spawn
             names = ", ".join(repr(ask.name) for ask in plan.asks)
-            self._watch(lambda: spawn(partial(_tell, on_lost, me(), names), "lockstead-on-lost"))
-        engine.check_open(asks[0].name)  # `close` has released what was held by then
+            self._watch(lambda: spawn(partial(_call_on_lost, on_lost, handle(), names), "lockstead-on-lost"))
+        engine.check_open(asks[0].name)  # closed meanwhile: `close` has released it
 
     def _watch(self, on_lost: Callable[[], None]) -> Callable[[], None]:
-        """Have `on_lost` called once, by whichever lease is lost first; return what to stop watching by."""
+        """Call `on_lost` once, when the first of the leases is lost; return what `_unwatch` needs."""
         watcher = on_lost if len(self._leases) == 1 else _once(on_lost)
         self._watching += (watcher,)
         for lease in self._leases:
@@ -92,7 +92,7 @@ class Handle:
             self._engine.keeper.unwatch(lease, watcher)
 
     async def _release(self) -> None:
-        """Give up once; from then on nothing here keeps the lease alive or is told of its loss."""
+        """Release once; afterwards the handle neither keeps the lease alive nor receives its loss."""
         if self._released:
             return
         try:
@@ -131,24 +131,25 @@ class Handle:
         for lease in self._leases:
             await self._engine.extend(lease, seconds)
 
-    def _reserve_name(self, seconds: float, words: str) -> None:
-        """When released, leave the name taken for so long from now, showing these words."""
+    def _reserve_name(self, seconds: float, metadata: str) -> None:
+        """When released, keep the name reserved for that long from now, with that metadata."""
         for lease in self._leases:
             lease.reserved_until = self._engine.runtime.now() + seconds
-            lease.reserved_metadata = words
+            lease.reserved_metadata = metadata
 
     @property
     def holder_id(self) -> str:
+        """The client that holds: host:pid:random."""
         return self._leases[0].ask.owner.rpartition("/")[0]
 
     @property
     def is_held(self) -> bool:
-        """Whether it is ours for sure, judged by the clock alone: no round trip."""
+        """Whether the lock is surely still held, judged by the local clock alone: no round trip."""
         return self.remaining > 0
 
     @property
     def remaining(self) -> float:
-        """Seconds for which it is ours for sure even if no renewal succeeds any more."""
+        """Seconds for which the lock is surely held even if no further renewal succeeds; 0 if it is not held."""
         if self._released:
             return 0.0
         now = self._engine.runtime.now()
@@ -156,11 +157,11 @@ class Handle:
 
     @property
     def is_exclusive(self) -> bool:
-        """Whether nobody else holds: not so with readers and permits, whose fences order nothing."""
+        """Whether no other client can hold it: False for readers and permits, whose fences order nothing."""
         return all(lease.ask.weight == lease.ask.capacity for lease in self._leases)
 
     def check(self) -> None:
-        """Raise LockLostError or InvalidLockError unless it is ours for sure. No round trip."""
+        """Raise LockLostError or InvalidLockError unless the lock is surely still held. No round trip."""
         self._check_unreleased()
         for lease in self._leases:
             self._engine.check(lease)
@@ -184,11 +185,12 @@ class Single(Handle):
 
     @property
     def name(self) -> str:
+        """The name of the lock."""
         return self._leases[0].ask.name
 
     @property
     def fence(self) -> int:
-        """An integer that grows with every holder of the name: let what you protect refuse smaller ones."""
+        """The fencing token: an integer that grows with every holder. Let what you protect refuse smaller ones."""
         return self._leases[0].fence
 
 
@@ -202,7 +204,7 @@ class Multiple(Handle):
 
     @property
     def fences(self) -> dict[str, int]:
-        """Of each name, the integer that grows with every holder."""
+        """The fencing token of each name."""
         return {lease.ask.name: lease.fence for lease in self._leases}
 
 
@@ -219,7 +221,7 @@ def _once(action: Callable[[], None]) -> Callable[[], None]:
     return act
 
 
-async def _tell(on_lost: Callable[[Any], Any], handle: Handle | None, names: str) -> None:
+async def _call_on_lost(on_lost: Callable[[Any], Any], handle: Handle | None, names: str) -> None:
     if handle is None:
         return
     try:
@@ -227,4 +229,4 @@ async def _tell(on_lost: Callable[[Any], Any], handle: Handle | None, names: str
         if inspect.isawaitable(result):
             await result
     except Exception:
-        log.exception("on_lost of %s failed", names)
+        log.exception("on_lost callback of %s failed", names)

@@ -1,4 +1,4 @@
-"""Who a client is."""
+"""The identity of a client."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ import socket
 
 
 def new_holder_id() -> str:
-    """Name one client in one process: where to look for it, and nobody else ever."""
+    """Make a unique id of one client in one process: host:pid:random."""
     host = "".join(character for character in socket.gethostname() if character.isalnum() or character in "-.")
     return f"{host or 'localhost'}:{os.getpid()}:{secrets.token_hex(4)}"

@@ -1,4 +1,4 @@
-"""What an inspection tells."""
+"""What `info` and `inspect` return."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import Any
 
-from lockstead.core.model import Line, Place, Session
+from lockstead.core.model import Line, Place, SessionInfo
 from lockstead.errors import DamagedError
 
 MAX_DEPTH = 100
-"""How deep metadata may be nested to be shown: what writes it out recurses, in Python."""
-SHOWN = 100
-"""How many characters to show of metadata that cannot be read."""
+"""How deep metadata may be nested to be shown: the JSON encoder recurses, in Python."""
+MAX_SHOWN = 100
+"""How many characters of unreadable metadata are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """One of those who held a name."""
+    """One holder of a name at the moment of the inspection."""
 
     holder_id: str
     """The client that holds: host:pid:random."""
     fence: int
-    """0 if only its holder knows it, as with advisory locks."""
+    """The fencing token; 0 if only its holder knows it, as with advisory locks."""
     weight: int
-    """How much of the capacity: 1 for a lock, the permits of a semaphore."""
+    """How much of the capacity it holds: 1 for a lock, the number of permits for a semaphore."""
     acquired_at: datetime
     expires_at: datetime | None
-    """When the lease ends unless it is renewed, which a live holder does. None: when its holder's session ends."""
+    """When the lease expires unless it is renewed, which a live holder does. None: with its holder's session."""
     metadata: dict[str, Any]
-    session: Session | None
-    """The connection it came by, where a server knows its connections, as PostgreSQL does."""
+    session: SessionInfo | None
+    """The connection on which it was taken, for servers that report their connections, as PostgreSQL does."""
     reserved: bool
-    """Whether this holder is done, and only left the name taken until it expires."""
+    """Whether this holder has released the name, which is only reserved until it expires (`at_least`, `once`)."""
 
     def as_json(self) -> dict[str, Any]:
-        """Give the same as values JSON can express."""
+        """Return the same as values JSON can express."""
         expiry = None if self.expires_at is None else self.expires_at.isoformat()
         session = None if self.session is None else self.session._asdict()
         times = {"acquired_at": self.acquired_at.isoformat(), "expires_at": expiry}
@@ -48,21 +48,21 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class LockInfo:
-    """Who held a name at the moment it was looked at. By the time you read it, it may be history."""
+    """The holders of a name at the moment of the inspection. By the time you read it, it may be outdated."""
 
     name: str
     capacity: int
-    """How much can be held at a time: 1 of a lock, the permits of a semaphore, 2147483647 readers."""
+    """How much can be held at a time: 1 for a lock, the permits of a semaphore, 2147483647 for a read-write lock."""
     holders: tuple[Holder, ...]
-    """All who hold, the first one first."""
+    """All holders, in the order of their tickets."""
     waiting: int
-    """How many stand in line behind them."""
+    """How many wait in the queue behind them."""
     damage: str | None = None
-    """What of this name cannot be read, and how to clear it; only then may there be no holders."""
+    """What cannot be read, and how to clear it; only then may `holders` be empty."""
 
     @property
     def holder_id(self) -> str:
-        """The client that holds, or the first of several: host:pid:random."""
+        """The client that holds, or the first of several holders: host:pid:random."""
         return self._first.holder_id
 
     @property
@@ -76,7 +76,7 @@ class LockInfo:
 
     @property
     def expires_at(self) -> datetime | None:
-        """When the first holder's lease ends unless it is renewed. None: when its holder's session ends."""
+        """When the first holder's lease expires unless it is renewed. None: with its holder's session."""
         return self._first.expires_at
 
     @property
@@ -84,7 +84,7 @@ class LockInfo:
         return self._first.metadata
 
     @property
-    def session(self) -> Session | None:
+    def session(self) -> SessionInfo | None:
         return self._first.session
 
     @property
@@ -94,7 +94,7 @@ class LockInfo:
         return self.holders[0]
 
     def as_json(self) -> dict[str, Any]:
-        """Give the same as values JSON can express: the first holder's, if any, beside the name's own, then all."""
+        """Return the same as values JSON can express: the first holder's fields, the name's, and all holders."""
         holders = [holder.as_json() for holder in self.holders]
         return {
             "name": self.name,
@@ -107,7 +107,7 @@ class LockInfo:
 
 
 def describe(line: Line) -> LockInfo:
-    """Describe a line, its times on this machine's wall clock."""
+    """Describe a line, with times on this machine's wall clock."""
     held = [place for place in line.places if place.acquired_at is not None]
     wall = datetime.now(UTC)
     damage = None if line.damage is None else str(line.damage)
@@ -115,7 +115,7 @@ def describe(line: Line) -> LockInfo:
     for place in held:
         metadata = _metadata(place.metadata)
         if metadata is None:
-            shown = place.metadata if len(place.metadata) <= SHOWN else f"{place.metadata[:SHOWN]}…"
+            shown = place.metadata if len(place.metadata) <= MAX_SHOWN else f"{place.metadata[:MAX_SHOWN]}…"
             remedy = f"`lockstead release {shlex.quote(line.name)} --force` frees the name"
             damage = (
                 damage
@@ -133,7 +133,7 @@ def describe(line: Line) -> LockInfo:
 
 def _holder(place: Place, now: float, wall: datetime, metadata: dict[str, Any]) -> Holder:
     return Holder(
-        holder_id=place.owner.rpartition("/")[0] or place.owner,  # an SQL caller's has no number
+        holder_id=place.owner.rpartition("/")[0] or place.owner,  # an SQL caller's owner has no sequence number
         fence=place.ticket,
         weight=place.weight,
         acquired_at=wall - timedelta(seconds=now - (place.acquired_at or now)),
@@ -145,7 +145,7 @@ def _holder(place: Place, now: float, wall: datetime, metadata: dict[str, Any]) 
 
 
 def _metadata(text: str) -> dict[str, Any] | None:
-    """Read metadata; None if it is no object, or one that SQL takes and Python does not: too deep, numbers too long."""
+    """Parse metadata; None if it is no object, or one that SQL accepts and Python does not: too deep, long numbers."""
     with suppress(ValueError, RecursionError):
         metadata = json.loads(text)
         if isinstance(metadata, dict) and not _is_deep(metadata):

@@ -1,4 +1,4 @@
-"""What locks are called: by themselves, after their parts, or after the arguments of a decorated call."""
+"""Names of locks: literal, joined from parts, or made from the arguments of a decorated call."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Part = str | int | UUID | date | Enum
 
 
 def lock_name(*parts: Part) -> str:
-    """Join parts to a name such as ``resource:id:action``; other parts give another name.
+    """Join parts to a name such as ``resource:id:action``; different parts give different names.
 
-    Colons, percent signs and what is not printable are percent-encoded, so that no part can pass for two. A part counts
-    by its text: 7 is "7", an enumeration's member is its value. Raises InvalidInputError for a part that is empty or
-    has no text that everybody would agree on, and for a name of more than 512 characters.
+    Colons, percent signs and characters that are not printable are percent-encoded, so that no part can pass for two. A
+    part is taken by its text: 7 is "7", an enum member is its value. Raises InvalidInputError for a part that is empty
+    or has no unambiguous text (a float, a datetime), and for a name of more than 512 characters.
     """
     return check_name(":".join(_encode(part) for part in parts))
 
@@ -32,7 +32,7 @@ def _encode(part: Part) -> str:
     if isinstance(value, datetime | bool) or not isinstance(value, str | int | UUID | date):
         msg = (
             f"a part of a lock's name is text, a whole number, a UUID or a date, got {type(value).__name__}: "
-            "pass the text that all who share the lock would write"
+            "pass a text that is the same in every client"
         )
         raise InvalidInputError(msg)
     text = str(value)
@@ -49,42 +49,42 @@ def _percent(character: str) -> str:
 
 
 def literal(naming: Naming) -> str:
-    """Give the name as it is written; what is named by a function of each call only has the name of that."""
+    """Return the name or template as it is written; for a naming function, the name of that function."""
     return getattr(naming, "__qualname__", "a function") if callable(naming) else naming
 
 
 def varies(naming: Naming) -> bool:
-    """Tell whether a decorated function's calls may each have a name of their own."""
+    """Return whether the calls of a decorated function may have different names."""
     return callable(naming) or "{" in naming or "}" in naming
 
 
 def listed(namings: Iterable[Naming]) -> list[Naming]:
-    """Take several names; a string is one, not as many as it has letters."""
+    """Accept several names, but not a string: that is one name, not one for each of its characters."""
     if isinstance(namings, str) or not isinstance(namings, Iterable):
-        msg = f"names must be a list of several, got {namings!r}"
+        msg = f"names must be a list of names, got {namings!r}"
         raise InvalidInputError(msg)
     return list(namings)
 
 
 def name_for_calls(naming: Naming, function: Callable[..., Any]) -> Callable[..., str]:
-    """Make a function that names a call: from a template such as ``"account:{account_id}"``, or by `naming` itself.
+    """Make a function that names a call: from a template such as ``"account:{account_id}"``, or `naming` itself.
 
-    A template that no arguments could fill is refused here, not at the first call.
+    A template with an unknown parameter is refused here, not at the first call.
     """
     if callable(naming):
         return naming
     try:
         signature = inspect.signature(function)
     except ValueError as error:
-        msg = f"{title(function)} does not say what it takes: name its calls by a function"
+        msg = f"{title(function)} has no signature: pass a function that names its calls"
         raise InvalidInputError(msg, name=naming) from error
     try:
         naming.format(**dict.fromkeys(signature.parameters, _Anything()))
     except LookupError as error:
-        msg = f"{naming!r} mentions what {title(function)}{signature} does not take"
+        msg = f"{naming!r} names a parameter that {title(function)}{signature} does not have"
         raise InvalidInputError(msg, name=naming) from error
     except ValueError as error:
-        msg = f"{naming!r} is no template: {error}; for a brace as such, write two"
+        msg = f"{naming!r} is not a valid template: {error}; for a literal brace, write two"
         raise InvalidInputError(msg, name=naming) from error
 
     def name_call(*args: Any, **kwargs: Any) -> str:
@@ -96,7 +96,7 @@ def name_for_calls(naming: Naming, function: Callable[..., Any]) -> Callable[...
 
 
 class _Anything:
-    """Stands for an argument of any kind."""
+    """A placeholder for an argument of any kind."""
 
     def __getattr__(self, name: str) -> _Anything:
         return self

@@ -1,7 +1,7 @@
-"""Doing a thing once: whoever comes first does it, the others learn what came of it.
+"""Idempotency keys: the first caller runs the work, the others receive its result.
 
-A key is a lock that stays taken, once the work is done, for as long as its outcome is to be remembered; the outcome is
-what the lock then shows. An attempt that fails or dies gives the key up to the next.
+A key is a lock that is reserved, once the work is done, for as long as the outcome is to be remembered; the outcome is
+the metadata of that reservation. An attempt that fails releases the key; one that dies does when its ttl expires.
 """
 
 from __future__ import annotations
@@ -12,37 +12,38 @@ from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from lockstead.core.checks import encode_metadata
-from lockstead.core.engine import POLL, Engine
+from lockstead.core.engine import Engine
 from lockstead.core.store import Reserving
+from lockstead.core.timing import POLLING
 from lockstead.errors import DamagedError, InvalidInputError, LockAcquisitionError, UnsupportedError
-from lockstead.primitives import info as _info
+from lockstead.primitives import info
 from lockstead.primitives.plans import Plan
 
 T = TypeVar("T")
 
 UNKEPT = {"unkept": True}
-"""What a key shows whose outcome could not be kept."""
+"""The metadata of a key whose outcome could not be stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[T]):
-    """What came of something that is done once."""
+    """The result of work that runs once per key."""
 
     value: T
     ran: bool
-    """Whether it was done just now, by this call; else it is remembered."""
+    """Whether this call ran the work; otherwise `value` is the stored result of an earlier call."""
     forgotten_at: datetime | None
-    """Until when it is remembered; None of one that ran just now."""
+    """When the stored result expires; None if this call ran the work."""
 
 
 async def begin(engine: Engine, acquire: Callable[[Plan], Awaitable[T]], plan: Plan) -> T | Outcome[Any]:
-    """Get hold of a key, or learn what came of it: now, or once whoever is at it has ended.
+    """Acquire a key, or return its stored outcome, waiting for an attempt that is running.
 
-    Raises LockAcquisitionError if that takes longer than planned.
+    Raises LockAcquisitionError if that takes longer than the timeout.
     """
     name = plan.asks[0].name
     if not isinstance(engine.store, Reserving):
-        msg = "this store cannot leave a name taken once its holder has gone, so it cannot remember what was done"
+        msg = "this store cannot reserve a name after its release, so it cannot store outcomes: once needs one that can"
         raise UnsupportedError(msg, name=name)
     runtime = engine.runtime
     started = runtime.now()
@@ -56,46 +57,46 @@ async def begin(engine: Engine, acquire: Callable[[Plan], Awaitable[T]], plan: P
                 return outcome
             waited = runtime.now() - started
             if waited >= plan.timeout:
-                msg = f"{name!r} was not done by somebody else in {waited:.1f} s: held by {busy.holder}"
+                msg = f"{name!r} was not completed by another client in {waited:.1f} s: held by {busy.holder}"
                 raise LockAcquisitionError(
                     msg, name=name, attempts=polls + 1, waited=waited, holder=busy.holder
                 ) from busy
-        await runtime.sleep(min(POLL.pause(polls, runtime.random()), plan.timeout - waited))
+        await runtime.sleep(min(POLLING.pause(polls, runtime.random()), plan.timeout - waited))
         polls += 1
 
 
 async def find(engine: Engine, name: str) -> Outcome[Any] | None:
-    """Look up what came of a key; None if it is not done, or forgotten.
+    """Look up the outcome of a key; None if it is not done, or expired.
 
-    Raises InvalidInputError if it is done, but what came of it could not be kept.
+    Raises InvalidInputError if it is done, but its outcome could not be stored.
     """
     line = await engine.find(name)
     if line is None or not line.places[0].reserved:
         return None
-    info = _info.describe(line)
-    if info.damage is not None:
-        raise DamagedError(info.damage, name=name)
-    (holder, *_) = info.holders
+    described = info.describe(line)
+    if described.damage is not None:
+        raise DamagedError(described.damage, name=name)
+    (holder, *_) = described.holders
     if holder.metadata == UNKEPT:
-        msg = f"{name!r} is done, but its outcome could not be remembered: see the error of whoever did it"
+        msg = f"{name!r} is done, but its outcome could not be stored: see the error of the call that ran it"
         raise InvalidInputError(msg, name=name)
-    if "outcome" not in holder.metadata:  # a lock that was left taken
+    if "outcome" not in holder.metadata:  # the reservation of a lock, by at_least
         return None
     return Outcome(holder.metadata["outcome"], False, holder.expires_at)
 
 
 def encode(value: object, name: str) -> str:
-    """Write an outcome as JSON. Raises InvalidInputError if it is too long, or something else."""
+    """Encode an outcome as JSON. Raises InvalidInputError if it is too long, or not JSON."""
     try:
         return encode_metadata({"outcome": value})
     except InvalidInputError as error:
-        msg = f"{name!r} is done, but its outcome cannot be remembered: {error}"
+        msg = f"{name!r} is done, but its outcome cannot be stored: {error}"
         raise InvalidInputError(msg, name=name) from error
 
 
 def check_options(**options: object) -> None:
-    """Refuse what makes no sense of something that is done once. Raises InvalidInputError."""
+    """Refuse options that make no sense with `once`. Raises InvalidInputError."""
     for option in ("at_least", "reentrant"):
         if options.get(option):
-            msg = f"{option} is for locks: what is done once stays taken for its period, and is not entered again"
+            msg = f"{option} is for locks: a key of once is reserved for its period, and is not re-entrant"
             raise InvalidInputError(msg)

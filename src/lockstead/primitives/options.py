@@ -10,28 +10,29 @@ from lockstead.core.retry import RetryPolicy
 
 
 class TryOptions(TypedDict, total=False):
-    """How to take a lock."""
+    """Options for acquiring a lock without waiting."""
 
     ttl: Seconds
-    """The lease's life; renewed while it is held. The client's default if not given."""
+    """How long the lock stays held if this process dies: while it runs, the lease is renewed in the background. The
+    client's default if not given."""
     metadata: Mapping[str, Any] | None
-    """JSON shown to whoever inspects the lock."""
+    """A JSON object, of up to 4096 bytes, that `info`, `inspect` and `lockstead ls` show."""
     max_hold: Seconds | None
-    """Stop renewing this long after the grant, so that a stuck holder does not hold for ever."""
+    """Stop renewing this long after the grant, so that a stuck holder does not hold for ever. None: no limit."""
     at_least: Seconds
-    """Leave the name taken until this long after the grant, however early it is released."""
+    """Keep the name reserved until at least this long after the grant, however early it is released."""
     renew: bool
-    """Renew while held (the default), or let the lease end after one ttl unless extended by hand."""
+    """Renew while held (the default); False: the lease expires after one ttl unless you call `extend`."""
     reentrant: bool
     """Let the same thread or task acquire the name again, through this client, without waiting for itself."""
     on_lost: Callable[[Any], Any] | None
-    """Called once with the handle, in a thread or task of its own, if the lease is lost."""
+    """Called once with the handle, in a thread or task of its own, if the lock is lost."""
     retry: RetryPolicy
-    """What to do when the store does not answer. The client's default if not given."""
+    """How to retry when the store does not answer. The client's default if not given."""
 
 
 class LockOptions(TryOptions, total=False):
-    """How to take a lock, and how long to wait for it."""
+    """Options for acquiring a lock, with how long to wait for it."""
 
     timeout: Seconds | None
-    """The caller's patience; None, the default, waits for as long as it takes, and 0 does not wait."""
+    """How long to wait; None, the default, waits without limit, 0 does not wait."""

@@ -1,1 +1,1 @@
-"""The three drivers of the one core: threads, asyncio and simulation."""
+"""The three runtimes of the core: threads, asyncio and simulation."""

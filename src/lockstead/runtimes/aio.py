@@ -1,4 +1,4 @@
-"""The driver for asyncio. A runtime belongs to the loop that first used it."""
+"""The runtime for asyncio. It belongs to the loop that first used it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def running_loop() -> asyncio.AbstractEventLoop:
 
 
 class _LoopEvent:
-    """A future that is made only when somebody listens."""
+    """An event whose future is created only when a task waits."""
 
     __slots__ = ("_is_set", "_loop", "_thread", "_waiter")
 
@@ -47,14 +47,14 @@ class _LoopEvent:
         self._is_set = False
         self._waiter: asyncio.Future[None] | None = None
 
-    def ring(self) -> None:
+    def set(self) -> None:
         if threading.get_ident() == self._thread:
-            self._ring()
+            self._set()
         else:
-            with suppress(RuntimeError):  # the loop is closed, and with it every listener gone
-                self._loop.call_soon_threadsafe(self._ring)
+            with suppress(RuntimeError):  # the loop is closed, so no task waits
+                self._loop.call_soon_threadsafe(self._set)
 
-    def _ring(self) -> None:
+    def _set(self) -> None:
         self._is_set = True
         self._end_wait()
 
@@ -65,21 +65,21 @@ class _LoopEvent:
     async def wait(self, timeout: float) -> bool:
         if not self._is_set and timeout > 0:
             self._waiter = self._loop.create_future()
-            alarm = None if timeout == inf else self._loop.call_later(timeout, self._end_wait)
+            timer = None if timeout == inf else self._loop.call_later(timeout, self._end_wait)
             try:
                 await self._waiter
             finally:
                 self._waiter = None
-                if alarm is not None:
-                    alarm.cancel()
-        rung, self._is_set = self._is_set, False
-        return rung
+                if timer is not None:
+                    timer.cancel()
+        was_set, self._is_set = self._is_set, False
+        return was_set
 
 
 class _Stepper(Generic[T]):
-    """Takes a work from one future it awaits to the next: a task in little, which nobody can cancel.
+    """Runs a coroutine from one future it awaits to the next: a minimal task, which cannot be cancelled.
 
-    For `asyncio.timeout` and the like it is none: a work that needs one makes it.
+    It is not the current task for `asyncio.timeout` and the like: a coroutine that needs one creates a task itself.
     """
 
     __slots__ = ("_ended", "_work")
@@ -93,17 +93,17 @@ class _Stepper(Generic[T]):
             future = self._work.send(None)
         except StopIteration as done:
             self._ended(done.value)
-        except asyncio.CancelledError:  # what it awaited was
+        except asyncio.CancelledError:  # the awaited future was cancelled
             self._ended(None)
         else:
-            if future is None:  # it only lets others go first
+            if future is None:  # a bare yield, as by `asyncio.sleep(0)`
                 asyncio.get_running_loop().call_soon(self)
             else:
                 future.add_done_callback(self)
 
 
 class AsyncRuntime:
-    """Ports that suspend. Without a running loop, at the interpreter's exit, all work is done inline."""
+    """Ports that suspend. Without a running loop, at the interpreter's exit, all work runs inline."""
 
     now = staticmethod(clock.now)
     random = staticmethod(random.random)
@@ -134,7 +134,7 @@ class AsyncRuntime:
         if if_cancelled is not None:
             task.add_done_callback(lambda task: if_cancelled() if task.cancelled() else None)
 
-    def later(self, seconds: float, action: Callable[[], None]) -> None:
+    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_later(seconds, action)
 
@@ -196,11 +196,11 @@ class AsyncRuntime:
         return task
 
     def bind(self) -> asyncio.AbstractEventLoop:
-        """Belong to the running loop, for good; refuse any other."""
+        """Bind to the running loop at the first call, for good; refuse any other."""
         loop = running_loop()
         if self._loop is None:
             self._loop, self._thread = loop, threading.get_ident()
         elif self._loop is not loop:
-            msg = "this client belongs to another event loop: make one AsyncDistributedLock per loop"
+            msg = "this client belongs to another event loop: create one AsyncDistributedLock per loop"
             raise LockError(msg)
         return loop

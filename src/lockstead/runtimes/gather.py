@@ -1,4 +1,4 @@
-"""Works side by side, where a runtime has a loop."""
+"""Concurrent coroutines, for runtimes with a loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def gather_tasks(
     decided: Callable[[Sequence[T | None]], bool],
     grace: float,
 ) -> list[T | None]:
-    """Start each work on its own, to call back with its result; see `Runtime.gather`."""
+    """Start each coroutine, which calls back with its result; see `Runtime.gather`."""
     results: list[T | None] = [None] * len(works)
     running = len(works)
     until = inf
@@ -31,7 +31,7 @@ async def gather_tasks(
         running -= 1
         results[number] = result
         if not running or (until == inf and decided(results)):
-            event.ring()
+            event.set()
 
     for number, work in enumerate(works):
         start(work, partial(ended, number))

@@ -1,4 +1,4 @@
-"""Calls that have interrupted another of the same thread: from a signal handler, or a finalizer."""
+"""Detects calls that interrupted another call of the same thread: from a signal handler, or a finalizer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _here = threading.local()
 
 
 def step() -> LockType:
-    """Give what a thread has to enter, and stay in, for a step that must not be interrupted by another.
+    """Return the thread's lock, to hold during a step that must not be interrupted by another step.
 
-    One for all stores of a thread, so that a step of one never waits for that of another. It is a lock written in C:
-    no interrupt comes between its being locked and the block. Raises NestedCallError, at once, in the middle of a step.
+    One for all stores of a thread, so that a step of one never waits for that of another. The lock is written in C:
+    no interrupt arrives between its acquisition and the block. Raises NestedCallError at once in the middle of a step.
     """
     lock = _of_this_thread()
     if lock.locked():
@@ -29,7 +29,7 @@ def is_in_step() -> bool:
 
 def _of_this_thread() -> LockType:
     global _here
-    if type(_here) is not threading.local:  # gevent has patched it since, and threads are greenlets by now
+    if type(_here) is not threading.local:  # gevent has patched it since: threads are greenlets now
         _here = threading.local()
     try:
         lock: LockType = _here.step

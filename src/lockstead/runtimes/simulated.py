@@ -1,4 +1,4 @@
-"""The driver for simulation: virtual time, one seed, and processes that can be paused and killed.
+"""The runtime for simulation: virtual time, one seed, and processes that can be paused and killed.
 
 A history is replayed exactly by its seed: nothing here reads a real clock or draws from shared randomness.
 """
@@ -20,20 +20,20 @@ from lockstead.runtimes.gather import gather_tasks
 T = TypeVar("T")
 
 JITTER = 0.0005
-"""Seconds within which things that happen at once happen in any order."""
+"""Seconds within which simultaneous events happen in any order."""
 
 
 class Cancelled(BaseException):
-    """What a cancelled task finds at the point where it waits."""
+    """Raised in a cancelled task at the point where it waits."""
 
 
 class World:
-    """A queue of things to happen and the clock that is set by them."""
+    """A queue of scheduled events, and the clock that they advance."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.outsiders = random.Random(-seed - 1)
-        """Apart, so that what other clients do in vain changes no history."""
+        """A separate generator, so that ineffective actions of other clients change no history."""
         self.now = 0.0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
@@ -45,7 +45,7 @@ class World:
             heapq.heappush(self._queue, (moment, next(self._order), action))
 
     def step(self) -> bool:
-        """Let the next thing happen; False if nothing is left to."""
+        """Run the next event; False if none is left."""
         if not self._queue:
             return False
         self.now, _, action = heapq.heappop(self._queue)
@@ -53,14 +53,14 @@ class World:
         return True
 
     def end(self) -> None:
-        """Let go of everything that still waits for something."""
+        """Drop every task and event that is left."""
         for process in self.processes:
             process.crash()
         self._queue.clear()
 
 
 class Process:
-    """A client process with a clock of its own. Messages it has sent go on without it."""
+    """A client process with a clock of its own. Messages it has sent are delivered even if it is paused or dead."""
 
     def __init__(self, world: World, name: str, rate: float = 1.0, offset: float = 0.0) -> None:
         self.world = world
@@ -77,11 +77,11 @@ class Process:
         return self._offset + self._rate * self.world.now
 
     def pause(self, seconds: float) -> None:
-        """Stop as SIGSTOP does: the clock runs on, nothing else does."""
+        """Pause as by SIGSTOP: the clock runs on, nothing else does."""
         self.paused_until = max(self.paused_until, self.world.now + seconds)
 
     def crash(self) -> None:
-        """Stop as SIGKILL does: nothing here ever happens again."""
+        """Die as by SIGKILL: nothing runs here any more."""
         self.crashed = True
         for task in list(self.tasks):
             task.drop()
@@ -90,7 +90,7 @@ class Process:
         return self.world.now < self.paused_until
 
     def after(self, delay: float, action: Callable[[], None]) -> None:
-        """Do something here, once the delay is over on this clock and the process is neither paused nor dead."""
+        """Run `action` in this process, once the delay has passed on its clock; not while paused, nor once dead."""
 
         def attempt() -> None:
             if self.is_paused():
@@ -105,7 +105,7 @@ class Process:
 
 
 class Parking(Generic[T]):
-    """Awaited, it suspends its task until somebody calls `wake`."""
+    """Suspends the task that awaits it until `wake` is called."""
 
     def __init__(self) -> None:
         self._task: Task[Any] | None = None
@@ -143,7 +143,7 @@ class Task(Generic[T]):
             self.drop()
 
     def drop(self) -> None:
-        """Let go of the coroutine wherever it is."""
+        """Close the coroutine wherever it is."""
         self._work.close()
         self.process.tasks.pop(self, None)
 
@@ -181,7 +181,7 @@ class Task(Generic[T]):
             self._finish(done.value, None)
             return
         except BaseException as error:
-            self._finish(None, error.with_traceback(None))  # whose frames would keep handles alive
+            self._finish(None, error.with_traceback(None))  # its frames would keep handles alive
             return
         finally:
             self.process.current = None
@@ -202,23 +202,23 @@ class _SimulatedEvent:
     def __init__(self, process: Process) -> None:
         self._process = process
         self._is_set = False
-        self._listener: Parking[None] | None = None
+        self._waiter: Parking[None] | None = None
 
-    def ring(self) -> None:
+    def set(self) -> None:
         self._is_set = True
-        if self._listener is not None:
-            self._listener.wake(None)
+        if self._waiter is not None:
+            self._waiter.wake(None)
 
     async def wait(self, timeout: float) -> bool:
         if not self._is_set:
-            listener = self._listener = Parking()
-            self._process.after(max(timeout, 0.0), lambda: listener.wake(None))
+            waiter = self._waiter = Parking()
+            self._process.after(max(timeout, 0.0), lambda: waiter.wake(None))
             try:
-                await listener
+                await waiter
             finally:
-                self._listener = None
-        rung, self._is_set = self._is_set, False
-        return rung
+                self._waiter = None
+        was_set, self._is_set = self._is_set, False
+        return was_set
 
 
 class SimulatedRuntime:
@@ -238,7 +238,7 @@ class SimulatedRuntime:
         return _SimulatedEvent(self._process)
 
     def bind(self) -> None:
-        """Belong everywhere."""
+        """Accept any context."""
 
     def mutex(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -254,7 +254,7 @@ class SimulatedRuntime:
     ) -> None:
         self._process.start(work())
 
-    def later(self, seconds: float, action: Callable[[], None]) -> None:
+    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
         self._process.after(seconds, action)
 
     def call_in_owner(self, action: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
-"""The driver for threads: its ports block, so the core's coroutines run to their end without suspending.
+"""The runtime for threads: its ports block, so the core's coroutines run to their end without suspending.
 
-gevent's greenlets are threads to it. `gevent.monkey.patch_all()` replaces names in the standard library's modules, so
-whatever blocks is looked up there when it is used: `threading.Lock`, never a `Lock` imported before.
+It treats gevent's greenlets as threads. `gevent.monkey.patch_all()` replaces names in the standard library's modules,
+so every blocking name is looked up there when it is used: `threading.Lock`, never a `Lock` imported before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class _ThreadEvent:
-    """A lock used as a latch: locked until rung."""
+    """An auto-reset event made of a lock, which is locked while the event is not set."""
 
     __slots__ = ("_lock",)
 
@@ -35,8 +35,8 @@ class _ThreadEvent:
         self._lock = threading.Lock()
         self._lock.acquire()
 
-    def ring(self) -> None:
-        with suppress(RuntimeError):  # it was rung already
+    def set(self) -> None:
+        with suppress(RuntimeError):  # it is set already
             self._lock.release()
 
     async def wait(self, timeout: float) -> bool:
@@ -46,24 +46,24 @@ class _ThreadEvent:
 
 
 class _Gathering(Generic[T]):
-    """Works run side by side by one thread: whichever has something to read goes on."""
+    """Coroutines run concurrently by one thread: each resumes when its socket has something to read."""
 
     def __init__(self, runtime: ThreadRuntime, works: Sequence[Coroutine[Any, Any, T]]) -> None:
         self._runtime = runtime
         self.results: list[T | None] = [None] * len(works)
         self._works = dict(enumerate(works))
         self._waiting: dict[int, tuple[int, float]] = {}
-        """By the descriptor that is to become readable: which work, and until when."""
+        """By the descriptor that is to become readable: the number of its coroutine, and the deadline."""
         self._poller = select.poll()
 
     def is_over(self) -> bool:
         return not self._works
 
     def begin(self) -> None:
-        self._go_on(list(self._works))
+        self._resume(list(self._works))
 
     def poll(self, until: float) -> None:
-        """Take every work that can go on one step further; wait for the first, but not beyond `until`."""
+        """Resume every coroutine that is ready; wait for the first, but not beyond `until`."""
         until = min(until, *(deadline for _, deadline in self._waiting.values()))
         left = until - clock.now()
         ready = [fd for fd, _ in self._poller.poll(None if left == inf else ceil(max(left, 0.0) * 1000))]
@@ -71,18 +71,18 @@ class _Gathering(Generic[T]):
             now = clock.now()
             ready = [fd for fd, (_, deadline) in self._waiting.items() if deadline <= now]
         for fd in ready:
-            with suppress(KeyError):  # an interrupt may have come after this
+            with suppress(KeyError):  # an interrupt may have come after an earlier unregister
                 self._poller.unregister(fd)
-        self._go_on([self._waiting.pop(fd)[0] for fd in ready if fd in self._waiting])
+        self._resume([self._waiting.pop(fd)[0] for fd in ready if fd in self._waiting])
 
     async def finish(self) -> None:
-        """Go on to the end of all, those that have not begun included."""
+        """Run all to their end, including those that have not begun."""
         waiting = {number for number, _ in self._waiting.values()}
-        self._go_on([number for number in self._works if number not in waiting])
+        self._resume([number for number in self._works if number not in waiting])
         while not self.is_over():
             self.poll(inf)
 
-    def _go_on(self, numbers: Sequence[int]) -> None:
+    def _resume(self, numbers: Sequence[int]) -> None:
         gathering, here = self._runtime.gathering, self._runtime.context()
         is_outermost = here not in gathering
         gathering.add(here)
@@ -108,13 +108,13 @@ class _Gathering(Generic[T]):
 
 
 def _is_ready(sock: socket.socket) -> bool:
-    """Tell whether polling would wait in vain: it was closed, or TLS has read ahead and left nothing to be read."""
+    """Return whether not to poll: the socket is closed, or TLS has read ahead and left nothing to poll for."""
     pending = getattr(sock, "pending", None)
     return sock.fileno() < 0 or (pending is not None and pending() > 0)
 
 
 def native_poll() -> type[select.poll]:
-    """Find the system's own poll. gevent's, which lets other greenlets run, knows of POLLIN and POLLOUT only."""
+    """Return the system's own poll. gevent's, which lets other greenlets run, supports POLLIN and POLLOUT only."""
     monkey = sys.modules.get("gevent.monkey")
     found: type[select.poll] = monkey.get_original("select", "poll") if monkey is not None else select.poll
     return found
@@ -131,18 +131,18 @@ def _refuse_eventlet() -> None:
 
 
 def _start(thread: threading.Thread) -> None:
-    """Start a thread. Raises RuntimeError if there are no more to be had, and an interrupt as what it was."""
+    """Start a thread. Raises RuntimeError if none can be started; an interrupt is raised as itself."""
     try:
         thread.start()
     except RuntimeError as error:
-        interrupt = error.__context__  # at which `threading` may have tripped
+        interrupt = error.__context__  # `threading` may turn it into a RuntimeError
         if interrupt is None or isinstance(interrupt, Exception):
             raise
         raise interrupt from None
 
 
 class ThreadRuntime:
-    """Blocking ports. Belongs to threads as they are when it is made: the system's, or gevent's greenlets."""
+    """Blocking ports. Belongs to the kind of threads that exists when it is created: the system's, or greenlets."""
 
     now = staticmethod(clock.now)
     random = staticmethod(random.random)
@@ -162,20 +162,20 @@ class ThreadRuntime:
         self._lock_type = threading.Lock
         self._here = threading.local()
         self.gathering: set[Hashable] = set()
-        """The threads, by their context, in which a work may yield until its socket has something to read."""
+        """The threads, by their context, in which a coroutine may yield until its socket has something to read."""
 
     def bind(self) -> None:
-        """Refuse to go on once threads have become others: what was made for the former would stop the latter."""
+        """Raise if the threads were patched since: locks of real threads would block every greenlet."""
         if threading.Lock is not self._lock_type:
             _refuse_eventlet()
             msg = (
-                "the standard library was patched (gevent.monkey.patch_all()) after this client was made: patch "
-                "first, at the very start of the program, or make the client afterwards"
+                "the standard library was patched (gevent.monkey.patch_all()) after this client was created: patch "
+                "first, at the very start of the program, or create the client afterwards"
             )
             raise UnsupportedError(msg)
 
     def context(self) -> Hashable:
-        """Name the thread by a token of its own: a thread's number is used again as soon as it ends."""
+        """Identify the thread by a token of its own: a thread's number is reused as soon as it ends."""
         if not hasattr(self._here, "token"):
             self._here.token = object()
         token: Hashable = self._here.token
@@ -187,7 +187,7 @@ class ThreadRuntime:
         self.bind()
         _start(threading.Thread(target=lambda: drive(work()), name=name, daemon=True))
 
-    def later(self, seconds: float, action: Callable[[], None]) -> None:
+    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
         timer = threading.Timer(seconds, action)
         timer.daemon = True
         _start(timer)
@@ -204,7 +204,7 @@ class ThreadRuntime:
     async def gather(
         self, works: Sequence[Coroutine[Any, Any, T]], decided: Callable[[Sequence[T | None]], bool], grace: float
     ) -> list[T | None]:
-        """Run works in this very thread. Those that wait by `readable` overlap, the others come one after another."""
+        """Run coroutines in this thread. Those that wait by `readable` overlap, the others run one after another."""
         gathering = _Gathering(self, works)
         until = inf
         try:
@@ -219,17 +219,17 @@ class ThreadRuntime:
             if not gathering.is_over():
                 try:
                     self.spawn(gathering.finish, "lockstead-stragglers")
-                except RuntimeError:  # no more threads to be had
+                except RuntimeError:  # no thread can be started
                     await gathering.finish()
         return list(gathering.results)
 
     def is_gathering(self) -> bool:
-        """Tell whether this thread has other works to run while one waits by `readable`."""
+        """Return whether this thread has other coroutines to run while one waits by `readable`."""
         return bool(self.gathering) and self.context() in self.gathering
 
     @types.coroutine
     def readable(self, sock: socket.socket, deadline: float) -> Generator[tuple[socket.socket, float], None, None]:
-        """Let the other works of a `gather` run until there is something to read.
+        """Let the other coroutines of a `gather` run until there is something to read.
 
         Anywhere else it returns at once: the caller's own `recv` waits. Raises TimeoutError after the deadline.
         """
@@ -245,7 +245,7 @@ class ThreadRuntime:
         stopped = False
 
         def receive() -> None:
-            with datagrams, suppress(OSError):  # closed under our hands, or in a forked child, where greenlets go on
+            with datagrams, suppress(OSError):  # closed meanwhile, or in a forked child, where greenlets run on
                 while not stopped:
                     if message := datagrams.recv(512):
                         on_message(message)
@@ -256,5 +256,5 @@ class ThreadRuntime:
             with suppress(OSError):
                 datagrams.shutdown(socket.SHUT_RD)
 
-        _start(threading.Thread(target=receive, name="lockstead-bell", daemon=True))
+        _start(threading.Thread(target=receive, name="lockstead-notify", daemon=True))
         return stop

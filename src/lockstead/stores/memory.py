@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -28,23 +27,18 @@ from lockstead.core.model import (
 )
 from lockstead.core.runtime import Runtime
 from lockstead.errors import NestedCallError
-from lockstead.runtimes import clock as _clock
+from lockstead.runtimes.clock import microseconds, now
 from lockstead.runtimes.nesting import step
 from lockstead.stores.waiters import WaiterEvents
 
 MAX_TICKET_LEAD = 1_000_000
-"""How far ahead of the clock a ticket that is wished for may be: a second."""
-
-
-def microseconds() -> int:
-    """Read the floor of tickets: with it they grow even if the last one drawn is forgotten."""
-    return time.time_ns() // 1000
+"""Microseconds by which a requested ticket may be ahead of the clock: one second."""
 
 
 class MemoryServer:
-    """The lines themselves. `join`, `renew` and `leave` are one atomic step and report the owners to wake."""
+    """The lines themselves. `join`, `renew` and `leave` are one atomic step each, and return the owners to wake."""
 
-    def __init__(self, clock: Callable[[], float] = _clock.now, floor: Callable[[], int] = microseconds) -> None:
+    def __init__(self, clock: Callable[[], float] = now, floor: Callable[[], int] = microseconds) -> None:
         self._clock = clock
         self._floor = floor
         self._mutex: AbstractContextManager[Any] = threading.Lock()
@@ -52,7 +46,7 @@ class MemoryServer:
         self._ticket = 0
         self._sweep_above = 64
         self._sweep_at = inf
-        """When the first of those refused since the last sweep may be forgotten."""
+        """When the first tombstone added since the last sweep expires."""
         self._rates: dict[str, gcra.RateState] = {}
         self._sweep_rates_above = 64
         self._listeners: WeakSet[WaiterEvents] = WeakSet()
@@ -105,16 +99,16 @@ class MemoryServer:
                 self._drop_if_empty(ask.name, now)
             return outcome, _owners(woken)
 
-    def spend(self, charge: RateRequest) -> RateResult:
+    def consume(self, request: RateRequest) -> RateResult:
         with self._mutex:
             now = self._clock()
             if len(self._rates) > self._sweep_rates_above:
-                self._rates = {name: debt for name, debt in self._rates.items() if gcra.level_at(debt, now)}
+                self._rates = {name: state for name, state in self._rates.items() if gcra.level_at(state, now)}
                 self._sweep_rates_above = 2 * len(self._rates) + 64
-            balance, debt = gcra.spend(self._rates.get(charge.name), charge, now)
-            if debt is not None:
-                self._rates[charge.name] = debt
-            return balance
+            result, state = gcra.consume(self._rates.get(request.name), request, now)
+            if state is not None:
+                self._rates[request.name] = state
+            return result
 
     def inspect(self, prefix: str, *, exact: bool) -> list[Line]:
         with self._mutex:
@@ -124,7 +118,7 @@ class MemoryServer:
         return [line for line in lines if line.places]
 
     def size(self) -> int:
-        """Count the names anything is remembered of."""
+        """Count the names of which anything is stored."""
         return len(self._lines)
 
     def wake(self, owners: Sequence[str]) -> None:
@@ -132,15 +126,15 @@ class MemoryServer:
             with self._mutex:
                 listeners = list(self._listeners)
             for owner in owners:
-                any(mailbox.ring(owner) for mailbox in listeners)
+                any(waiters.notify(owner) for waiters in listeners)
 
-    def connect(self, mailbox: WaiterEvents) -> None:
+    def connect(self, waiters: WaiterEvents) -> None:
         with self._mutex:
-            self._listeners.add(mailbox)
+            self._listeners.add(waiters)
 
-    def disconnect(self, mailbox: WaiterEvents) -> None:
+    def disconnect(self, waiters: WaiterEvents) -> None:
         with self._mutex:
-            self._listeners.discard(mailbox)
+            self._listeners.discard(waiters)
 
     def _line(self, name: str, now: float) -> _MemoryLine:
         line = self._lines.get(name)
@@ -154,9 +148,10 @@ class MemoryServer:
             del self._lines[name]
 
     def _sweep(self, now: float) -> None:
-        """Drop lines whose places expired unnoticed; as many joins pay for it as there are lines.
+        """Drop lines whose places expired without a request that removed them.
 
-        Or one, once whatever was refused since the last time is forgotten: hardly more than once in that time.
+        Amortized over as many joins as there are lines. Also once the tombstones added since the last sweep have
+        expired: hardly more often than once per duration of a tombstone.
         """
         for name in list(self._lines):
             line = self._line(name, now)
@@ -170,7 +165,7 @@ class MemoryServer:
             self._sweep_at = inf
 
     def _next_ticket(self, requested: int) -> int:
-        """Draw a ticket: the one wished for if it is in reach, so that no client makes them run away."""
+        """Draw a ticket: the requested one, unless it is too far ahead, so that no client can exhaust the numbers."""
         floor = self._floor()
         self._ticket = max(self._ticket + 1, floor, requested if requested <= floor + MAX_TICKET_LEAD else 0)
         return self._ticket
@@ -183,14 +178,14 @@ class MemoryServer:
 
 
 class _MemoryLine:
-    """One name's ledger. Tickets only grow, so the order of insertion is the order of the line."""
+    """One name's ledger. Tickets only grow, so the insertion order is the order of the line."""
 
-    __slots__ = ("_next_ticket", "_places", "_prune_above", "_refused", "_time")
+    __slots__ = ("_next_ticket", "_places", "_prune_above", "_time", "_tombstones")
 
     def __init__(self, next_ticket: Callable[[int], int]) -> None:
         self._next_ticket = next_ticket
         self._places: OrderedDict[str, Place] = OrderedDict()
-        self._refused: dict[str, float] = {}
+        self._tombstones: dict[str, float] = {}
         self._prune_above = 16.0
         self._time = -inf
 
@@ -201,14 +196,14 @@ class _MemoryLine:
         return self._places.get(owner)
 
     def append(self, place: Place) -> bool:
-        if self._refused.get(place.owner, self._time) > self._time:
+        if self._tombstones.get(place.owner, self._time) > self._time:
             return False
         place.ticket = self._next_ticket(place.ticket)
         self._places[place.owner] = place
         return True
 
     def update(self, place: Place) -> None:
-        """Places are kept by reference: they are up to date."""
+        """Do nothing: places are stored by reference."""
 
     def rename(self, place: Place, owner: str) -> None:
         renamed = OrderedDict((owner if kept is place else kept.owner, kept) for kept in self._places.values())
@@ -218,33 +213,33 @@ class _MemoryLine:
         place = self._places.pop(owner, None)
         return -inf if place is None else place.expires_at
 
-    def refuse(self, owner: str, until: float) -> None:
-        self._refused[owner] = until
+    def add_tombstone(self, owner: str, until: float) -> None:
+        self._tombstones[owner] = until
 
     def behind(self, now: float) -> float:
-        """Tell how far the clock reads less than at the line's last step."""
+        """Return how far the clock is behind that of the line's last step."""
         return max(self._time - now, 0.0)
 
     def catch_up(self, now: float) -> None:
-        """Take a backward step of the clock off everything that ends, else the dead would outlive it."""
+        """Subtract a backward step of the clock from every expiry: else abandoned places would last longer by it."""
         if back := self.behind(now):
             for place in self._places.values():
                 place.expires_at -= back
-            self._refused = {owner: until - back for owner, until in self._refused.items()}
+            self._tombstones = {owner: until - back for owner, until in self._tombstones.items()}
         self._time = now
 
     def tombstones_until(self) -> float:
-        return max(self._refused.values(), default=-inf)
+        return max(self._tombstones.values(), default=-inf)
 
     def is_empty(self, now: float) -> bool:
-        """Tell whether nothing is to be remembered. Those refused are mostly forgotten in the order they came in."""
-        while self._refused and next(iter(self._refused.values())) <= now:
-            del self._refused[next(iter(self._refused))]
-        if len(self._refused) > self._prune_above:
-            self._refused = {owner: until for owner, until in self._refused.items() if until > now}
+        """Return whether nothing is stored. Drops expired tombstones: mostly in the order in which they were added."""
+        while self._tombstones and next(iter(self._tombstones.values())) <= now:
+            del self._tombstones[next(iter(self._tombstones))]
+        if len(self._tombstones) > self._prune_above:
+            self._tombstones = {owner: until for owner, until in self._tombstones.items() if until > now}
             self._prune_above = inf
-        self._prune_above = min(self._prune_above, 2 * len(self._refused) + 16)
-        return not self._places and not self._refused
+        self._prune_above = min(self._prune_above, 2 * len(self._tombstones) + 16)
+        return not self._places and not self._tombstones
 
 
 def _owners(places: Iterable[Place]) -> list[str]:
@@ -255,7 +250,7 @@ _servers: dict[str, MemoryServer] = {}
 
 
 def shared_server(name: str) -> MemoryServer:
-    """Find the process's own server of this name: `memory://NAME` is the same everywhere in it."""
+    """Return the process's server of this name: `memory://NAME` is the same everywhere in a process."""
     return _servers.setdefault(name, MemoryServer())
 
 
@@ -267,12 +262,12 @@ class MemoryStore:
     def __init__(self, runtime: Runtime, server: MemoryServer | None = None) -> None:
         self.runtime = runtime
         self._server = server or MemoryServer()
-        self._mailbox = WaiterEvents(runtime)
-        self._server.connect(self._mailbox)
+        self._waiters = WaiterEvents(runtime)
+        self._server.connect(self._waiters)
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
         if ask.queue:
-            self._mailbox.open(ask.owner)
+            self._waiters.open(ask.owner)
         with step():
             outcome, woken = self._server.join(ask)
             self._server.wake(woken)
@@ -287,14 +282,14 @@ class MemoryStore:
     async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
         with step():
             was_alive, woken = self._server.leave(name, owner, tombstone)
-            self._mailbox.close(owner)
+            self._waiters.close(owner)
             self._server.wake(woken)
         return was_alive
 
     async def reserve(self, reservation: Reservation, timeout: float) -> bool:
         with step():
             was_there, woken = self._server.reserve(reservation)
-            self._mailbox.close(reservation.owner)
+            self._waiters.close(reservation.owner)
             self._server.wake(woken)
         return was_there
 
@@ -304,17 +299,17 @@ class MemoryStore:
             self._server.wake(woken)
         return outcome
 
-    async def spend(self, charge: RateRequest, timeout: float) -> RateResult:
+    async def consume(self, request: RateRequest, timeout: float) -> RateResult:
         with step():
-            return self._server.spend(charge)
+            return self._server.consume(request)
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
-        return Wake(await self._mailbox.wait(owner, timeout))
+        return Wake(await self._waiters.wait(owner, timeout))
 
     async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
         with step():
             return self._server.inspect(prefix, exact=exact)
 
     async def close(self) -> None:
-        with suppress(NestedCallError), step():  # else the server forgets the mailbox when it is collected
-            self._server.disconnect(self._mailbox)
+        with suppress(NestedCallError), step():  # else the server drops its weak reference when it is collected
+            self._server.disconnect(self._waiters)

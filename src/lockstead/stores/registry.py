@@ -1,4 +1,4 @@
-"""Where lines are kept, and which URL or client object means which store."""
+"""Choose and open the store of a URL or a client object."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ POSTGRES_SCHEMES = ("postgresql", "postgres", "postgresql+advisory", "postgres+a
 SCHEMES = ("memory", "sqlite", *REDIS_SCHEMES, *POSTGRES_SCHEMES)
 
 Opener = Callable[..., Store]
-"""Opens a store of somebody else's: `opener(url, runtime, **options)`."""
+"""Opens a third-party store: `opener(url, runtime, **options)`."""
 _registered: dict[str, Opener] = {}
 
 
 def register(scheme: str, opener: Opener) -> None:
-    """Let URLs with this scheme be opened so, by clients and commands of this process.
+    """Open URLs with this scheme by `opener`, in clients and commands of this process.
 
-    An installed package does it for all processes with an entry point of the group `lockstead.stores` that has the
-    scheme's name.
+    An installed package registers a scheme for all processes by an entry point of the group `lockstead.stores` that
+    has the scheme's name.
     """
     scheme = scheme.lower()
     if scheme in SCHEMES:
-        msg = f"{scheme}:// is a store of lockstead itself"
+        msg = f"{scheme}:// is a store of lockstead itself: register another scheme"
         raise InvalidInputError(msg)
     _registered[scheme] = opener
 
 
 def open_store(source: object, runtime: Runtime, **options: Any) -> Store:
-    """Open the store a URL names, or a client object (of redis-py, say) leads to, or several of them for Redlock.
+    """Open the store of a URL, of a client object (of redis-py, for example), or of several of them for Redlock.
 
-    A store is given back as it is. Without any, LOCKSTEAD_URL's is opened, else the user's own SQLite file. Nothing is
-    connected yet: a server that is down shows at the first request.
+    A store is returned as it is. Without a source, the store of LOCKSTEAD_URL is opened, else the user's own SQLite
+    file. Nothing is connected yet: the first request fails if the server is down.
     """
     if isinstance(source, Store):
         if options:
@@ -86,7 +86,7 @@ def _open_embedded(source: str, scheme: str, runtime: Runtime) -> Store:
 
 
 def _opener_of(source: str, scheme: str) -> Opener:
-    from importlib.metadata import entry_points  # noqa: PLC0415 - it takes longer than all of lockstead
+    from importlib.metadata import entry_points  # noqa: PLC0415 - its import takes longer than all of lockstead
 
     if scheme in _registered:
         return _registered[scheme]
@@ -100,7 +100,7 @@ def _opener_of(source: str, scheme: str) -> Opener:
 
 
 def shown(url: str) -> str:
-    """Show of a URL what surely is no part of a password: its scheme, if it has one."""
+    """Return the part of a URL that cannot belong to a password: its scheme, if it has one."""
     scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*(?=://)", url)
     return f"{scheme[0]}://…" if scheme else "this text, which is no URL"
 

@@ -6,7 +6,7 @@ from lockstead.core.runtime import Event, Runtime
 
 
 class WaiterEvents:
-    """A bell for every place that may have to wait, hung up before the place is asked for.
+    """An event for every place that may have to wait, created before its join is sent.
 
     So a wake-up that arrives between the store's answer and the wait is kept, not lost.
     """
@@ -21,18 +21,18 @@ class WaiterEvents:
     def close(self, owner: str) -> None:
         self._events.pop(owner, None)
 
-    def ring(self, owner: str) -> bool:
-        """Wake the place's waiter and say whether it is one of ours."""
+    def notify(self, owner: str) -> bool:
+        """Wake the place's waiter; return whether it is one of ours."""
         event = self._events.get(owner)
         if event is None:
             return False
-        event.ring()
+        event.set()
         return True
 
     def notify_all(self) -> None:
-        """Wake everybody: something may have been missed."""
+        """Wake every waiter: a wake-up may have been missed."""
         for event in list(self._events.values()):
-            event.ring()
+            event.set()
 
     async def wait(self, owner: str, timeout: float) -> bool:
         event = self._events.get(owner)

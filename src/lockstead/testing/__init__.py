@@ -1,4 +1,4 @@
-"""What proves a store, one of ours or one of yours."""
+"""Tests for a store, one of ours or one of yours: simulation, contract and torture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for what has to go on while a test blocks."""
+"""An event loop in its own thread, for work that must continue while a test blocks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Background:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(15.0)
 
     def do(self, work: Callable[[], object]) -> None:
-        """Call something in the loop's thread, so that it is done when this returns."""
+        """Call a function in the loop's thread, and return when it has returned."""
 
         async def call() -> None:
             work()
@@ -34,7 +34,7 @@ class Background:
         self.run(call())
 
     def close(self) -> None:
-        """End what still runs, and the thread."""
+        """Cancel the tasks that still run, and end the thread."""
         self.run(_cancel_all())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -1,4 +1,4 @@
-"""Members of a quorum in memory: like real ones, they can tell that they came back empty."""
+"""Members of a quorum in memory: like real ones, they notice that they have restarted empty."""
 
 from __future__ import annotations
 
@@ -8,23 +8,17 @@ from dataclasses import dataclass
 from math import inf
 from uuid import uuid4
 
-from lockstead.core.model import (
-    Ask,
-    Membership,
-    Refusal,
-    Renewal,
-    Standing,
-)
+from lockstead.core.model import Ask, Membership, Refusal, Renewal, Standing
 from lockstead.core.runtime import Runtime
-from lockstead.runtimes import clock as _clock
+from lockstead.runtimes.clock import microseconds, now
 from lockstead.runtimes.nesting import step
-from lockstead.stores.memory import MemoryServer, MemoryStore, microseconds
+from lockstead.stores.memory import MemoryServer, MemoryStore
 
 
 class MemberServer(MemoryServer):
-    """A server that can tell it has come back empty, and may so be one of a quorum's."""
+    """A server that notices it has restarted empty, and so may be a member of a quorum."""
 
-    def __init__(self, clock: Callable[[], float] = _clock.now, floor: Callable[[], int] = microseconds) -> None:
+    def __init__(self, clock: Callable[[], float] = now, floor: Callable[[], int] = microseconds) -> None:
         super().__init__(clock, floor)
         self._mutex = threading.RLock()
         self._marker: _Marker | None = None
@@ -67,14 +61,14 @@ class MemberServer(MemoryServer):
             return self.probe()
 
     def forget(self) -> None:
-        """Come back empty, as a server without persistence does."""
+        """Restart empty, as a server without persistence does."""
         with self._mutex:
             self._lines.clear()
             self._ticket = 0
             self._marker = None
 
     def _raise_ticket(self, renewal: Renewal) -> int:
-        """Raise a place that holds, and with it the counter, to the ticket its quorum agreed on."""
+        """Raise the ticket of a place that holds, and the counter, to the ticket its quorum agreed on."""
         place = self._lines[renewal.name].find(renewal.owner)
         assert place is not None
         place.ticket = max(place.ticket, renewal.floor)
@@ -88,7 +82,7 @@ class MemberServer(MemoryServer):
 
 @dataclass(slots=True)
 class _Marker:
-    """What is gone when everything is: as long as it is there, so are the votes that were given."""
+    """Lost together with all other data: while it exists, so do the votes that were given."""
 
     token: str
     probed_at: float
@@ -98,7 +92,7 @@ class _Marker:
     time: float = -inf
 
     def votes_in(self, now: float) -> float:
-        """Tell when it votes, taking backward steps of the clock off what it waits for, as lines do."""
+        """Return the seconds until it votes; a backward step of the clock is subtracted from its times, as in lines."""
         if back := max(self.time - now, 0.0):
             self.probed_at -= back
             self.votes_at -= back

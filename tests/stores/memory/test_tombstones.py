@@ -1,11 +1,11 @@
-"""Tombstones in memory and in SQLite: no more of them than still count, and little trouble with many."""
+"""Tombstones in memory: no more of them than still count, and little trouble with many."""
 
 from __future__ import annotations
 
 import time
 
 from lockstead.core.model import Ask, Refusal
-from lockstead.core.store import LATE_REQUEST_WINDOW
+from lockstead.core.timing import LATE_REQUEST_WINDOW
 from lockstead.stores.memory import MemoryServer
 
 STORM = 3000
@@ -41,11 +41,11 @@ def test_in_memory_one_name_bears_a_storm() -> None:
     now += LATE_REQUEST_WINDOW + 1
     for number in range(STORM):
         server.leave("x", f"late/{number}", LATE_REQUEST_WINDOW / 2)
-    assert len(server._lines["x"]._refused) == STORM + 1
+    assert len(server._lines["x"]._tombstones) == STORM + 1
     now += LATE_REQUEST_WINDOW
     for number in range(3 * STORM):
         server.leave("x", f"later/{number}", LATE_REQUEST_WINDOW)
-    assert len(server._lines["x"]._refused) == 3 * STORM + 1, "those behind one that lives longer are forgotten too"
+    assert len(server._lines["x"]._tombstones) == 3 * STORM + 1, "those behind one that lives longer are forgotten too"
     now += 10 * LATE_REQUEST_WINDOW
     server.join(Ask("y", "me/1", 30.0, 3.0))
     assert server.size() == 1

@@ -1,4 +1,4 @@
-"""A quorum under the real drivers: what the simulation cannot show."""
+"""A quorum under the real runtimes: what the simulation cannot show."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
-from time import monotonic, sleep
+from time import sleep
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.quorum.store import Quorum
 from lockstead.testing.members import MemberServer, MemberStore
+from tests.harness.conditions import eventually
 
 
 class Dead(MemberStore):
@@ -38,14 +39,14 @@ class Dead(MemberStore):
 
 
 class Hesitant(MemberStore):
-    """A member that does not let places stay at first, nor while it is told to `refuse`."""
+    """A member that fails its first `reserve`, and every one while `refuse` is set."""
 
     refuse = False
-    stays = 0
+    reserve_calls = 0
 
     async def reserve(self, reservation: Reservation, timeout: float) -> bool:
-        self.stays += 1
-        if self.refuse or self.stays == 1:
+        self.reserve_calls += 1
+        if self.refuse or self.reserve_calls == 1:
             raise StoreError("no answer", transient=True)
         return await super().reserve(reservation, timeout)
 
@@ -57,8 +58,8 @@ def _all_is_quiet() -> Iterator[None]:
     gc.collect()
     # Not isinstance, which asks the object itself: some, such as settings of Django, answer by raising.
     for quorum in [each for each in gc.get_objects() if issubclass(type(each), Quorum)]:
-        quorum._nodes.stop()
-    until(lambda: not quorum_threads())
+        quorum._members.stop()
+    eventually(lambda: not quorum_threads(), "no thread of a quorum is left", within=10)
 
 
 def open_quorum(runtime: Runtime, servers: list[MemberServer], dead: int = 0) -> Quorum:
@@ -72,13 +73,6 @@ def servers() -> list[MemberServer]:
     for server in servers:
         server.admit(server.probe().token, 0, 0.0)
     return servers
-
-
-def until(condition: Any, seconds: float = 10.0) -> None:
-    latest = monotonic() + seconds
-    while not condition():
-        assert monotonic() < latest, "waited in vain"
-        sleep(0.01)
 
 
 def quorum_threads() -> list[threading.Thread]:
@@ -117,7 +111,7 @@ def test_a_closed_quorum_probes_no_member(servers: list[MemberServer]) -> None:
     assert len(quorum_threads()) == 2
     client.close()
     drive(quorum.close())
-    until(lambda: not quorum_threads())
+    eventually(lambda: not quorum_threads(), "no thread of a quorum is left", within=10)
 
 
 def test_a_dropped_quorum_probes_no_member(servers: list[MemberServer]) -> None:
@@ -127,14 +121,14 @@ def test_a_dropped_quorum_probes_no_member(servers: list[MemberServer]) -> None:
     assert quorum_threads()
     gone = weakref.ref(quorum)
     del client, quorum
-    until(lambda: gc.collect() is None or gone() is None, 20.0)
-    until(lambda: not quorum_threads())
+    eventually(lambda: gc.collect() is None or gone() is None, "the quorum is collected", within=20)
+    eventually(lambda: not quorum_threads(), "no thread of a quorum is left", within=10)
 
 
 def test_a_dead_member_is_probed_by_one_thread_and_ever_more_rarely(servers: list[MemberServer]) -> None:
     runtime = ThreadRuntime()
     quorum = open_quorum(runtime, servers, dead=1)
-    (dead,) = (node.member for node in quorum._nodes._nodes if isinstance(node.member, Dead))
+    (dead,) = (node.member for node in quorum._members._states if isinstance(node.member, Dead))
     with DistributedLock(quorum) as client:
         for _ in range(50):
             client.acquire("x").release()
@@ -149,23 +143,23 @@ def test_a_member_that_is_found_empty_is_recovered_even_without_a_request_for_a_
     assert drive(quorum.examine()) == []
     servers[0].forget()
     assert [found.subject for found in drive(quorum.examine())] == ["m0"]
-    until(lambda: drive(quorum.examine()) == [])
+    eventually(lambda: drive(quorum.examine()) == [], "the member is admitted", within=10)
 
 
 def test_a_member_may_be_admitted_by_another_thread_meanwhile(
     servers: list[MemberServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with DistributedLock(open_quorum(ThreadRuntime(), servers)) as locks:
-        nodes = locks._engine.store._nodes  # type: ignore[attr-defined]
+        nodes = locks._engine.store._members  # type: ignore[attr-defined]
         assert locks.try_acquire("x")
         servers[0].forget()
 
         def meanwhile(_: str, name: str) -> None:
-            assert name == nodes._nodes[0].name
-            nodes._note_admitted(nodes._nodes[0], Membership("", 0, 0.0, 0.0))
+            assert name == nodes._states[0].name
+            nodes._note_admitted(nodes._states[0], Membership("", 0, 0.0, 0.0))
 
         monkeypatch.setattr("lockstead.stores.quorum.members.log.warning", meanwhile)
-        memberships = drive(nodes._visit())
+        memberships = drive(nodes._probe_and_admit())
         assert [membership.votes_in for membership in memberships[1:]] == [0.0] * 4
 
 
@@ -175,10 +169,10 @@ def test_a_forked_child_probes_its_members_itself(servers: list[MemberServer]) -
     quorum = open_quorum(ThreadRuntime(), servers, dead=1)
     client = DistributedLock(quorum)
     client.acquire("x").release()
-    until(lambda: quorum._nodes._nodes[0].suspected)
+    eventually(lambda: quorum._members._states[0].suspected, "the first member is suspected", within=10)
     child = os.fork()
     if child == 0:
-        clean = not quorum._nodes._nodes[0].suspected and not quorum._placements
+        clean = not quorum._members._states[0].suspected and not quorum._placements
         os._exit(0 if clean else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     client.close()
@@ -201,7 +195,9 @@ def test_too_many_dead_are_named(servers: list[MemberServer]) -> None:
     with DistributedLock(open_quorum(ThreadRuntime(), servers, dead=3)) as client:
         with pytest.raises(StoreError, match="only 2 of 5 nodes answered: m0: connection refused; m1: c"):
             client.acquire("x", timeout=1)
-        until(lambda: all(not server.inspect("x", exact=True) for server in servers))
+        eventually(
+            lambda: all(not server.inspect("x", exact=True) for server in servers), "no place is left", within=10
+        )
 
 
 def holders(server: MemberServer) -> list[str]:
@@ -227,7 +223,7 @@ def test_a_name_is_reserved_on_a_majority_and_a_member_that_missed_it_drops_its_
     drive(quorum.join(Ask("x", "me/1", 30.0, 3.0, queue=False), 5.0))
     assert drive(quorum.reserve(Reservation("x", "me/1", 30.0), 5.0))
     assert [holders(server) for server in servers[1:]] == [[f"me/1{RESERVED}"]] * 4
-    until(lambda: holders(servers[0]) == [])
+    eventually(lambda: holders(servers[0]) == [], "the first member forgets it", within=10)
 
 
 def test_a_reservation_that_too_few_members_received_may_be_repeated(servers: list[MemberServer]) -> None:
@@ -238,13 +234,13 @@ def test_a_reservation_that_too_few_members_received_may_be_repeated(servers: li
     drive(quorum.join(Ask("x", "me/1", 30.0, 3.0, queue=False), 5.0))
     with pytest.raises(StoreError, match="only 1 of 3 nodes answered"):
         drive(quorum.reserve(Reservation("x", "me/1", 30.0), 5.0))
-    until(lambda: not any(node.suspected for node in quorum._nodes._nodes))
+    eventually(lambda: not any(node.suspected for node in quorum._members._states), "no member is suspected", within=10)
     assert drive(quorum.reserve(Reservation("x", "me/1", 30.0), 5.0))
     assert [holders(server) for server in servers[:2]] == [[f"me/1{RESERVED}"]] * 2
 
 
 def test_a_reservation_in_doubt_on_too_many_members_is_not_a_loss(servers: list[MemberServer]) -> None:
-    """Two of five refused the join: they answer for nobody, and two more that are silent may have the place."""
+    """Two of five refused the join: their answers do not count. Two more that are silent may have the place."""
     runtime = ThreadRuntime()
     for server in servers[3:]:
         drive(MemberStore(runtime, server).join(Ask("x", "other/1", 30.0, 3.0, queue=False), 5.0))
@@ -255,6 +251,6 @@ def test_a_reservation_in_doubt_on_too_many_members_is_not_a_loss(servers: list[
     with pytest.raises(StoreError, match=r"^too few nodes vote: m1: no answer; m2: no answer$") as error:
         drive(quorum.reserve(Reservation("x", "me/1", 30.0), 5.0))
     assert error.value.transient
-    until(lambda: not any(node.suspected for node in quorum._nodes._nodes))
+    eventually(lambda: not any(node.suspected for node in quorum._members._states), "no member is suspected", within=10)
     assert drive(quorum.reserve(Reservation("x", "me/1", 30.0), 5.0))
     assert [holders(server) for server in servers[:3]] == [[f"me/1{RESERVED}"]] * 3

@@ -1,5 +1,5 @@
-"""Clients of lockstead in virtual time, on a network that loses, delays and repeats; a seed decides everything.
+"""Clients of lockstead in virtual time, on a network that loses, delays and repeats messages; replayable from a seed.
 
-A `History` puts that network between engines and a server; its `Monitor` compares, after every step, what clients
-believe with what the server has. `simulate` does so for any store.
+A `History` puts that network between engines and a server; its `Monitor` compares, after every step, the clients'
+state with the server's. `simulate` does so for any store.
 """

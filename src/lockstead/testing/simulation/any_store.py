@@ -1,4 +1,4 @@
-"""Any store in a simulated world: its steps are real, the time between them is not."""
+"""Any store in a simulated world: its steps are real, the time between them is virtual."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from functools import partial
 from math import ceil
 from typing import Any, TypeVar
 
-from lockstead.core.lease import PATIENCE
 from lockstead.core.model import Ask, Line, Place, RateRequest, RateResult, Refusal, Renewal, Reservation, Standing
 from lockstead.core.runtime import Runtime, drive
 from lockstead.core.store import MultiJoining, RateLimiting, Reserving, Store
+from lockstead.core.timing import REQUEST_TIMEOUT
 from lockstead.errors import UnsupportedError
 from lockstead.runtimes.simulated import World
 from lockstead.runtimes.threads import ThreadRuntime
@@ -23,9 +23,9 @@ from lockstead.testing.simulation.network import Faults, Server
 T = TypeVar("T")
 
 EPOCH = 2_000_000_000
-"""What the store's clock reads when the first history begins: a time to come, so that no clock is set back for it."""
+"""What the store's clock reads when the first history begins: in the future, so that no clock is set back for it."""
 BETWEEN = 3600
-"""Seconds from one history to the next: nothing lives for so long."""
+"""Seconds from one history to the next: longer than any lease or reservation."""
 
 
 def simulate(
@@ -35,18 +35,20 @@ def simulate(
     *,
     clock_goes_back: bool = True,
 ) -> int:
-    """Run a random history of clients of a store for every seed, and count what they acquired.
+    """Run a random history of clients of a store for every seed, and return how many locks they acquired.
 
-    Messages to the store are lost, late and repeated, clients are stopped and killed, the store stalls and its clock is
-    set back, all in virtual time. After every step what the clients believe is compared with what the store shows.
-    What it cannot carry, by its capabilities and interfaces, is not asked of it.
+    Messages to the store are lost, delayed and repeated, clients are paused and killed, the store stalls and its clock
+    is set back, all in virtual time. After every step the clients' state is compared with what the store shows.
+    Requests that the store does not support, by its capabilities and interfaces, are not made.
 
-    `open_store` is called for every client, and opens the same lines for all of them, which nobody else uses.
-    `set_clock` is called before every step with the time, in seconds: the store's clock, by which it judges expiry, is
-    to read that until the next step. With `clock_goes_back=False`, for clocks that nobody can set, it never goes back.
+    `open_store` is called for every client, and opens the same lines for all of them; no other client may use them.
+    `set_clock` is called before every step with the time, in seconds: the store's clock, by which it judges expiry,
+    must read that until the next step. With `clock_goes_back=False`, for clocks that cannot be set, it never goes back.
 
-    Raises ViolationError, which names the seed: that seed alone does the same again. Not tried are `wait`, rates, and
-    what becomes of the store's own connections. Raises UnsupportedError if the store's places do not expire.
+    Not tested: `wait`, rate limits, and faults of the store's own connections.
+
+    Raises ViolationError, which names the seed: that seed alone replays the history. Raises UnsupportedError if the
+    store's places do not expire.
     """
     clock = StoreClock(set_clock)
     sections = 0
@@ -63,7 +65,7 @@ def _history(seed: int, make_server: Callable[[World, Faults], Server]) -> Histo
 
 
 class StoreClock:
-    """A store's clock, history after history."""
+    """A store's clock, across histories."""
 
     def __init__(self, set_clock: Callable[[float], None]) -> None:
         self._set = set_clock
@@ -74,15 +76,15 @@ class StoreClock:
         self._set(seconds)
 
     def begin(self) -> float:
-        """Tell the time at which one more history begins; a whole number, so that a seed replays to the last bit."""
+        """Return the time at which the next history begins; a whole number, so that a seed replays to the last bit."""
         return float(ceil(self._latest) + BETWEEN)
 
 
 class StoreServer(Server):
-    """A store behind the simulated network, opened for every client by itself.
+    """A store behind the simulated network, opened once per client.
 
-    Who holds is asked of the store after every step, and told to those who waited: the store's own `wait` is not
-    used, for it waits in real time.
+    After every step the store is inspected, and waiters that now hold are woken: the store's own `wait` is not used,
+    because it waits in real time.
     """
 
     def __init__(
@@ -107,36 +109,36 @@ class StoreServer(Server):
         self.can_reserve = isinstance(self._observer, Reserving)
         if not self.capabilities.expiry:
             self.close()
-            msg = "only a store whose places expire can be simulated: here they end with a session, which is real"
+            msg = "only a store whose places expire can be simulated: here they end with a session, in real time"
             raise UnsupportedError(msg)
         if lines := self.inspect("", exact=False):
             self.close()
             raise ViolationError(f"a history begins, but {lines[0].name} is not empty: {lines[0].places}")
 
     def join(self, ask: Ask) -> tuple[Standing | Refusal, list[str]]:
-        return self._step(self._store_of(ask.owner).join(ask, PATIENCE), [ask.name])
+        return self._step(self._store_of(ask.owner).join(ask, REQUEST_TIMEOUT), [ask.name])
 
     def renew(self, renewals: Sequence[Renewal]) -> tuple[list[Standing | None], list[str]]:
         store = self._store_of(renewals[0].owner)
-        return self._step(store.renew(renewals, PATIENCE), [renewal.name for renewal in renewals])
+        return self._step(store.renew(renewals, REQUEST_TIMEOUT), [renewal.name for renewal in renewals])
 
     def leave(self, name: str, owner: str, tombstone: float) -> tuple[bool, list[str]]:
-        return self._step(self._store_of(owner).leave(name, owner, PATIENCE, tombstone), [name])
+        return self._step(self._store_of(owner).leave(name, owner, REQUEST_TIMEOUT, tombstone), [name])
 
     def reserve(self, reservation: Reservation) -> tuple[bool, list[str]]:
         store = self._store_of(reservation.owner)
         assert isinstance(store, Reserving)
-        return self._step(store.reserve(reservation, PATIENCE), [reservation.name])
+        return self._step(store.reserve(reservation, REQUEST_TIMEOUT), [reservation.name])
 
     def join_all(self, asks: Sequence[Ask]) -> tuple[list[Standing] | Refusal | None, list[str]]:
         store = self._store_of(asks[0].owner)
         if not isinstance(store, MultiJoining):
             return None, []
-        return self._step(store.join_all(asks, PATIENCE), [ask.name for ask in asks])
+        return self._step(store.join_all(asks, REQUEST_TIMEOUT), [ask.name for ask in asks])
 
-    def spend(self, charge: RateRequest) -> RateResult:
+    def consume(self, request: RateRequest) -> RateResult:
         assert isinstance(self._observer, RateLimiting)
-        return self._drive(self._observer.spend(charge, PATIENCE))
+        return self._drive(self._observer.consume(request, REQUEST_TIMEOUT))
 
     def inspect(self, prefix: str, *, exact: bool) -> list[Line]:
         return self._drive(self._observer.inspect(prefix, exact=exact))
@@ -164,14 +166,14 @@ class StoreServer(Server):
 
     def _step(self, step: Coroutine[Any, Any, T], names: Iterable[str]) -> tuple[T, list[str]]:
         result = self._drive(step)
-        return result, [owner for name in names for owner in self._look(name)]
+        return result, [owner for name in names for owner in self._newly_granted(name)]
 
     def _drive(self, step: Coroutine[Any, Any, T]) -> T:
         self._clock.set(self.now())
         return drive(step)
 
-    def _look(self, name: str) -> list[str]:
-        """See how the line stands after a step in it, and tell whose wait is over."""
+    def _newly_granted(self, name: str) -> list[str]:
+        """Inspect a line after a step in it, and return the waiters that now hold."""
         waited = self._waiting.get(name, set())
         places = self._lines[name] = self._places(name)
         self._waiting[name] = {place.owner for place in places if place.acquired_at is None}
@@ -180,7 +182,7 @@ class StoreServer(Server):
         return [place.owner for place in places if place.owner in waited and place.acquired_at is not None]
 
     def _places(self, name: str) -> Sequence[Place]:
-        """Look at a line, and tell by our clock when its places end: the store's may have gone its own way."""
+        """Inspect a line, with the expiries of its places on the simulated clock, as the store's clock may differ."""
         now = self.now()
         return [
             replace(place, expires_at=now + (place.expires_at - line.now))

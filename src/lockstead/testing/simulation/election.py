@@ -1,4 +1,4 @@
-"""One random history of elections: candidates that come, go, stall and die while everything that can go wrong does."""
+"""One random history of elections: candidates start, stop, stall and crash while everything that can fail does."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from lockstead.testing.simulation.monitor import ViolationError
 
 
 @dataclass
-class Office:
-    """A time in which a candidate may be at work: from the call of on_elected until on_lost has ended."""
+class Term:
+    """A time in which a candidate may act as the leader: from the call of on_elected until on_lost has ended."""
 
     process: Process
     since: float
     is_ending: bool = False
 
-    def excuses(self) -> bool:
-        """Tell whether nobody could have left in time: the dead do nothing, and the paused nothing in time."""
+    def is_excused(self) -> bool:
+        """Return whether the leader could not have stopped in time: it crashed, or was paused."""
         return self.process.crashed or self.process.paused_until > self.since
 
 
 @dataclass
 class ElectionHistory(History):
-    """Processes that stand for the same few offices.
+    """Processes that campaign in the same few elections.
 
-    - Nobody is elected while another, who is neither dead nor was paused, has not ended his on_lost.
-    - Every on_elected is followed by one on_lost, and by nothing but that.
+    - No candidate is elected before the on_lost of the previous leader has ended, unless that crashed or was paused.
+    - Every on_elected is followed by one on_lost, and by nothing else.
     """
 
     ttls: tuple[float, ...] = (0.5, 1.0, 3.0, 5.0)
-    terms: dict[str, list[Office]] = field(default_factory=dict)
+    terms: dict[str, list[Term]] = field(default_factory=dict)
 
     async def _work(self, process: Process, engine: Engine) -> None:
         chance = self.random.random
@@ -83,32 +83,32 @@ class ElectionHistory(History):
 
         async def on_elected(leadership: Leading) -> None:
             self.sections += 1
-            for office in terms:
-                if not office.excuses():
-                    self.monitor._fail(f"{process.name} leads {name}, but {office.process.name} does still")
-            terms.append(Office(process, self.world.now))
+            for term in terms:
+                if not term.is_excused():
+                    self.monitor._fail(f"{process.name} leads {name}, but {term.process.name} still does too")
+            terms.append(Term(process, self.world.now))
             if self.random.random() < 0.1:
                 await self._resign(leadership)
 
         async def on_lost(leadership: Leading) -> None:
-            office = next((office for office in terms if office.process is process and not office.is_ending), None)
-            if office is None:
+            term = next((term for term in terms if term.process is process and not term.is_ending), None)
+            if term is None:
                 self.monitor._fail(f"{process.name} loses {name}, which it does not lead")
-            assert office is not None
-            office.is_ending = True
+            assert term is not None
+            term.is_ending = True
             if leadership.is_leader:
-                self.monitor._fail(f"{process.name} leads {name} on")
+                self.monitor._fail(f"{process.name} still leads {name} in its on_lost")
             await engine.runtime.sleep(time_to_stop)
-            terms.remove(office)
+            terms.remove(term)
 
         return Contest(engine, Leading, name, DEFAULTS, ttl=ttl, grace=grace, on_elected=on_elected, on_lost=on_lost)
 
     def _check_nothing_is_left(self) -> None:
         super()._check_nothing_is_left()
         for name, terms in self.terms.items():
-            for office in terms:
-                if not office.process.crashed:
-                    raise ViolationError(f"{office.process.name} was never told to leave {name}")
+            for term in terms:
+                if not term.process.crashed:
+                    raise ViolationError(f"on_lost of {name} was never called in {term.process.name}")
         for process, engine in self.processes:
             if not process.crashed and (engine.candidates or engine.leaders):
-                raise ViolationError(f"{process.name} stands on")
+                raise ViolationError(f"{process.name} is still a candidate after its stop")

@@ -1,4 +1,4 @@
-"""One random history: processes that take locks while everything that can go wrong does."""
+"""One random history: processes that acquire locks while everything that can fail does."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lockstead.core.engine import Engine
-from lockstead.core.lease import margin
 from lockstead.core.model import WHOLE, Ask, Refusal, Standing
 from lockstead.core.retry import RetryPolicy
 from lockstead.core.store import Store
+from lockstead.core.timing import margin
 from lockstead.errors import CapacityMismatchError, LockError, LockLostError
 from lockstead.primitives import plans
 from lockstead.primitives.handle import Handle
@@ -22,15 +22,16 @@ from lockstead.testing.simulation.monitor import Monitor, ViolationError
 from lockstead.testing.simulation.network import Faults, Server, SimulatedStore
 
 FAULTS_END = 25.0
-"""When faults end; whoever still lives must then be served."""
+"""Virtual seconds until faults end; then every live process must be served."""
 TIME_LIMIT = 120.0
+"""Virtual seconds until every live process must have finished."""
 MAX_STEPS = 50_000
 DEFAULTS = Defaults(ttl=5.0, retry=RetryPolicy(max_retries=1_000_000, retry_delay=0.05))
 
 
 @dataclass
 class History:
-    """A world made from a seed, and what became of it."""
+    """A simulated world made from a seed, and the results of running it."""
 
     seed: int
     faulty: bool = True
@@ -38,11 +39,11 @@ class History:
     capacity: int = 1
     ttls: tuple[float, ...] = (0.5, 1.0, 3.0, 5.0, 15.0)
     mixed: bool = True
-    """Let some ask for another capacity."""
+    """Whether some requests ask for another capacity."""
     make_server: Callable[[World, Faults], Server] = SimulatedServer
     sections: int = 0
     steps: int = 0
-    stumbles: list[str] = field(default_factory=list)
+    logged_errors: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.world = World(self.seed)
@@ -74,13 +75,13 @@ class History:
         )
 
     def run(self) -> History:
-        """Run to the end and check that nobody was forgotten. Raises ViolationError, whatever goes wrong."""
+        """Run to the end and check that no client is left unserved. Raises ViolationError, whatever goes wrong."""
         for number in range(self.random.randint(2, 4)):
             self._add_process(f"p{number}")
         if self.faulty:
             self._schedule_faults()
         self.world.after(FAULTS_END, self._end_faults)
-        handler = _ErrorLog(self.stumbles)
+        handler = _ErrorLog(self.logged_errors)
         logger = logging.getLogger("lockstead")
         logger.addHandler(handler)
         level, logger.propagate = logger.level, False
@@ -107,15 +108,15 @@ class History:
                 break
         for task in self._live_tasks():
             if not task.finished:
-                raise ViolationError(f"somebody waits for ever in {task.process.name}")
+                raise ViolationError(f"a task of {task.process.name} waits for ever")
             if task.error is not None and not isinstance(task.error, Cancelled):
                 raise ViolationError(repr(task.error)) from task.error
         self._check_nothing_is_left()
-        if self.stumbles:
-            raise ViolationError(self.stumbles[0])
+        if self.logged_errors:
+            raise ViolationError(self.logged_errors[0])
 
     def _check_nothing_is_left(self) -> None:
-        """Whoever lives has given up every place soon after he is done; the dead are gone after their ttl."""
+        """Check that live processes released their places soon after they finished, and those of others expired."""
         alive = {process.name for process, _ in self.processes if not process.crashed}
         self._run_for(27.0)  # a handle dropped without release is noticed when its lease would be renewed, or ends
         for server in self.servers:
@@ -127,24 +128,24 @@ class History:
             if not process.crashed and engine.keeper.leases:
                 raise ViolationError(f"{process.name} still keeps {list(engine.keeper.leases)}")
         self._check_all_is_free()
-        for _ in range(3):  # the first visit lets each line notice a clock that was set back
+        for _ in range(3):  # the first join lets each line notice a clock that was set back
             self._run_for(30.0)
             for server in self.servers:
                 for name in self.names:
-                    self._visit(server, name)
+                    self._join_and_leave(server, name)
         if any(server.size() for server in self.servers):
-            raise ViolationError("the server still remembers something")
+            raise ViolationError("the server still stores something")
 
     def _check_all_is_free(self) -> None:
-        """Nothing is stranded: whoever wants everything gets it."""
+        """Check that no permit is stranded: a request for the whole capacity of a name is granted."""
         if self._may_lose_data() or self.server.clock_was_set_back:
             return
         for name in self.names:
-            outcome = self._visit(self.server, name)
+            outcome = self._join_and_leave(self.server, name)
             if isinstance(outcome, Refusal) and not outcome.abstains:
-                raise ViolationError(f"some of {name} is stranded with {outcome.holder}")
+                raise ViolationError(f"some of {name} is still held by {outcome.holder}")
 
-    def _visit(self, server: Server, name: str) -> Standing | Refusal:
+    def _join_and_leave(self, server: Server, name: str) -> Standing | Refusal:
         outcome, _ = server.join(Ask(name, "last/0", 1.0, 1.0, self.capacity, self.capacity, queue=False))
         server.leave(name, "last/0", 0.0)
         return outcome
@@ -158,13 +159,13 @@ class History:
     def _step(self) -> bool:
         self.steps += 1
         if self.steps > MAX_STEPS:
-            raise ViolationError("something spins")
-        goes_on = self.world.step()
+            raise ViolationError(f"not finished after {MAX_STEPS} steps: something loops without waiting")
+        has_more = self.world.step()
         self.monitor.check()
-        return goes_on
+        return has_more
 
     def _may_lose_data(self) -> bool:
-        """Tell whether a server may have forgotten what it had granted."""
+        """Return whether a server may have lost grants."""
         return False
 
     def _live_tasks(self) -> list[Task[None]]:
@@ -206,18 +207,18 @@ class History:
                         await handle._release()
                         self._expect_reservation(process, handle, granted, plan.at_least)
             except LockLostError as loss:
-                if "no longer knew" in loss.reason and not self._may_lose_data():  # nobody here takes a lock away
+                if "no longer knew" in loss.reason and not self._may_lose_data():  # no client here forces a release
                     raise ViolationError("a lock that was held was found gone when it was released") from loss
             except CapacityMismatchError as mismatch:
                 if not self.monitor.was_alive_since(began, mismatch.name, mismatch.stored):
-                    raise ViolationError(f"{mismatch.name} is refused for the sake of the dead") from mismatch
+                    raise ViolationError(f"{mismatch.name} is refused because of expired places") from mismatch
             except LockError:
                 continue
             finally:
                 del handle
 
     def _plan(self) -> Plan:
-        """Ask for what this history is about, mostly; now and then for what does not go with it."""
+        """Choose a random request: mostly of this history's kind, sometimes of a kind that conflicts with it."""
         chance = self.random.random
         name = self.random.choice(self.names)
         options: LockOptions = {
@@ -246,10 +247,10 @@ class History:
         finally:
             self.monitor.waiting.discard(handle)
         if not handle.is_held:
-            raise ViolationError(f"{handle} was given but is not held")
+            raise ViolationError(f"{handle} was granted but is not held")
 
     def _expect_reservation(self, process: Process, handle: Handle, granted: float, at_least: float) -> None:
-        """Expect what was released to stay taken, unless it may have ended while it was released."""
+        """Expect released names to stay reserved, unless their lease may have expired during the release."""
         for lease in handle._leases if at_least else ():
             if process.now() < lease.trusted_until:
                 self.monitor.expect_reservation(lease, granted + at_least - margin(at_least))
@@ -282,13 +283,13 @@ class History:
 
 
 def some_history(seed: int, make_server: Callable[[World, Faults], Server] = SimulatedServer) -> History:
-    """Make a history of locks, of semaphores, or of readers and writers."""
+    """Make a history of locks, of semaphores, or of read-write locks."""
     names = ("a", "b", "c")[: 2 + seed % 2]
     return History(seed, names=names, capacity=(3, 1, 1, WHOLE, 1)[seed % 5], make_server=make_server)
 
 
 class ScatteredStore(SimulatedStore):
-    """A client's end of a network behind which no two names can be had in one step."""
+    """A client's end of the network to a server that cannot join several names in one step."""
 
     async def join_all(self, asks: Sequence[Ask], timeout: float) -> list[Standing] | Refusal | None:
         return None

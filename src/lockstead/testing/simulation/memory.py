@@ -1,4 +1,4 @@
-"""Servers that keep everything in memory, and follow the rule."""
+"""Simulated servers that keep everything in memory and apply the rule of `core/rule.py`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SimulatedServer(MemoryServer, Server):
 
 
 class SimulatedMember(SimulatedServer, MemberServer):
-    """A server that may be one of a quorum's, and may come back empty."""
+    """A server that may be a member of a quorum, and may restart empty."""
 
     def votes(self) -> bool:
         return self._marker is not None and self._marker.votes_in(self.now()) == 0

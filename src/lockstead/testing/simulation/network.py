@@ -1,4 +1,4 @@
-"""The network between engines and a server: it loses, delays, repeats, and lets others forge wake-ups."""
+"""The simulated network between engines and a server: it loses, delays and repeats messages, and forges wake-ups."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Faults:
-    """How bad the network is: probabilities per message, and how long the slow ones take."""
+    """The faults of the network: probabilities per message, and the longest delay of slow ones in seconds."""
 
     lost_request: float = 0.0
     lost_reply: float = 0.0
     lost_wake_up: float = 0.0
     repeated: float = 0.0
-    """Renewals only: a store must not let its driver repeat anything else behind the engine's back."""
+    """Renewals only: a store must not let its driver repeat any other request without the engine's knowledge."""
     slow: float = 0.0
     slowest: float = 2.0
     forged: float = 0.0
-    """After a request: how likely another client sends wake-ups, made of all that it knows."""
+    """Per request: the probability that another client forges wake-ups from everything it knows."""
 
 
 class Server(ABC):
-    """A server with a clock that may run off, be set back, and a process that may stall.
+    """A server whose clock may differ and be set back, and whose process may stall.
 
-    Its steps are those of a `Store`, each with the owners to wake.
+    Its steps are those of a `Store`; each also returns the owners to wake.
     """
 
     capabilities = Capabilities()
     can_reserve = True
     clock_goes_back = True
-    """Whether anybody ever sets its clock back."""
+    """Whether histories set its clock back."""
 
     def __init__(self, world: World, faults: Faults) -> None:
         self.world = world
@@ -61,9 +61,9 @@ class Server(ABC):
         self.stalled_until = 0.0
         self.clients: dict[str, Callable[[str], None]] = {}
         self.secrets: dict[str, str] = {}
-        """By owner, what tells its client that its place holds."""
+        """By owner, the message that says to its client that its place holds."""
         self.published: list[str] = []
-        """Every wake-up so far: any client may have listened."""
+        """Every wake-up so far: any client may have been subscribed."""
 
     @abstractmethod
     def join(self, ask: Ask) -> tuple[Standing | Refusal, list[str]]: ...
@@ -81,28 +81,28 @@ class Server(ABC):
     def join_all(self, asks: Sequence[Ask]) -> tuple[list[Standing] | Refusal | None, list[str]]: ...
 
     @abstractmethod
-    def spend(self, charge: RateRequest) -> RateResult: ...
+    def consume(self, request: RateRequest) -> RateResult: ...
 
     @abstractmethod
     def inspect(self, prefix: str, *, exact: bool) -> list[Line]: ...
 
     @abstractmethod
     def peek(self) -> list[tuple[str, list[Place]]]:
-        """Look at the living places as they are, without settling anything."""
+        """Return the places that have not expired, without changing anything."""
 
     @abstractmethod
     def size(self) -> int:
-        """Count the names anything is remembered of."""
+        """Count the names for which anything is stored."""
 
     def close(self) -> None:
-        """Let go of everything: the world has ended."""
+        """Free everything at the end of the world."""
         self.clients.clear()
 
     def now(self) -> float:
         return self.world.now + self.clock_offset
 
     def set_clock_back(self, seconds: float) -> None:
-        """Step the clock. A line notices at its next step, until when its places may live longer than promised."""
+        """Step the clock back. A line notices at its next step; until then its places may live longer than promised."""
         self.clock_offset -= seconds
         self.clock_was_set_back = True
 
@@ -110,16 +110,16 @@ class Server(ABC):
         self.stalled_until = max(self.stalled_until, self.world.now + seconds)
 
     def arrive(self, action: Callable[[], None]) -> None:
-        """Handle a message now, or when the server gets to it."""
+        """Handle a message now, or after the stall."""
         if self.world.now < self.stalled_until:
             self.world.after(self.stalled_until - self.world.now, lambda: self.arrive(action))
         else:
             action()
 
     def forge(self) -> None:
-        """Send wake-ups as a client does that may publish and listen, and neither read nor write any line.
+        """Send wake-ups as a client would that may publish and subscribe, but neither read nor write any line.
 
-        It knows every owner, can count on to the next one, and has kept what it has heard.
+        It knows every owner, can guess the next one, as they are numbered, and has every message published so far.
         """
         chance = self.world.outsiders
         if chance.random() < self.faults.forged:
@@ -128,7 +128,7 @@ class Server(ABC):
                 receive(message)
 
     def travel(self, lost: float, action: Callable[[], None], *, repeatable: bool = True) -> None:
-        """Let a message travel either way, if it arrives at all."""
+        """Deliver a request or a reply after a delay: once, twice or not at all."""
         chance = self.world.random.random
         if chance() < lost:
             return
@@ -146,17 +146,17 @@ class SimulatedStore:
         self.partitioned_until = 0.0
         self._process = process
         self._server = server
-        self._mailbox = WaiterEvents(self.runtime)
+        self._waiters = WaiterEvents(self.runtime)
         self._owners: dict[str, str] = {}
         server.clients[process.name] = self._receive
 
     def make_message(self, owner: str) -> str:
-        """Make what only the server can tell this client."""
+        """Make the wake-up message of an owner, which only the server and this client know."""
         return f"{owner} {self._process.world.outsiders.random()}"
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
         if ask.queue and ask.owner not in self._server.secrets:
-            self._mailbox.open(ask.owner)
+            self._waiters.open(ask.owner)
             secret = self._server.secrets[ask.owner] = self.make_message(ask.owner)
             self._owners[secret] = ask.owner
         return await self._request(lambda: self._server.join(ask), timeout, repeatable=False)
@@ -177,11 +177,11 @@ class SimulatedStore:
     async def join_all(self, asks: Sequence[Ask], timeout: float) -> list[Standing] | Refusal | None:
         return await self._request(lambda: self._server.join_all(asks), timeout, repeatable=False)
 
-    async def spend(self, charge: RateRequest, timeout: float) -> RateResult:
-        return await self._request(lambda: (self._server.spend(charge), []), timeout, repeatable=False)
+    async def consume(self, request: RateRequest, timeout: float) -> RateResult:
+        return await self._request(lambda: (self._server.consume(request), []), timeout, repeatable=False)
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
-        return Wake.GRANT if await self._mailbox.wait(owner, timeout) else Wake.SILENCE
+        return Wake.GRANT if await self._waiters.wait(owner, timeout) else Wake.TIMEOUT
 
     async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
         return self._server.inspect(prefix, exact=exact)
@@ -193,7 +193,7 @@ class SimulatedStore:
         server = self._server
         answer: Parking[tuple[T] | None] = Parking()
 
-        def carry_out() -> None:
+        def execute() -> None:
             if self._is_partitioned():
                 return
             result, woken = step()
@@ -202,7 +202,7 @@ class SimulatedStore:
             server.forge()
             server.travel(server.faults.lost_reply, lambda: self._deliver(lambda: answer.wake((result,))))
 
-        server.travel(server.faults.lost_request, lambda: server.arrive(carry_out), repeatable=repeatable)
+        server.travel(server.faults.lost_request, lambda: server.arrive(execute), repeatable=repeatable)
         self._process.after(timeout, lambda: answer.wake(None))
         answered: tuple[T] | None = await answer
         if answered is None:
@@ -212,16 +212,16 @@ class SimulatedStore:
 
     def _push(self, owner: str) -> None:
         receive = self._server.clients[owner.rpartition("/")[0]]
-        message = self._server.secrets.get(owner, owner)  # it may have been given up since
+        message = self._server.secrets.get(owner, owner)  # the place may have been released since
         self._server.published.append(message)
         self._server.travel(self._server.faults.lost_wake_up, lambda: receive(message))
 
     def _receive(self, message: str) -> None:
         if owner := self._owners.get(message):
-            self._deliver(lambda: self._mailbox.ring(owner))
+            self._deliver(lambda: self._waiters.notify(owner))
 
     def _forget(self, owner: str) -> None:
-        self._mailbox.close(owner)
+        self._waiters.close(owner)
         self._owners.pop(self._server.secrets.pop(owner, ""), None)
 
     def _deliver(self, action: Callable[[], object]) -> None:

@@ -1,0 +1,41 @@
+"""The protocol's durations, in seconds, and the arithmetic of trust windows."""
+
+from __future__ import annotations
+
+from lockstead.core.retry import RetryPolicy
+
+HEARTBEAT = 3.0
+"""How long a waiting place outlives its client: a dead waiter delays the line for that long, not for a ttl."""
+
+REQUEST_TIMEOUT = 5.0
+"""How long one request may take before its outcome counts as unknown."""
+MIN_REQUEST_TIMEOUT = 0.25
+"""The shortest timeout of a request, even if its caller has less time left: a known outcome is worth the delay."""
+LATE_REQUEST_WINDOW = 30.0
+"""How long an unanswered request may still arrive late, say from the buffers of a server that was stopped."""
+
+EXTEND_RETRY_DELAYS = (0.005, 0.02, 0.1)
+"""The pauses before each retry of an extension whose outcome is unknown."""
+POLLING = RetryPolicy(retry_delay=0.005, max_delay=0.1)
+"""How often a waiter polls a store that does not wake it."""
+CLEANUP_BUDGET = 0.5
+"""How long the release of several names may block the caller; the keeper releases the rest in the background."""
+
+KEEPER_IDLE_TIMEOUT = 2.0
+"""How long the renewal loop keeps running with no lease to keep."""
+MAX_IDLE_SLEEP = 1.0
+MIN_IDLE_SLEEP = 0.1
+"""With no lease to keep, the loop sleeps for as long as recent leases would have let it: so a series of short holds
+does not wake it once for each."""
+KEEPER_RESTART_DELAY = 0.1
+"""The pause before the renewal loop runs again after it failed or was cancelled."""
+CLOCK_STEP_THRESHOLD = 0.25
+"""How far the store's clock may get ahead of ours, or behind it, between two renewals before a step is logged."""
+
+
+def margin(duration: float) -> float:
+    """Bound the drift between our clock and the store's over a duration, plus how late a loss may be signalled.
+
+    The constant is twice as long as a busy thread may keep the interpreter (`sys.getswitchinterval`).
+    """
+    return 0.01 * duration + 0.01
