@@ -63,11 +63,11 @@ def test_a_clock_set_back_does_not_let_the_dead_hold_for_longer(open_store, cloc
 
 def test_a_clock_set_back_does_not_keep_tombstones_for_longer(open_store, clock: Clock) -> None:
     store = open_store()
-    drive(store.leave("x", "ghost/1", 5.0, 10.0))
+    drive(store.leave("x", "late/1", 5.0, 10.0))
     clock.now -= 600.0
-    join(store, "somebody/1", ttl=1.0)
+    join(store, "other/1", ttl=1.0)
     clock.now += 11.5
-    assert join(store, "ghost/1").held
+    assert join(store, "late/1").held
     drive(store.close())
 
 

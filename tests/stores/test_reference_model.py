@@ -152,8 +152,8 @@ class LineMachine(RuleBasedStateMachine):
                 assert (place.acquired_at is not None) is expected.holds(place.owner)
 
     def refresh(self, line: NaiveLine, own: NaivePlace, ttl: float, heartbeat: float, *, claim: bool) -> None:
-        life = ttl if claim and line.holds(own.owner) else heartbeat
-        own.expires_at = max(own.expires_at, self.now + life)
+        duration = ttl if claim and line.holds(own.owner) else heartbeat
+        own.expires_at = max(own.expires_at, self.now + duration)
 
     def compare(self, line: NaiveLine, own: NaivePlace, outcome: Any) -> None:
         assert isinstance(outcome, Standing)

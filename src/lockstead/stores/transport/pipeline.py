@@ -1,4 +1,4 @@
-"""For asyncio: a connection on which everybody's requests follow each other, opened once for all."""
+"""For asyncio: one pipelined connection that all tasks share, opened on demand."""
 
 from __future__ import annotations
 
@@ -13,22 +13,20 @@ from lockstead.core import lifecycle
 from lockstead.runtimes.aio import AsyncRuntime
 
 MAX_ANSWER_AGE = 0.25
-"""How long ago, at most, a server has answered something that is busy, and not silent."""
-
-
+"""Seconds since its last answer within which a server counts as busy; after that it counts as unreachable."""
 MIN_CONNECT_TIMEOUT = 1.0
-"""What a connection is given to come about even if the first caller has less time: it is for all."""
+"""Seconds a connection attempt may take even if its first caller has less time left: all callers share it."""
 
 
 class QueuedError(TimeoutError):
-    """The time of a request is over, and the server is still answering those before it."""
+    """A request timed out while the server was still answering those before it."""
 
     def __init__(self) -> None:
         super().__init__("no answer in time: the server is busy with the requests before this one")
 
 
 class Request:
-    """A request on its way. It stays in the queue, whatever becomes of its caller, to take its replies."""
+    """A request in flight. It stays in the queue to consume its replies, even if its caller was cancelled."""
 
     __slots__ = ("answer", "deadline", "missing", "replies", "sent")
 
@@ -41,7 +39,7 @@ class Request:
 
 
 class Pipeline:
-    """The requests that wait for their replies, and the one alarm that tells them when their time is over."""
+    """The requests in flight on one connection, and the one timer for their deadlines."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.is_good = True
@@ -57,7 +55,7 @@ class Pipeline:
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Let go of it in a forked child, without a word to the server or to the loop, which are the parent's."""
+        """Drop it in a forked child without using the connection or the loop: both are the parent's."""
 
     def _enqueue(self, count: int, timeout: float) -> asyncio.Future[list[Any]]:
         """Expect `count` replies to what is being sent."""
@@ -70,7 +68,7 @@ class Pipeline:
         return request.answer
 
     def _take_reply(self, reply: object) -> None:
-        """Give a reply to the oldest request."""
+        """Add a reply to the oldest request."""
         self._answered_at = self._loop.time()
         request = self._requests[0]
         request.replies.append(reply)
@@ -81,19 +79,19 @@ class Pipeline:
                 request.answer.set_result(request.replies)
 
     def is_answering(self, within: float = MAX_ANSWER_AGE) -> bool:
-        """Tell whether the server has just answered something."""
+        """Return whether the server answered anything in the last `within` seconds."""
         return self._loop.time() < self._answered_at + within
 
     def _set_timer(self, moment: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = moment
-        self._timer = self._loop.call_at(moment, self._ring)
+        self._timer = self._loop.call_at(moment, self._expire_requests)
 
-    def _ring(self) -> None:
-        """Tell those whose time is over, and set the alarm for the next.
+    def _expire_requests(self) -> None:
+        """Fail the requests whose deadline is over, and set the timer for the next one.
 
-        A connection on which answers arrive stays in use: another one would only give the server more to do.
+        A connection on which answers arrive stays in use: another one would only add to the server's load.
         """
         now = self._loop.time()
         is_answering = self.is_answering()
@@ -111,7 +109,7 @@ class Pipeline:
             self.close()
 
     def retire(self) -> None:
-        """Close once nobody waits for an answer any more."""
+        """Close once no caller waits for an answer any more."""
         self._is_retired = True
         if all(request.answer.done() for request in self._requests):
             self.close()
@@ -143,9 +141,9 @@ C = TypeVar("C", bound=Closable)
 
 
 class Shared(Generic[C]):
-    """A connection that is opened when somebody wants it, once for all who do.
+    """A connection that is opened on demand, once for all callers.
 
-    Whoever of them is cancelled meanwhile leaves the others the connection.
+    A caller that is cancelled meanwhile does not cancel the attempt of the others.
     """
 
     def __init__(self, runtime: AsyncRuntime, connect: Callable[[float], Coroutine[Any, Any, C]]) -> None:
@@ -156,6 +154,7 @@ class Shared(Generic[C]):
         lifecycle.at_fork(self, in_child="_forked")
 
     async def open(self, timeout: float) -> C:
+        """Open the connection within a timeout."""
         connecting = self._connecting
         if connecting is None:
             connecting = self._runtime.bind().create_task(
@@ -179,7 +178,7 @@ class Shared(Generic[C]):
             self.connection = task.result()
 
     def refresh(self) -> None:
-        """Use a new connection from now on; who waits for an answer on the old one may still get it."""
+        """Use a new connection from now on; requests in flight on the old one may still be answered."""
         if self.connection is not None:
             self.connection.retire()
             self.connection = None
@@ -190,7 +189,7 @@ class Shared(Generic[C]):
             connection.abandon()
 
     def __del__(self) -> None:
-        """Close what was dropped: the loop keeps a connection that it reads from."""
+        """Close the connection of a dropped object: the loop would keep what it reads from."""
         if self.connection is not None:
             with suppress(RuntimeError):  # the loop is closed
                 self._runtime.call_in_owner(self.connection.close)

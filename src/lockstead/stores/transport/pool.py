@@ -1,4 +1,4 @@
-"""For threads: connections that are idle, each for whoever takes it."""
+"""For threads: a pool of idle connections."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Generic, Protocol, TypeVar
 from lockstead.core import lifecycle
 from lockstead.runtimes.threads import ThreadRuntime
 
-FRESH = 1.0
-"""For how long an idle connection is taken for alive without a look at it."""
+MAX_UNCHECKED_IDLE = 1.0
+"""Seconds for which an idle connection is taken for alive without a check, which is a system call."""
 
 
 class Idle(Protocol):
     idle_since: float
 
     def is_broken(self) -> bool:
-        """Tell whether the server has closed it, or said anything: it has no reason to."""
+        """Return whether the server has closed it or sent anything: it has no reason to send on an idle connection."""
         ...
 
     def close(self) -> None: ...
 
     def abandon(self) -> None:
-        """Let go of it in a forked child, without a word to the server, which serves the parent."""
+        """Drop it in a forked child without sending anything: it is the parent's."""
         ...
 
 
@@ -31,11 +31,11 @@ C = TypeVar("C", bound=Idle)
 
 
 class Pool(Generic[C]):
-    """One in use belongs to whoever took it; one that failed is not given back. At most `most` are kept idle."""
+    """A connection in use belongs to its user; one that failed is not given back. At most `max_idle` are kept idle."""
 
-    def __init__(self, runtime: ThreadRuntime, most: float = inf) -> None:
+    def __init__(self, runtime: ThreadRuntime, max_idle: float = inf) -> None:
         self._now = runtime.now
-        self._most = most
+        self._max_idle = max_idle
         self._idle: list[C] = []
         self._is_closed = False
         lifecycle.at_fork(self, in_child="_forked")
@@ -46,25 +46,25 @@ class Pool(Generic[C]):
                 connection = self._idle.pop()
             except IndexError:
                 return None
-            if self._now() < connection.idle_since + FRESH or not connection.is_broken():
+            if self._now() < connection.idle_since + MAX_UNCHECKED_IDLE or not connection.is_broken():
                 return connection
             connection.close()
 
     def give_back(self, connection: C) -> None:
         connection.idle_since = self._now()
-        if self._is_closed or len(self._idle) >= self._most:
+        if self._is_closed or len(self._idle) >= self._max_idle:
             connection.close()
         else:
             self._idle.append(connection)
 
     def drop(self) -> None:
         """Use new connections from now on."""
-        with suppress(IndexError):  # until there is none, whoever else takes them
+        with suppress(IndexError):  # until there is none: other threads may take them meanwhile
             while True:
                 self._idle.pop().close()
 
     def close(self) -> None:
-        """Let idle connections go; one in use is closed when it is given back."""
+        """Close the idle connections; one in use is closed when it is given back."""
         self._is_closed = True
         self.drop()
 

@@ -1,4 +1,4 @@
-"""How the places of one store object hear, on one connection, that they hold: for threads and for asyncio."""
+"""Subscribers: the one connection on which a store object receives its wake-ups, for threads and for asyncio."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from lockstead.stores.waiters import WaiterEvents
 
 log = logging.getLogger("lockstead")
 
-SILENCE = 3.0
-"""How long the ear hears nothing before it asks whether anybody is there, and then before it connects anew."""
-PAUSE = 0.1
-"""How long a waiter who cannot listen waits before he asks again."""
-LEAST_TIME = 0.25
-"""What a connection is given to come about even if its user has less time."""
+LIVENESS_TIMEOUT = 3.0
+"""Seconds without a message after which the subscriber pings the server, and then without an answer after which it
+reconnects: a connection that broke silently would never deliver a wake-up."""
+RETRY_PAUSE = 0.1
+"""Seconds that a waiter without a subscription sleeps before it asks the store: else it would poll without a pause."""
+MIN_SUBSCRIBE_TIMEOUT = 0.25
+"""Seconds a subscription may take even if its waiter has less time left: later waiters use the connection, too."""
 
-IGNORED = "ignored a message on our channel that wakes no place of ours (%d so far)"
+IGNORED = "ignored a message on this client's channel that wakes none of its places (%d so far)"
 
 MakeMessage = Callable[[str], bytes]
 """Makes the message that will wake a place of this owner."""
@@ -35,12 +36,12 @@ MakeMessage = Callable[[str], bytes]
 
 class Subscriber(Protocol):
     ignored: int
-    """How many messages arrived that wake no place of ours: late ones, and whatever else was published there."""
+    """How many messages arrived that wake none of our places: late ones, and anything else published there."""
 
     def expect(self, owner: str) -> bytes:
-        """Keep what arrives for a place from before it is asked for, and return the message that will wake it.
+        """Register a place before its join is sent, and return the message that will wake it.
 
-        The same for as long as the place is not forgotten: a join that is repeated may have made its place before.
+        The same message until the place is forgotten: the first attempt of a repeated join may have made the place.
         """
         ...
 
@@ -54,85 +55,85 @@ class Subscriber(Protocol):
 
 
 class Subscription(Protocol):
-    """A connection on which a blocking ear hears. Not to be used again after an exception but TimeoutError."""
+    """The connection of a blocking subscriber. Not to be used again after any exception but TimeoutError."""
 
-    def hear(self, timeout: float) -> Iterable[bytes]:
-        """Wait for anything to arrive, and return the messages in it, whatever they are. Raises TimeoutError."""
+    def receive(self, timeout: float) -> Iterable[bytes]:
+        """Wait for data, and return the messages in it, whatever they are. Raises TimeoutError."""
         ...
 
-    def probe(self) -> None:
-        """Ask for a sign of life, which `hear` will return from."""
+    def ping(self) -> None:
+        """Request an answer, which makes `receive` return."""
         ...
 
     def shut_down(self) -> None:
-        """End it for whoever is just listening."""
+        """Make a `receive` in another thread fail at once."""
         ...
 
     def close(self) -> None: ...
 
     def abandon(self) -> None:
-        """Let go of it in a forked child, without a word to the server, which serves the parent."""
+        """Drop it in a forked child without sending anything: it is the parent's."""
         ...
 
 
 class _Liveness:
-    """Finds out whether the other end is still there, if it has not said anything for long."""
+    """Detects a broken connection by a ping, if nothing was received for long."""
 
     def __init__(self) -> None:
         self._received_at = 0.0
         self._pinged_at = 0.0
 
-    def begin(self, now: float) -> None:
+    def start(self, now: float) -> None:
         self._received_at = self._pinged_at = now
 
-    def end(self, now: float) -> None:
+    def received(self, now: float) -> None:
         self._received_at = now
 
-    def is_final(self, now: float, probe: Callable[[], None]) -> bool:
-        """Tell whether nobody is there: asked for a sign of life, they gave none."""
-        if now < self._received_at + SILENCE:
+    def is_dead(self, now: float, ping: Callable[[], None]) -> bool:
+        """Return whether a ping was not answered in time; send one if it is due."""
+        if now < self._received_at + LIVENESS_TIMEOUT:
             return False
         if self._pinged_at <= self._received_at:
-            probe()
+            ping()
             self._pinged_at = now
             return False
-        return now > self._pinged_at + SILENCE
+        return now > self._pinged_at + LIVENESS_TIMEOUT
 
 
 class _Waiter:
-    """A thread that waits, or will. Its latch is opened for a wake-up, or for its turn to listen."""
+    """A thread that waits, or will. Its lock is released for a wake-up, or when it has to listen for the others."""
 
-    __slots__ = ("latch", "message", "wakes")
+    __slots__ = ("lock", "message", "wakes")
 
     def __init__(self, message: bytes = b"") -> None:
         self.message = message
-        self.latch = threading.Lock()
-        self.latch.acquire()
+        self.lock = threading.Lock()
+        self.lock.acquire()
         self.wakes: deque[Wake] = deque()
 
-    def ring(self, wake: Wake) -> None:
+    def wake(self, wake: Wake) -> None:
         self.wakes.append(wake)
-        self.open()
+        self.notify()
 
-    def take(self) -> Wake:
-        """Give the strongest wake-up there was; one that comes meanwhile is kept."""
-        wake = Wake.SILENCE
+    def take_wake(self) -> Wake:
+        """Return the strongest wake-up so far; one that arrives meanwhile is kept."""
+        wake = Wake.TIMEOUT
         while self.wakes:
             wake = max(wake, self.wakes.popleft())
         return wake
 
-    def open(self) -> None:
-        try:  # noqa: SIM105 (slow when somebody is to be woken)
-            self.latch.release()
-        except RuntimeError:  # it is open already
+    def notify(self) -> None:
+        try:  # noqa: SIM105 (slow when a thread is to be woken)
+            self.lock.release()
+        except RuntimeError:  # it was notified already
             pass
 
 
 class BlockingSubscriber:
-    """One of the waiting threads listens for all of them, and hands that on when it goes.
+    """One of the waiting threads listens for all of them, and hands over to another one when its wait ends.
 
-    So a thread that waits alone reads the wake-up from the socket itself: no other thread stands between.
-    `wake` is what a message of ours is worth: a grant only if no other client can send it.
+    So a thread that waits alone reads its wake-up from the socket itself, without a switch between threads.
+    `wake` is what a message of ours means: a grant only if no other client can send it.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class BlockingSubscriber:
     def _forked(self) -> None:
         connection = self._connection
         self._reset()
-        if connection is not None:  # a thread that is gone was using it, and will not let go of it
+        if connection is not None:  # a thread that is gone was using it, and will not close it
             connection.abandon()
 
     def expect(self, owner: str) -> bytes:
@@ -191,17 +192,17 @@ class BlockingSubscriber:
                 if self._listener is waiter:
                     await self._listen(waiter, deadline)
                 else:
-                    waiter.latch.acquire(timeout=left)
+                    waiter.lock.acquire(timeout=left)
             self._hand_over(owner, waiter)
         except BaseException:
-            self._hand_over(owner, waiter)  # again, perhaps: an interrupt may have come before it was done
+            self._hand_over(owner, waiter)  # possibly again: an interrupt may have ended the first call early
             if (listener := self._listener) is not None:
-                listener.open()
+                listener.notify()
             raise
-        return waiter.take()
+        return waiter.take_wake()
 
     def _hand_over(self, owner: str, waiter: _Waiter) -> None:
-        """Let whoever waits for longest listen next, if anybody does: he is likely to be the next to be woken."""
+        """Let the longest waiting thread listen next, if there is one: it is likely to be woken next."""
         successor = None
         with self._mutex:
             self._followers.pop(owner, None)
@@ -210,50 +211,51 @@ class BlockingSubscriber:
                 self._listener = successor
                 self._followers.pop(next_owner, None)
         if successor is not None:
-            successor.open()
+            successor.notify()
 
     async def _listen(self, waiter: _Waiter, deadline: float) -> None:
-        """Hear for everybody, until our own wake-up comes."""
+        """Receive for all waiters, until our own wake-up arrives."""
         try:
             connection = self._connection or await self._connect(deadline)
             while not waiter.wakes and (left := deadline - self._runtime.now()) > 0:
                 self._check_liveness(connection)
                 try:
-                    messages = connection.hear(min(left, SILENCE))
+                    messages = connection.receive(min(left, LIVENESS_TIMEOUT))
                 except TimeoutError:
                     continue
-                self._take_in(messages)
+                self._deliver(messages)
         except BaseException as error:
             self._disconnect()
             if not is_transient(error):
                 raise
-            time.sleep(min(PAUSE, max(deadline - self._runtime.now(), 0.0)))
-            waiter.ring(Wake.HINT)
+            time.sleep(min(RETRY_PAUSE, max(deadline - self._runtime.now(), 0.0)))
+            waiter.wake(Wake.HINT)
 
     async def _connect(self, deadline: float) -> Subscription:
-        """Connect, and have everybody ask again: what was sent before is lost."""
-        connection = await self._subscribe(max(deadline - self._runtime.now(), LEAST_TIME))
+        """Connect, and wake every waiter to ask again: messages sent before are lost."""
+        connection = await self._subscribe(max(deadline - self._runtime.now(), MIN_SUBSCRIBE_TIMEOUT))
         self._connection = connection
         if self._is_closed:
+            self._disconnect()
             msg = "the connection was closed"
             raise ConnectionAbortedError(msg)
-        self._liveness.begin(self._runtime.now())
+        self._liveness.start(self._runtime.now())
         for waiter in list(self._waiters.values()):
-            waiter.ring(Wake.HINT)
+            waiter.wake(Wake.HINT)
         return connection
 
-    def _take_in(self, messages: Iterable[bytes]) -> None:
-        self._liveness.end(self._runtime.now())
+    def _deliver(self, messages: Iterable[bytes]) -> None:
+        self._liveness.received(self._runtime.now())
         for message in messages:
             if waiter := self._by_message.get(message):
-                waiter.ring(self._wake)
+                waiter.wake(self._wake)
             else:
                 self.ignored += 1
                 log.debug(IGNORED, self.ignored)
 
     def _check_liveness(self, connection: Subscription) -> None:
-        if self._liveness.is_final(self._runtime.now(), connection.probe):
-            msg = "the server has fallen silent"
+        if self._liveness.is_dead(self._runtime.now(), connection.ping):
+            msg = "the server did not answer a ping"
             raise ConnectionResetError(msg)
 
     def _disconnect(self) -> None:
@@ -262,7 +264,7 @@ class BlockingSubscriber:
             connection.close()
 
     def close(self) -> None:
-        """Let the connection go; whoever listens finds it closed and, by then, nobody to wait for."""
+        """Close the connection: a thread that listens gets an error, and no place is left to wait for."""
         self._is_closed = True
         connection = self._connection
         if connection is not None:
@@ -272,11 +274,11 @@ class BlockingSubscriber:
 
 
 class SubscriberConnection(Protocol):
-    """What a loop's ear needs of its connection, beside what a pipeline does."""
+    """The connection of an asyncio subscriber."""
 
     is_good: bool
 
-    def probe(self) -> None: ...
+    def ping(self) -> None: ...
 
     def retire(self) -> None: ...
 
@@ -287,14 +289,14 @@ class SubscriberConnection(Protocol):
 
 P = TypeVar("P", bound=SubscriberConnection)
 OnMessage = Callable[[bytes | None], None]
-"""Called with every message, whatever it is, and with None at any other sign of life."""
+"""Called with every message, whatever it is, and with None for anything else that arrives."""
 OnLost = Callable[[], None]
 Subscribe = Callable[[float, OnMessage, OnLost], Awaitable[P]]
-"""Connects within a time."""
+"""Connects within a timeout, and calls back with every message and when the connection is lost."""
 
 
 class LoopSubscriber(Generic[P]):
-    """One subscription for all tasks that wait. `wake` as of a BlockingEar."""
+    """One subscription for all waiting tasks. `wake` as in `BlockingSubscriber`."""
 
     def __init__(self, runtime: AsyncRuntime, subscribe: Subscribe[P], make_message: MakeMessage, wake: Wake) -> None:
         self.ignored = 0
@@ -302,8 +304,8 @@ class LoopSubscriber(Generic[P]):
         self._subscribe = subscribe
         self._make_message = make_message
         self._wake = wake
-        self._mailbox = WaiterEvents(runtime)
-        weak = WeakMethod(self._connect)  # the loop keeps the connection, which must not keep us
+        self._waiters = WaiterEvents(runtime)
+        weak = WeakMethod(self._connect)  # the loop references the connection, which must not keep us alive
 
         async def connect(timeout: float) -> P:
             if (method := weak()) is None:
@@ -319,7 +321,7 @@ class LoopSubscriber(Generic[P]):
     def expect(self, owner: str) -> bytes:
         message = self._messages.get(owner)
         if message is None:
-            self._mailbox.open(owner)
+            self._waiters.open(owner)
             message = self._messages[owner] = self._make_message(owner)
             self._owners[message] = owner
         return message
@@ -328,7 +330,7 @@ class LoopSubscriber(Generic[P]):
         message = self._messages.pop(owner, None)
         if message is not None:
             del self._owners[message]
-            self._mailbox.close(owner)
+            self._waiters.close(owner)
             self._woken.discard(owner)
 
     async def wait(self, owner: str, timeout: float) -> Wake:
@@ -336,32 +338,32 @@ class LoopSubscriber(Generic[P]):
         connection = self._shared.connection
         try:
             if connection is None or not connection.is_good:
-                await self._shared.open(max(timeout, LEAST_TIME))
-            elif self._liveness.is_final(self._runtime.now(), connection.probe):
+                await self._shared.open(max(timeout, MIN_SUBSCRIBE_TIMEOUT))
+            elif self._liveness.is_dead(self._runtime.now(), connection.ping):
                 connection.close()
         except (OSError, StoreError) as error:
             if not is_transient(error):
                 raise
-            await self._runtime.sleep(min(timeout, PAUSE))
+            await self._runtime.sleep(min(timeout, RETRY_PAUSE))
             return Wake.HINT
-        is_set = await self._mailbox.wait(owner, timeout)
+        is_set = await self._waiters.wait(owner, timeout)
         if owner in self._woken:
             self._woken.remove(owner)
             return self._wake
         return Wake(is_set)
 
     async def _connect(self, timeout: float) -> P:
-        """Connect, and have everybody ask again: what was sent before is lost."""
-        weak = WeakMethod(self._take_in)
+        """Connect, and wake every waiter to ask again: messages sent before are lost."""
+        weak = WeakMethod(self._deliver)
         connection = await self._subscribe(
-            timeout, lambda message: call(message) if (call := weak()) else None, self._mailbox.notify_all
+            timeout, lambda message: call(message) if (call := weak()) else None, self._waiters.notify_all
         )
-        self._liveness.begin(self._runtime.now())
-        self._mailbox.notify_all()
+        self._liveness.start(self._runtime.now())
+        self._waiters.notify_all()
         return connection
 
-    def _take_in(self, message: bytes | None) -> None:
-        self._liveness.end(self._runtime.now())
+    def _deliver(self, message: bytes | None) -> None:
+        self._liveness.received(self._runtime.now())
         if message is None:
             return
         owner = self._owners.get(message)
@@ -369,7 +371,7 @@ class LoopSubscriber(Generic[P]):
             self.ignored += 1
             log.debug(IGNORED, self.ignored)
         else:
-            self._mailbox.ring(owner)
+            self._waiters.notify(owner)
             self._woken.add(owner)
 
     def close(self) -> None:
@@ -377,5 +379,5 @@ class LoopSubscriber(Generic[P]):
 
 
 def is_transient(error: BaseException) -> bool:
-    """Tell whether it may help to connect again: somebody who only listens can do without, for a while."""
+    """Return whether connecting again may help: a waiter can poll for a while without its subscription."""
     return isinstance(error, OSError) or (isinstance(error, StoreError) and error.transient)
