@@ -114,10 +114,10 @@ def test_a_database_without_its_state_is_refused(path: Path) -> None:
 
 @pytest.mark.parametrize("journal_mode", ["delete", "wal"])
 def test_another_programs_database_is_refused_and_left_alone(path: Path, journal_mode: str) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None)) as stranger:
-        stranger.execute(f"PRAGMA journal_mode = {journal_mode}")
-        stranger.execute("CREATE TABLE customers (name TEXT)")
-        stranger.execute("INSERT INTO customers VALUES ('Ada')")
+    with closing(sqlite3.connect(path, isolation_level=None)) as other_program:
+        other_program.execute(f"PRAGMA journal_mode = {journal_mode}")
+        other_program.execute("CREATE TABLE customers (name TEXT)")
+        other_program.execute("INSERT INTO customers VALUES ('Ada')")
     before = hashlib.sha256(path.read_bytes()).digest()
     refused(path, "belongs to another program")
     assert hashlib.sha256(path.read_bytes()).digest() == before
@@ -126,8 +126,8 @@ def test_another_programs_database_is_refused_and_left_alone(path: Path, journal
 
 @pytest.mark.parametrize("pragma", ["application_id = 4711", "user_version = 5"])
 def test_another_programs_database_without_tables_is_refused_and_left_alone(path: Path, pragma: str) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None)) as stranger:
-        stranger.execute(f"PRAGMA {pragma}")
+    with closing(sqlite3.connect(path, isolation_level=None)) as other_program:
+        other_program.execute(f"PRAGMA {pragma}")
     before = path.read_bytes()
     assert before
     refused(path, "belongs to another program")
@@ -146,7 +146,7 @@ def test_a_newer_schema_is_refused_with_the_advice_to_upgrade(path: Path) -> Non
 def test_a_file_of_an_earlier_release_gets_what_it_lacks_and_can_still_be_used_by_that(path: Path) -> None:
     write_through(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("DROP TABLE debt")
+        connection.execute("DROP TABLE rate_limit")
     with DistributedLock(url_of(path)) as locks:
         assert locks.rate_limiter("x", limit=1, per=60).try_acquire()
     with closing(sqlite3.connect(path)) as connection:
@@ -179,10 +179,12 @@ def test_a_new_file_is_made_whole_even_if_another_client_makes_it_between_two_st
     assert steps >= step
 
 
-def test_many_processes_that_open_a_new_file_at_once_all_get_it(start: Callable[..., Worker], path: Path) -> None:
+def test_many_processes_that_open_a_new_file_at_once_all_get_it(
+    start_worker: Callable[..., Worker], path: Path
+) -> None:
     for attempt in range(3):
         database = path.with_name(f"new-{attempt}.db")
-        workers = [start("harness/programs/peer.py", database) for _ in range(8)]
+        workers = [start_worker("harness/programs/peer.py", database) for _ in range(8)]
         for worker in workers:
             worker.answer()
         for number, worker in enumerate(workers):
@@ -280,7 +282,7 @@ def test_a_holder_whose_file_goes_learns_of_its_loss_by_renewing(
     assert holder.ask("state")["check"] == "LockLostError"
     assert holder.ask("release")["error"] == "LockLostError"
     assert other.ask("state")["held"]
-    eventually(lambda: boottime() > gone + ttl, "the loser's life passes")
+    eventually(lambda: boottime() > gone + ttl, "the loser's ttl passes")
     assert other.ask("state")["held"]
     assert [name for name, _ in rows(path)] == ["job"]
     assert rows(path, "PRAGMA integrity_check") == [("ok",)]
@@ -319,7 +321,7 @@ def test_acquire_survives_a_short_transaction_of_another_program(path: Path, loc
         timer = threading.Timer(0, acquire)
         timer.start()
         until = boottime() + 0.7
-        eventually(lambda: boottime() > until, "the stranger takes his time")
+        eventually(lambda: boottime() > until, "the other program takes its time")
         assert acquired == []
     ended = boottime()
     timer.join()
@@ -360,11 +362,11 @@ def test_a_holder_locked_out_beyond_its_ttl_knows_that_it_lost_before_another_ca
 
 
 def test_on_a_full_disk_no_lock_is_granted_and_holders_are_notified_and_all_works_once_there_is_room(
-    start: Callable[..., Worker], path: Path, locks: DistributedLock
+    start_worker: Callable[..., Worker], path: Path, locks: DistributedLock
 ) -> None:
     disk = FullDisk(path.parent)
     holder, leaver, newcomer = workers = [
-        start("harness/programs/peer.py", path, env=disk.environment) for _ in range(3)
+        start_worker("harness/programs/peer.py", path, env=disk.environment) for _ in range(3)
     ]
     for worker in workers:
         assert worker.answer()["ready"]
@@ -446,9 +448,9 @@ def test_a_counter_that_makes_no_sense_gives_no_fence(path: Path, value: str) ->
 def test_a_rate_that_makes_no_sense_is_refused(path: Path, value: str) -> None:
     with DistributedLock(url_of(path)) as locks:
         assert not locks.is_locked("x")
-        scribble(path, f"INSERT INTO debt VALUES ('r', {value}, 1.0)")
-        with pytest.raises(DamagedError, match="table debt"):
-            drive(locks._engine.store.spend(RateRequest("r", 1.0, 5.0), 5.0))  # type: ignore[attr-defined]
+        scribble(path, f"INSERT INTO rate_limit VALUES ('r', {value}, 1.0)")
+        with pytest.raises(DamagedError, match="table rate_limit"):
+            drive(locks._engine.store.consume(RateRequest("r", 1.0, 5.0), 5.0))  # type: ignore[attr-defined]
 
 
 def test_metadata_that_is_no_object_hides_no_holder(path: Path) -> None:

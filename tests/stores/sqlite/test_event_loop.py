@@ -15,20 +15,14 @@ import pytest
 
 from lockstead import AsyncDistributedLock, AsyncLockHandle, LockLostError, StoreError
 from lockstead.stores.sqlite.store import SqliteStore
+from tests.harness.conditions import eventually_async
 from tests.harness.processes import Worker, boottime
 from tests.harness.sqlite import rows, transaction_of_another_program, url_of
 
 BUSY = 0.6
-"""How long the stranger keeps the file."""
+"""How long the other program keeps the file."""
 AWAY = BUSY / 2
 """How long the loop may be away: less than if it waited for the file, more than a busy machine keeps it."""
-
-
-async def soon(condition: Callable[[], bool], what: str, within: float = 10.0) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within:g} s: {what}"
-        await asyncio.sleep(0.005)
 
 
 @asynccontextmanager
@@ -58,7 +52,7 @@ def keep_busy(path: Path, busy: threading.Event) -> None:
 
 
 async def use_while_busy(path: Path, use: Callable[[AsyncDistributedLock], Coroutine[Any, Any, None]]) -> float:
-    """Start some use of a client while a stranger keeps the file, and return the loop's longest gap."""
+    """Start some use of a client while another program keeps the file, and return the loop's longest gap."""
     async with AsyncDistributedLock(url_of(path)) as locks:
         await locks.is_locked("warm-up")
         async with ticking() as gaps:
@@ -120,13 +114,13 @@ def test_the_loop_turns_on_when_it_first_waits_in_line_while_the_file_is_locked(
                 waiter = asyncio.create_task(locks.acquire("job"))
                 await joined.wait()
                 busy = threading.Event()
-                stranger = asyncio.create_task(asyncio.to_thread(keep_busy, path, busy))
-                await soon(busy.is_set, "the stranger has the file")
+                other_program = asyncio.create_task(asyncio.to_thread(keep_busy, path, busy))
+                await eventually_async(busy.is_set, "the other program has the file", within=10)
                 store._transact = transact_and_tell  # type: ignore[method-assign]
                 looker = asyncio.create_task(locks.inspect())
-                await soon(asking.is_set, "another task asks for it too")
+                await eventually_async(asking.is_set, "another task asks for it too", within=10)
                 may_wait.set()
-                await asyncio.gather(looker, stranger)
+                await asyncio.gather(looker, other_program)
             await held.release()
             await (await waiter).release()
             return max(gaps)
@@ -148,7 +142,7 @@ def test_an_acquire_cancelled_while_the_file_is_locked_leaves_no_place(path: Pat
                 answers = await asyncio.gather(*tasks, return_exceptions=True)
             assert [type(answer) for answer in answers] == [asyncio.CancelledError] * 5
             assert max(gaps) < AWAY
-            await soon(lambda: rows(path) == [], "no place is left")
+            await eventually_async(lambda: rows(path) == [], "no place is left", within=10)
             async with asyncio.timeout(2):
                 await (await locks.acquire("job")).release()
 
@@ -178,7 +172,7 @@ def test_a_holder_kept_from_its_file_beyond_its_ttl_is_cancelled_in_time(path: P
                 with pytest.raises(LockLostError):
                     await hold_while_the_file_is_locked()
             assert max(gaps) < AWAY
-            assert cancelled_at <= window + max(gaps), "it is told before anybody else can hold"
+            assert cancelled_at <= window + max(gaps), "it is cancelled before another client can hold"
             for answer in await asyncio.gather(*others, return_exceptions=True):
                 if isinstance(answer, AsyncLockHandle):
                     await answer.release()
@@ -223,7 +217,7 @@ def test_tasks_cancelled_at_random_points_leave_no_place(path: Path, seed: int) 
             print(f"{cancelled} were cancelled, {finished} finished")
             assert cancelled + finished == 500
             assert cancelled > 50
-            await soon(lambda: rows(path) == [], "no place is left")
+            await eventually_async(lambda: rows(path) == [], "no place is left", within=10)
             assert locks._engine.keeper.leases == {}
             async with asyncio.timeout(5):
                 for name in names:
@@ -239,9 +233,9 @@ def test_a_process_waiting_behind_a_cancelled_task_is_not_held_up(path: Path, pe
         async with AsyncDistributedLock(url_of(path), ttl=60) as locks:
             held = await locks.acquire("job")
             doomed = asyncio.create_task(locks.acquire("job"))
-            await soon(lambda: len(rows(path)) == 2, "the task waits")
+            await eventually_async(lambda: len(rows(path)) == 2, "the task waits", within=10)
             waiter.send("acquire", "job")
-            await soon(lambda: len(rows(path)) == 3, "the process waits behind it")
+            await eventually_async(lambda: len(rows(path)) == 3, "the process waits behind it", within=10)
             doomed.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await doomed

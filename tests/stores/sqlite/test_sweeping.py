@@ -33,7 +33,7 @@ def places(path: Path) -> int:
 
 
 def abandon(store: SqliteStore, name: str) -> None:
-    """Take a place as somebody does who is then killed: nobody renews or leaves."""
+    """Take a place as a client does that is then killed: it is neither renewed nor released."""
     drive(store.join(Ask(name, f"killed:{name}/1", ttl=30, heartbeat=3), timeout=5))
 
 
@@ -85,7 +85,7 @@ def test_refusals_of_late_joins_are_swept(path: Path) -> None:
         abandon(store, f"job-{number}")
         clock.time += 0.5
     drive(store.close())
-    ((left,),) = rows(path, "SELECT count(*) FROM refused")
+    ((left,),) = rows(path, "SELECT count(*) FROM tombstone")
     assert left <= 10 + SWEEP_EVERY
 
 

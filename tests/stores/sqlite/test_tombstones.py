@@ -1,4 +1,4 @@
-"""Tombstones in memory and in SQLite: no more of them than still count, and little trouble with many."""
+"""Tombstones in SQLite: no more of them than still count."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lockstead.core.model import Ask
 from lockstead.core.runtime import drive
-from lockstead.core.store import LATE_REQUEST_WINDOW
+from lockstead.core.timing import LATE_REQUEST_WINDOW
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.sqlite.store import SWEEP_EVERY, SqliteStore
 
@@ -25,5 +25,5 @@ def test_in_sqlite_a_storm_is_forgotten_with_the_next_few_uses_of_any_name(tmp_p
     for number in range(SWEEP_EVERY):
         drive(store.join(Ask(f"name:{number}", f"me/{number}", 30.0, 3.0), 5.0))
     with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT count(*) FROM refused").fetchone() == (0,)
+        assert connection.execute("SELECT count(*) FROM tombstone").fetchone() == (0,)
     drive(store.close())

@@ -1,4 +1,4 @@
-"""Which machine this is, and which boot of it."""
+"""Identify this machine, and its current boot."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def machine_id() -> str:
 
 
 def boot_id() -> str:
-    """Name this boot, or nothing where the system does not tell."""
+    """Return the id of this boot; empty where the system has none."""
     return _read("/proc/sys/kernel/random/boot_id") if sys.platform == "linux" else ""
 
 
 def shared_clock() -> Callable[[], float]:
-    """Choose the clock all processes of this machine agree on.
+    """Choose the clock that all processes of this machine share.
 
-    The boot clock is only comparable within one boot. Where the boot has no name the wall clock must do:
-    then a forward step of it may end leases early.
+    The boot clock is only comparable within one boot. Where the boot has no id, it is the wall clock: then a forward
+    step of it may expire leases early.
     """
     return clock.now if boot_id() else time.time

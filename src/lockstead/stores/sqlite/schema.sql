@@ -1,13 +1,13 @@
--- lockstead's embedded store, version 1. Run again, it adds what a file of an earlier release lacks.
--- Whatever an earlier release can overlook is added without another version: that would refuse the file.
--- Times are seconds on the machine's boot clock and mean nothing after a restart, which `boot` tells.
+-- The embedded store, version 1. Run again, it adds what the file of an earlier release lacks.
+-- What an earlier release can ignore is added without a new version, with which that release would refuse the file.
+-- Times are seconds on the machine's boot clock, and mean nothing after a restart, which changes `boot`.
 
 CREATE TABLE IF NOT EXISTS state (
     machine  TEXT NOT NULL,
     boot     TEXT NOT NULL,
     ticket   INTEGER NOT NULL,  -- the last one drawn
     time     REAL NOT NULL,     -- of some operation within the last second of activity
-    swept_to TEXT NOT NULL      -- the name up to which rows were looked through for leftovers
+    swept_to TEXT NOT NULL      -- the name up to which rows were searched for expired places
 );
 
 CREATE TABLE IF NOT EXISTS place (
@@ -19,7 +19,7 @@ CREATE TABLE IF NOT EXISTS place (
     expires_at  REAL NOT NULL,
     acquired_at REAL,              -- NULL while it waits
     metadata    TEXT NOT NULL,
-    address     TEXT NOT NULL,     -- the socket of the process to wake, or empty
+    address     TEXT NOT NULL,     -- the notify socket of its process, or empty
     PRIMARY KEY (name, ticket)
 ) WITHOUT ROWID;
 
@@ -28,13 +28,13 @@ CREATE TRIGGER IF NOT EXISTS place_draws_ticket AFTER INSERT ON place
 
 CREATE UNIQUE INDEX IF NOT EXISTS place_by_owner ON place (owner);
 
-CREATE TABLE IF NOT EXISTS refused (
+CREATE TABLE IF NOT EXISTS tombstone (
     owner TEXT PRIMARY KEY,
     until REAL NOT NULL
 ) WITHOUT ROWID;
 
-CREATE TABLE IF NOT EXISTS debt (
-    name   TEXT PRIMARY KEY,
-    amount REAL NOT NULL,  -- seconds, at that time
-    at     REAL NOT NULL
+CREATE TABLE IF NOT EXISTS rate_limit (
+    name  TEXT PRIMARY KEY,
+    level REAL NOT NULL,  -- seconds, at the time in `at`
+    at    REAL NOT NULL
 ) WITHOUT ROWID;

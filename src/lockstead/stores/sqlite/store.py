@@ -1,7 +1,7 @@
 """`sqlite:///path`: the embedded default, shared by the processes of one machine.
 
 Every step is one immediate transaction on a WAL database, so a process killed anywhere leaves either the
-whole step or nothing. Waiting processes are woken by a datagram to their own socket.
+whole step or nothing. A datagram to its process's socket wakes a waiter.
 """
 
 from __future__ import annotations
@@ -40,26 +40,31 @@ from lockstead.core.model import (
 from lockstead.core.runtime import Runtime
 from lockstead.errors import DamagedError, NestedCallError, StoreError
 from lockstead.runtimes import nesting
-from lockstead.stores.memory import microseconds
-from lockstead.stores.sqlite import machine as _machine
+from lockstead.runtimes.clock import microseconds
+from lockstead.stores.sqlite import machine
 from lockstead.stores.sqlite.notify import HAS_ABSTRACT_SOCKETS, NotifySocket
+from lockstead.stores.statements import load
 
 T = TypeVar("T")
 _Step = Callable[[sqlite3.Cursor, float], tuple[T, list[Place]]]
 
-APPLICATION_ID = 0x4C454153  # "LEAS"
+APPLICATION_ID = 0x4C4F434B  # "LOCK"
 SCHEMA_VERSION = 1
 SWEEP_EVERY = 64
+"""How many joins and rate requests a client makes between two sweeps of a few more rows."""
 SWEEP_ROWS = 200
+"""How many rows one sweep searches: it delays the request it is a part of."""
 LARGEST_TICKET = 2**53 - 1
+"""The largest integer that a double holds exactly."""
 MAX_TIME = 1e12
-"""Seconds on any clock that no time of ours reaches."""
+"""Seconds. No clock reaches them, so that a larger time in a row is damage."""
+INSPECTION_TIMEOUT = 5.0
+"""Seconds that `inspect` waits for the file: it has no timeout of its own."""
+MIN_BUSY_DELAY, MAX_BUSY_DELAY = 0.0002, 0.001
+"""Seconds before a step is retried because another process has the file locked: random in between, so that waiting
+processes do not retry at the same time."""
 
-_PLACE = "ticket, owner, capacity, weight, expires_at, acquired_at, metadata, address"
-_WALK = f"SELECT {_PLACE} FROM place WHERE name = ? ORDER BY ticket"
-_FIND = f"SELECT {_PLACE} FROM place WHERE owner = ? AND name = ?"
-_DRAW = "SELECT ticket, EXISTS (SELECT 1 FROM refused WHERE owner = ? AND until > ?) FROM state"
-_APPEND = "INSERT INTO place VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_SQL = load("lockstead.stores.sqlite")
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _TRANSIENT = {*_BUSY, sqlite3.SQLITE_IOERR}
 _ADVICE = {
@@ -70,12 +75,12 @@ _ADVICE = {
     sqlite3.SQLITE_NOTADB: "it is no lockstead database; move it away, or choose another file",
     sqlite3.SQLITE_CORRUPT: "it is damaged; stop its users and move it away: no lock outlives its users",
     sqlite3.SQLITE_FULL: "the disk is full",
-    sqlite3.SQLITE_IOERR: "the disk failed, or somebody removed its -wal or -shm file",
+    sqlite3.SQLITE_IOERR: "the disk failed, or its -wal or -shm file was removed",
 }
 
 
 def default_path() -> Path:
-    """Find the user's own database, in the directory where the system keeps such state."""
+    """Return the path of the user's own database, in the directory where the system keeps such state."""
     if sys.platform == "win32":
         base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
@@ -91,7 +96,7 @@ class _Row(Place):
 
 
 class _SqliteLine:
-    """One name's ledger inside an open transaction."""
+    """The rule's `Ledger` of one name, within an open transaction."""
 
     __slots__ = ("_address", "_execute", "_floor", "_name", "_now")
 
@@ -103,21 +108,21 @@ class _SqliteLine:
         self._floor = floor
 
     def places(self) -> Iterator[Place]:
-        return (_checked(self._name, row) for row in self._execute(_WALK, (self._name,)))
+        return (_checked(self._name, row) for row in self._execute(_SQL["places"], (self._name,)))
 
     def find(self, owner: str) -> Place | None:
-        row = self._execute(_FIND, (owner, self._name)).fetchone()
+        row = self._execute(_SQL["find_place"], (owner, self._name)).fetchone()
         return _checked(self._name, row) if row else None
 
     def append(self, place: Place) -> bool:
-        last, has_tombstone = self._execute(_DRAW, (place.owner, self._now)).fetchone()
+        last, has_tombstone = self._execute(_SQL["last_ticket"], (place.owner, self._now)).fetchone()
         if has_tombstone:
             return False
         if not _is_ticket(last):
             raise _damaged_counter(last)
         place.ticket = max(last + 1, self._floor())
         self._execute(
-            _APPEND,
+            _SQL["append_place"],
             (
                 self._name,
                 place.ticket,
@@ -134,29 +139,27 @@ class _SqliteLine:
 
     def update(self, place: Place) -> None:
         self._execute(
-            "UPDATE place SET expires_at = ?, acquired_at = ?, metadata = ? WHERE name = ? AND ticket = ?",
+            _SQL["update_place"],
             (place.expires_at, place.acquired_at, place.metadata, self._name, place.ticket),
         )
 
     def rename(self, place: Place, owner: str) -> None:
         place.owner = owner
-        self._execute("UPDATE place SET owner = ? WHERE name = ? AND ticket = ?", (owner, self._name, place.ticket))
+        self._execute(_SQL["rename_place"], (owner, self._name, place.ticket))
 
     def remove(self, owner: str) -> float:
-        row = self._execute(
-            "DELETE FROM place WHERE owner = ? AND name = ? RETURNING expires_at", (owner, self._name)
-        ).fetchone()
+        row = self._execute(_SQL["remove_place"], (owner, self._name)).fetchone()
         return row[0] if row else -inf
 
-    def refuse(self, owner: str, until: float) -> None:
-        self._execute("INSERT OR REPLACE INTO refused VALUES (?, ?)", (owner, until))
+    def add_tombstone(self, owner: str, until: float) -> None:
+        self._execute(_SQL["add_tombstone"], (owner, until))
 
 
 class SqliteStore:
     """One client's connection to a database file.
 
-    Not promised: anything across machines (a file that another one used is refused), or while a process is
-    stopped in the middle of a transaction, which locks everybody out until it goes on or ends.
+    Not promised: anything across machines (a file that another machine used is refused), or while a process is
+    stopped in the middle of a transaction, which locks out all others until it continues or ends.
     """
 
     def __init__(
@@ -170,11 +173,11 @@ class SqliteStore:
     ) -> None:
         self.runtime = runtime
         self.path = Path(path or default_path()).absolute()
-        self._path = str(self.path)  # which is quicker to look at
+        self._path = str(self.path)  # os.stat of a str is faster
         self.capabilities = Capabilities(push=push)
         self._private = path is None
-        self._clock = clock or _machine.shared_clock()
-        self._clock_may_step = clock is not None or not _machine.boot_id()
+        self._clock = clock or machine.shared_clock()
+        self._clock_may_step = clock is not None or not machine.boot_id()
         self._floor = floor
         self._notify_socket = NotifySocket(runtime, listens=push)
         self._mutex = threading.Lock()
@@ -194,7 +197,7 @@ class SqliteStore:
         if ask.queue:
             self._notify_socket.expect(ask.owner)
         try:
-            return await self._do(step, timeout)
+            return await self._run_step(step, timeout)
         except StoreError as error:
             if not error.transient:
                 self._notify_socket.forget(ask.owner)
@@ -210,13 +213,13 @@ class SqliteStore:
                 to_wake += woken
             return standings, to_wake
 
-        return await self._do(step, timeout)
+        return await self._run_step(step, timeout)
 
     async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
         def step(cursor: sqlite3.Cursor, now: float) -> tuple[bool, list[Place]]:
             return rule.leave(self._line(cursor, name, now), owner, now, tombstone)
 
-        was_there = await self._do(step, timeout, look=False)
+        was_there = await self._run_step(step, timeout, check_file=False)
         self._notify_socket.forget(owner)
         return was_there
 
@@ -224,7 +227,7 @@ class SqliteStore:
         def step(cursor: sqlite3.Cursor, now: float) -> tuple[bool, list[Place]]:
             return rule.reserve(self._line(cursor, reservation.name, now), reservation, now)
 
-        was_there = await self._do(step, timeout, look=not self._closed)
+        was_there = await self._run_step(step, timeout, check_file=not self._closed)
         self._notify_socket.forget(reservation.owner)
         return was_there
 
@@ -234,43 +237,42 @@ class SqliteStore:
             outcome, woken = rule.join_all([(self._line(cursor, ask.name, now), ask) for ask in asks], now)
             return outcome, swept + woken
 
-        return await self._do(step, timeout)
+        return await self._run_step(step, timeout)
 
-    async def spend(self, charge: RateRequest, timeout: float) -> RateResult:
+    async def consume(self, request: RateRequest, timeout: float) -> RateResult:
         def step(cursor: sqlite3.Cursor, now: float) -> tuple[RateResult, list[Place]]:
-            row = cursor.execute("SELECT amount, at FROM debt WHERE name = ?", (charge.name,)).fetchone()
+            row = cursor.execute(_SQL["rate_limit"], (request.name,)).fetchone()
             if row and not all(isinstance(number, float) and 0 <= number < MAX_TIME for number in row):
-                msg = f"the rate {charge.name!r} makes no sense: {row!r} (delete its row from the table debt)"
-                raise DamagedError(msg, name=charge.name, key="debt")
-            balance, debt = gcra.spend(gcra.RateState(*row) if row else None, charge, now)
-            if debt is not None:
-                cursor.execute("INSERT OR REPLACE INTO debt VALUES (?, ?, ?)", (charge.name, *debt))
-            return balance, self._sweep(cursor, now)
+                msg = f"the rate limit {request.name!r} is damaged: {row!r} (delete its row from the table rate_limit)"
+                raise DamagedError(msg, name=request.name, key="rate_limit")
+            result, state = gcra.consume(gcra.RateState(*row) if row else None, request, now)
+            if state is not None:
+                cursor.execute(_SQL["save_rate_limit"], (request.name, *state))
+            return result, self._sweep(cursor, now)
 
-        return await self._do(step, timeout)
+        return await self._run_step(step, timeout)
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
         return Wake(await self._notify_socket.wait(owner, timeout))
 
     async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
         def step(cursor: sqlite3.Cursor, now: float) -> tuple[list[Line], list[Place]]:
-            where = "name = :prefix" if exact else "name BETWEEN :prefix AND :prefix || char(1114111)"
-            select = f"SELECT name, {_PLACE} FROM place WHERE {where} ORDER BY name, ticket"
+            select = _SQL["inspect_name" if exact else "inspect_prefix"]
             assert self._connection is not None
-            self._connection.text_factory = bytes  # to see what is no text
+            self._connection.text_factory = bytes  # to read texts that are not UTF-8
             try:
                 rows = cursor.execute(select, {"prefix": prefix}).fetchall()
             finally:
                 self._connection.text_factory = str
             lines = [self._read(name, list(of_name), now) for name, of_name in groupby(rows, key=lambda row: row[0])]
             found = [line for line in lines if line.places or line.damage]
-            (last,) = cursor.execute("SELECT ticket FROM state").fetchone()
+            (last,) = cursor.execute(_SQL["inspect_counter"]).fetchone()
             if not _is_ticket(last):
                 line = found.pop() if exact and found else Line(prefix if exact else "", now, ())
                 found.append(line._replace(damage=line.damage or self._with_path(_damaged_counter(last))))
             return found, []
 
-        return await self._do(step, 5.0)
+        return await self._run_step(step, INSPECTION_TIMEOUT)
 
     def _read(self, name: bytes, rows: Sequence[tuple[Any, ...]], now: float) -> Line:
         shown = name.decode(errors="backslashreplace") if isinstance(name, bytes) else str(name)
@@ -289,19 +291,16 @@ class SqliteStore:
             except (DamagedError, sqlite3.OperationalError) as error:
                 if not _is_damage(error):
                     raise
-                cursor.execute("DELETE FROM place WHERE name = ?", (name,))
-            cursor.execute(
-                "UPDATE state SET ticket = 0 WHERE typeof(ticket) <> 'integer' OR ticket NOT BETWEEN 0 AND ?",
-                (LARGEST_TICKET - 1,),
-            )
+                cursor.execute(_SQL["remove_line"], (name,))
+            cursor.execute(_SQL["repair_counter"], (LARGEST_TICKET - 1,))
             return None, []
 
-        await self._do(step, timeout)
+        await self._run_step(step, timeout)
 
     async def close(self) -> None:
         def close() -> None:
             self._closed = True
-            with suppress(NestedCallError), nesting.step(), self._mutex:  # else the step that goes on disconnects
+            with suppress(NestedCallError), nesting.step(), self._mutex:  # else the interrupted step disconnects
                 self._disconnect()
 
         await self.runtime.offload(close)
@@ -310,19 +309,19 @@ class SqliteStore:
     def _line(self, cursor: sqlite3.Cursor, name: str, now: float) -> _SqliteLine:
         return _SqliteLine(cursor, name, now, self._notify_socket.address, self._floor)
 
-    async def _do(self, step: _Step[T], timeout: float, *, look: bool = True) -> T:
-        return await self.runtime.offload(lambda: self._transact(step, timeout, look=look))
+    async def _run_step(self, step: _Step[T], timeout: float, *, check_file: bool = True) -> T:
+        return await self.runtime.offload(lambda: self._transact(step, timeout, check_file=check_file))
 
-    def _transact(self, step: _Step[T], timeout: float, *, look: bool) -> T:
-        """Run one atomic step, as soon as other processes let us, then wake the places it reports.
+    def _transact(self, step: _Step[T], timeout: float, *, check_file: bool) -> T:
+        """Run one atomic step, as soon as the file is not locked, then notify the places it reports.
 
-        Without `look`, whether the file was replaced is not looked at: giving up a place in the old one is enough.
+        Without `check_file`, a file that was replaced stays in use: removing a place from the old one is enough.
         """
         deadline = time.monotonic() + timeout
         while True:
             try:
                 with nesting.step(), self._mutex:  # never held while waiting: other threads and forks need it
-                    result, woken = self._attempt(step, look=look)
+                    result, woken = self._attempt(step, check_file=check_file)
             except DamagedError as error:
                 raise self._with_path(error) from None
             except sqlite3.Error as error:
@@ -336,13 +335,13 @@ class SqliteStore:
                 raise StoreError(msg) from error
             else:
                 for place in woken:
-                    self._notify_socket.ring(place.owner, place.address if isinstance(place, _Row) else "")
+                    self._notify_socket.notify(place.owner, place.address if isinstance(place, _Row) else "")
                 return result
-            time.sleep(0.0002 + 0.0008 * random.random())
+            time.sleep(random.uniform(MIN_BUSY_DELAY, MAX_BUSY_DELAY))
 
-    def _attempt(self, step: _Step[T], *, look: bool) -> tuple[T, list[Place]]:
+    def _attempt(self, step: _Step[T], *, check_file: bool) -> tuple[T, list[Place]]:
         try:
-            cursor = self._connected(look=look)
+            cursor = self._connected(check_file=check_file)
             cursor.execute("BEGIN IMMEDIATE")
             now = self._clock()
             if self._clock_may_step:
@@ -357,7 +356,7 @@ class SqliteStore:
         return outcome
 
     def _recover(self, error: BaseException) -> None:
-        """Undo a step that failed; a connection that will not is not used again."""
+        """Roll back a failed step; disconnect unless the file was only locked."""
         if self._connection is not None and self._connection.in_transaction:
             with suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")
@@ -370,57 +369,56 @@ class SqliteStore:
     def _explain(self, error: sqlite3.Error) -> StoreError:
         code = _code(error)
         if _is_damage(error):
-            remedy = "`lockstead ls` tells whose it is, `lockstead release NAME --force` clears it"
+            remedy = "`lockstead ls` names its lock, `lockstead release NAME --force` clears it"
             return DamagedError(f"{self.path}: {error} ({remedy})", key="place")
         advice = _ADVICE.get(code, "")
         return StoreError(f"{self.path}: {error}{advice and f' ({advice})'}", transient=code in _TRANSIENT)
 
     def _follow_clock(self, cursor: sqlite3.Cursor, now: float) -> None:
-        """Take a backward step of the clock off everything that ends, else the dead would outlive it."""
-        (last,) = cursor.execute("SELECT time FROM state").fetchone()
+        """Subtract a backward step of the clock from every expiry, else places of dead clients would last longer."""
+        (last,) = cursor.execute(_SQL["last_time"]).fetchone()
         if now < last:
-            cursor.execute("UPDATE place SET expires_at = expires_at - ?", (last - now,))
-            cursor.execute("UPDATE refused SET until = until - ?", (last - now,))
+            cursor.execute(_SQL["shift_places"], (last - now,))
+            cursor.execute(_SQL["shift_tombstones"], (last - now,))
         if now < last or now > last + 1:
-            cursor.execute("UPDATE state SET time = ?", (now,))
+            cursor.execute(_SQL["save_time"], (now,))
 
     def _sweep(self, cursor: sqlite3.Cursor, now: float) -> list[Place]:
-        """Now and then, look through a few more rows for names nobody asks for any more."""
+        """Every so many calls, search a few more rows for expired places of names that are no longer used."""
         self._joins += 1
         if self._joins % SWEEP_EVERY:
             return []
         execute = cursor.execute
-        execute("DELETE FROM refused WHERE until <= ?", (now,))
-        execute("DELETE FROM debt WHERE at + amount <= ?", (now,))
-        rows = execute(
-            "SELECT name, expires_at <= ? AND typeof(expires_at) = 'real' FROM place"
-            " WHERE name > (SELECT swept_to FROM state) ORDER BY name LIMIT ?",
-            (now, SWEEP_ROWS),
-        ).fetchall()
-        execute("UPDATE state SET swept_to = ?", (rows[-1][0] if len(rows) == SWEEP_ROWS else "",))
+        execute(_SQL["sweep_tombstones"], (now,))
+        execute(_SQL["sweep_rate_limits"], (now,))
+        rows = execute(_SQL["next_places_to_sweep"], (now, SWEEP_ROWS)).fetchall()
+        execute(_SQL["save_swept_to"], (rows[-1][0] if len(rows) == SWEEP_ROWS else "",))
         woken = []
         for name in {name for name, is_expired in rows if is_expired}:
             try:
                 woken += rule.settle(self._line(cursor, name, now), now).woken
-            except (DamagedError, sqlite3.OperationalError) as error:  # which is no fault of this request
+            except (
+                DamagedError,
+                sqlite3.OperationalError,
+            ) as error:  # another name's damage must not fail this request
                 if not _is_damage(error):
                     raise
         return woken
 
-    def _connected(self, *, look: bool) -> sqlite3.Cursor:
-        """Connect, and connect anew where the file was deleted or replaced: others would use the new one."""
-        if self._closed and look:  # but what was taken can be given up
+    def _connected(self, *, check_file: bool) -> sqlite3.Cursor:
+        """Connect, and reconnect if the file was deleted or replaced: other processes would use the new one."""
+        if self._closed and check_file:  # a place can still be released
             msg = f"{self.path}: this store is closed"
             raise StoreError(msg)
         if self._cursor is not None:
-            if not look or self._is_current():
+            if not check_file or self._is_current():
                 return self._cursor
             self._disconnect()
         if self._private:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not self.path.exists():
             _create_private(self.path)
-        self._notify_socket.hang_up()
+        self._notify_socket.bind()
         connection = sqlite3.connect(
             self.path, timeout=0, isolation_level=None, check_same_thread=False, factory=_Connection
         )
@@ -435,22 +433,19 @@ class SqliteStore:
         return cursor
 
     def _is_current(self) -> bool:
-        """Tell whether the path still leads to the file we have."""
+        """Return whether the path still is that of the open file."""
         try:
             return os.stat(self._path).st_ino == self._inode
         except OSError:
             return False
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Make or check the schema, and forget what another boot left behind."""
-        identity = connection.execute(
-            "SELECT (SELECT application_id FROM pragma_application_id),"
-            " (SELECT user_version FROM pragma_user_version), (SELECT count(*) FROM sqlite_master)"
-        ).fetchone()
+        """Create or check the schema, and delete what an earlier boot left behind."""
+        identity = connection.execute(_SQL["identify_file"]).fetchone()
         if identity[0] != APPLICATION_ID and any(identity):
             msg = f"{self.path}: this database belongs to another program; choose a file of lockstead's own"
             raise StoreError(msg)
-        connection.execute("PRAGMA page_size = 1024")  # a commit writes, and sums up, whole pages
+        connection.execute("PRAGMA page_size = 1024")  # a commit writes, and checksums, whole pages
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("BEGIN IMMEDIATE")
@@ -458,32 +453,32 @@ class SqliteStore:
         if version > SCHEMA_VERSION:
             msg = f"{self.path}: made by a newer lockstead (schema {version}); upgrade this one"
             raise StoreError(msg)
-        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'debt'").fetchone():  # the newest part
+        if not connection.execute(_SQL["has_newest_table"]).fetchone():
             for statement in files("lockstead.stores.sqlite").joinpath("schema.sql").read_text("utf-8").split(";\n\n"):
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             if version == 0:
-                identity = _machine.machine_id(), _machine.boot_id()
-                connection.execute("INSERT INTO state VALUES (?, ?, 0, 0, '')", identity)
+                identity = machine.machine_id(), machine.boot_id()
+                connection.execute(_SQL["create_state"], identity)
         self._check_machine(connection)
         connection.execute("COMMIT")
 
     def _check_machine(self, connection: sqlite3.Connection) -> None:
-        machine, boot = connection.execute("SELECT machine, boot FROM state").fetchone()
-        if boot and boot == _machine.boot_id():
+        used_on, boot = connection.execute(_SQL["machine_and_boot"]).fetchone()
+        if boot and boot == machine.boot_id():
             return
-        if machine != _machine.machine_id():
+        if used_on != machine.machine_id():
             msg = (
-                f"{self.path}: this file was used on another machine ({machine}), and SQLite cannot lock "
+                f"{self.path}: this file was used on another machine ({used_on}), and SQLite cannot lock "
                 "across machines; use a server for that, or delete the file if that machine is gone"
             )
             raise StoreError(msg)
-        if boot != _machine.boot_id():
-            connection.execute("DELETE FROM place")
-            connection.execute("DELETE FROM refused")
-            connection.execute("DELETE FROM debt")
-            connection.execute("UPDATE state SET boot = ?, time = 0", (_machine.boot_id(),))
+        if boot != machine.boot_id():
+            connection.execute(_SQL["remove_places"])
+            connection.execute(_SQL["remove_tombstones"])
+            connection.execute(_SQL["remove_rate_limits"])
+            connection.execute(_SQL["save_boot"], (machine.boot_id(),))
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -491,13 +486,13 @@ class SqliteStore:
             self._connection = self._cursor = None
 
     def __del__(self) -> None:
-        """Close the file of a store that was dropped: the connection refers to itself, and would stay for a while."""
+        """Close the file of a store that was dropped: the connection is in a reference cycle, and would stay open."""
         if (connection := getattr(self, "_connection", None)) is not None:
             with suppress(sqlite3.Error):
                 connection.close()
 
     def _before_fork(self) -> None:
-        """Let go of the file: what SQLite knows of its locks must not be copied into a child that has none."""
+        """Close the file: SQLite's record of its locks must not be copied into a child, which does not have them."""
         self._mutex.acquire()
         self._disconnect()
 
@@ -510,15 +505,15 @@ class SqliteStore:
 
 
 class _Connection(sqlite3.Connection):
-    """Ends with its store, not sooner: at exit, daemon threads may still be using it."""
+    """Closed with its store, not sooner: at exit, daemon threads may still be using it."""
 
     def __del__(self) -> None:
-        with suppress(sqlite3.ProgrammingError):  # it could not be opened
-            self.close()  # or Python 3.13 warns of it
+        with suppress(sqlite3.ProgrammingError):  # it was never opened
+            self.close()  # Python 3.13 warns of connections that are not closed
 
 
 def _checked(name: str, row: Sequence[Any]) -> _Row:
-    """Make a place of a row, if something else has not written it."""
+    """Make a place of a row. Raises DamagedError for values that this store does not write."""
     place = _Row(*row)
     if (
         isinstance(place.ticket, int)
@@ -538,14 +533,14 @@ def _checked(name: str, row: Sequence[Any]) -> _Row:
 
 
 def _is_ticket(last: object) -> bool:
-    """Tell whether there may be a next ticket after this."""
+    """Return whether this is a last ticket that another may follow."""
     return isinstance(last, int) and 0 <= last < LARGEST_TICKET
 
 
 def _damaged_counter(last: object) -> DamagedError:
     msg = (
-        f"the last ticket of all names makes no sense: {last!r} "
-        "(`lockstead release NAME --force`, with a name that nothing holds, resets it: fences go on from the clock)"
+        f"the counter of tickets of all names is damaged: {last!r} "
+        "(`lockstead release NAME --force`, with a name that nothing holds, resets it: fences continue from the clock)"
     )
     return DamagedError(msg, key="state", field="ticket")
 
@@ -556,19 +551,19 @@ def _damaged(name: str, what: str) -> DamagedError:
 
 
 def _is_damage(error: Exception) -> bool:
-    """Tell a text that is none, which only Python's module minds, from what SQLite has to say."""
+    """Tell damage, also a text that is not UTF-8, which only Python's module detects, from other errors of SQLite."""
     return isinstance(error, DamagedError) or (isinstance(error, sqlite3.Error) and "decode to UTF-8" in str(error))
 
 
 def _code(error: sqlite3.Error) -> int:
-    """Read SQLite's primary result code; what Python's module raises by itself has none."""
+    """Return SQLite's primary result code; 0 for an error that Python's module raises by itself."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def _create_private(path: Path) -> None:
     """Create an empty file that only its user may open.
 
-    Under another name first: to open and close the database itself would drop the locks this process has on it.
+    Under another name first: opening and closing the database itself would release the locks this process has on it.
     """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
