@@ -11,13 +11,13 @@ from tests.servers.redis import RedisServer
 
 
 @pytest.fixture(params=["threads", "asyncio"])
-def driver(request: pytest.FixtureRequest) -> str:
+def runtime_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-def party(driver: str, key_prefix: str) -> Party:
-    return Party(driver, key_prefix=key_prefix)
+def party(runtime_name: str, key_prefix: str) -> Party:
+    return Party(runtime_name, key_prefix=key_prefix)
 
 
 @pytest.fixture

@@ -112,8 +112,8 @@ LACKING = {
     "hset": lambda store: store.join(ask("y", "z"), TIMEOUT),
     "hget": lambda store: store.join(ask("x", "z"), TIMEOUT),
     "hdel": lambda store: store.leave("x", "a", TIMEOUT),
-    "get": lambda store: store.spend(RateRequest("r", 1.0, 1.0), TIMEOUT),
-    "set": lambda store: store.spend(RateRequest("r", 1.0, 1.0), TIMEOUT),
+    "get": lambda store: store.consume(RateRequest("r", 1.0, 1.0), TIMEOUT),
+    "set": lambda store: store.consume(RateRequest("r", 1.0, 1.0), TIMEOUT),
     "hscan": lambda store: store.inspect(),
     "evalsha": lambda store: store.join(ask("y", "z"), TIMEOUT),
 }

@@ -40,8 +40,8 @@ def flavour(request: pytest.FixtureRequest) -> Flavour:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have whoever listens ask soon whether anybody is still there."""
-    monkeypatch.setattr(subscriber, "SILENCE", 0.15)
+    """Have subscribers ask soon whether the server is still there."""
+    monkeypatch.setattr(subscriber, "LIVENESS_TIMEOUT", 0.15)
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ async def test_a_wrong_password(party: Party, secured: RedisServer, caplog: pyte
 async def test_a_missing_password(party: Party, secured: RedisServer) -> None:
     said = await refusal(party, f"redis://127.0.0.1:{secured.port}")
     assert "NOAUTH" in said
-    assert "wants a password" in said
+    assert "requires a password" in said
 
 
 @on_each_flavour
@@ -199,7 +199,7 @@ async def test_a_user_with_the_least_rights_can_do_everything(party: Party, fres
     asks = [Ask(name, f"me/{name}", 30.0, 3.0, queue=False) for name in ("x", "y")]
     assert isinstance(await store.join_all(asks, 5.0), list)
     assert await store.reserve(Reservation("x", "me/x", 30.0, tombstone=30.0), 5.0)
-    assert (await store.spend(RateRequest("x", 1.0, 1.0), 5.0)).allowed
+    assert (await store.consume(RateRequest("x", 1.0, 1.0), 5.0)).allowed
 
 
 @pytest.mark.parametrize("lacking", ["evalsha", "time", "hmget", "hset"])
@@ -297,7 +297,7 @@ async def test_tls_that_is_not_to_be_checked(party: Party, tls_proxy: FaultProxy
 async def test_tls_to_a_server_that_does_not_speak_it(party: Party, fresh_server: RedisServer) -> None:
     said = await refusal(party, f"rediss://127.0.0.1:{fresh_server.port}", timeout=0.5)
     assert f"127.0.0.1:{fresh_server.port}" in said
-    fresh_server.kill()  # so that nobody waits for it to say anything at the end
+    fresh_server.kill()  # so that its end is not waited for
 
 
 async def test_no_tls_to_a_server_that_speaks_only_that(party: Party, tls_proxy: FaultProxy) -> None:
@@ -306,9 +306,9 @@ async def test_no_tls_to_a_server_that_speaks_only_that(party: Party, tls_proxy:
 
 
 async def test_something_that_is_no_redis(party: Party, caplog: pytest.LogCaptureFixture) -> None:
-    with WrongServer(lambda _: b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n") as stranger:
-        said = await refusal(party, f"redis://127.0.0.1:{stranger.port}", caplog)
-    assert str(stranger.port) in said
+    with WrongServer(lambda _: b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n") as wrong_server:
+        said = await refusal(party, f"redis://127.0.0.1:{wrong_server.port}", caplog)
+    assert str(wrong_server.port) in said
     assert "Redis" in said
     assert "Fatal" not in caplog.text
 
@@ -316,8 +316,8 @@ async def test_something_that_is_no_redis(party: Party, caplog: pytest.LogCaptur
 @pytest.mark.parametrize("version", ["5.0.14", "6.0.16"])
 async def test_a_server_that_is_too_old(party: Party, version: str) -> None:
     info = f"# Server\r\nredis_version:{version}\r\n".encode()
-    with WrongServer(lambda _: b"$%d\r\n%s\r\n*0\r\n-ERR\r\n" % (len(info), info)) as stranger:
-        said = await refusal(party, f"redis://127.0.0.1:{stranger.port}")
+    with WrongServer(lambda _: b"$%d\r\n%s\r\n*0\r\n-ERR\r\n" % (len(info), info)) as wrong_server:
+        said = await refusal(party, f"redis://127.0.0.1:{wrong_server.port}")
     assert version in said
     assert "6.2" in said
 
@@ -326,12 +326,12 @@ async def test_a_relative_that_does_not_tell_its_version_is_tried(party: Party) 
     def answer(request: bytes) -> bytes:
         return b"$0\r\n\r\n*0\r\n-ERR\r\n" if b"INFO" in request else b"*2\r\n:1\r\n:7\r\n"
 
-    with WrongServer(answer) as stranger:
-        assert (await ask(party.client(f"redis://127.0.0.1:{stranger.port}").acquire("x"))).fence == 7
+    with WrongServer(answer) as wrong_server:
+        assert (await ask(party.client(f"redis://127.0.0.1:{wrong_server.port}").acquire("x"))).fence == 7
 
 
 async def test_too_many_clients_for_one_more_that_listens(party: Party, start: Start) -> None:
-    """Whoever cannot listen asks again and again, and gets the lock all the same."""
+    """A client that cannot subscribe polls, and gets the lock all the same."""
     server = start(maxclients="40")
     other, locks = party.client(server.url), party.client(server.url)
     held = await ask(other.acquire("x"))
@@ -451,9 +451,9 @@ def test_a_thread_gets_a_time_out_wherever_the_server_is_silent() -> None:
         (deployment,), _ = parse_url(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
         connection = drive(connect(ThreadRuntime(), deployment.addresses[0], 5.0))
         with pytest.raises(TimeoutError):
-            connection.hear(0.01)
+            connection.receive(0.01)
         with pytest.raises(TimeoutError):
             drive(connection.exchange(b"", 1, 0.01))
         with pytest.raises(TimeoutError):
-            drive(connection.exchange(bytes(1 << 24), 1, 0.01))  # more than anybody takes who reads nothing
+            drive(connection.exchange(bytes(1 << 24), 1, 0.01))  # more than a peer takes that reads nothing
         connection.close()

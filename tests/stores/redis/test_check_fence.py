@@ -1,14 +1,11 @@
-"""What is kept on a server beside lines: debts, and the fences that a user's own scripts check."""
+"""The fences that a user's own scripts check."""
 
 from __future__ import annotations
 
 import pytest
 from redis.exceptions import ResponseError
 
-from lockstead.core.model import RateRequest
 from lockstead.fencing import CHECK_FENCE_LUA
-from lockstead.stores.redis.store import RedisStore
-from tests.harness.party import Party
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
 from tests.servers.redis import RedisServer
 
@@ -16,24 +13,6 @@ from tests.servers.redis import RedisServer
 @pytest.fixture(params=[flavour.name for flavour in redis_flavours()])
 def flavour(request: pytest.FixtureRequest) -> Flavour:
     return FLAVOURS[request.param]
-
-
-async def test_a_debt_is_gone_when_it_has_worn_off_and_looking_leaves_nothing(
-    party: Party, server: RedisServer
-) -> None:
-    store, key = party.store(server.url), f"{party.options['key_prefix']}:rate:x"
-    assert isinstance(store, RedisStore)
-    with server.client() as client:
-        assert (await store.spend(RateRequest("x", 0.0, 10.0), 5.0)).allowed
-        assert not client.exists(key)
-        assert (await store.spend(RateRequest("x", 2.0, 10.0), 5.0)).allowed
-        before = client.dump(key)
-        assert (await store.spend(RateRequest("x", 0.0, 10.0), 5.0)).allowed
-        assert not (await store.spend(RateRequest("x", 9.0, 10.0), 5.0)).allowed
-        assert client.dump(key) == before
-        assert 1000 < client.pttl(key) <= 2001
-        assert (await store.spend(RateRequest("y", 0.01, 10.0), 5.0)).allowed
-        await party.until(lambda: not client.exists(f"{party.options['key_prefix']}:rate:y"), "it is gone")
 
 
 WRITE = """

@@ -44,7 +44,7 @@ CLIENTS: dict[str, Make] = {
 
 
 async def same_locks(party: Party, source: object, url: str) -> None:
-    """Tell that the two stand in one line, and wake each other."""
+    """Check that the two wait in one line, and wake each other."""
     by_client, by_url = party.client(source), party.client(url)
     held = await ask(by_client.acquire("x"))
     assert await ask(by_url.try_acquire("x")) is None
@@ -86,7 +86,7 @@ async def test_a_cluster_client(party: Party, cluster: ClusterDeployment) -> Non
         await same_locks(party, client, url)
 
 
-@pytest.mark.parametrize("driver", ["asyncio"])
+@pytest.mark.parametrize("runtime_name", ["asyncio"])
 async def test_an_asyncio_cluster_client(party: Party, cluster: ClusterDeployment) -> None:
     url = "redis+cluster://" + ",".join(f"{host}:{port}" for host, port in cluster.addresses)
     host, port = cluster.addresses[0]
@@ -120,7 +120,7 @@ def test_anything_else_is_refused(source: object) -> None:
         open_store(source, ThreadRuntime())
 
 
-@pytest.mark.parametrize("driver", ["uvloop"])
+@pytest.mark.parametrize("runtime_name", ["uvloop"])
 async def test_the_main_paths_work_on_uvloop(party: Party, proxy: FaultProxy) -> None:
     await same_locks(party, proxy.url, proxy.server.url)
     locks = party.client(proxy.url, ttl=1.0)

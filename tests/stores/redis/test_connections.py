@@ -17,7 +17,7 @@ from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer
 from tests.servers.stats import commands_of, connections_to
 
-only_asyncio = pytest.mark.parametrize("driver", ["asyncio", "uvloop"])
+only_asyncio = pytest.mark.parametrize("runtime_name", ["asyncio", "uvloop"])
 
 
 @only_asyncio
@@ -73,13 +73,13 @@ async def test_a_client_closed_while_it_connects_cancels_no_other(party: Party, 
 @only_asyncio
 async def test_answers_that_come_late_do_not_leave_a_second_connection(party: Party, proxy: FaultProxy) -> None:
     store = party.store(proxy.url)
-    wish = Ask("x", "me/1", ttl=30.0, heartbeat=3.0)
-    await store.join(wish, 5.0)
+    request = Ask("x", "me/1", ttl=30.0, heartbeat=3.0)
+    await store.join(request, 5.0)
     proxy.hold("replies")
-    patient = party.start(lambda: store.join(wish, 10.0))
+    patient = party.start(lambda: store.join(request, 10.0))
     with pytest.raises(LockError):
-        await store.join(wish, 0.2)
-    second = party.start(lambda: store.join(wish, 10.0))  # on a new connection, for that one is silent
+        await store.join(request, 0.2)
+    second = party.start(lambda: store.join(request, 10.0))  # on a new connection, for that one is silent
     await party.until(lambda: proxy.open == 2, "it connects anew")
     proxy.heal()
     await patient.result()
@@ -94,7 +94,7 @@ async def test_a_client_that_waits_in_vain_keeps_nothing_of_it(party: Party, fre
         with pytest.raises(LockError):
             await ask(locks.acquire("x", timeout=0.02))
     store: RedisStore = locks._engine.store
-    heard_for = store._subscriber._waiters if party.driver == "threads" else store._subscriber._mailbox._events  # type: ignore[attr-defined]
+    heard_for = store._subscriber._waiters if party.runtime_name == "threads" else store._subscriber._waiters._events  # type: ignore[attr-defined]
     assert not heard_for
     assert not locks._engine.keeper.leases
 
@@ -164,7 +164,7 @@ async def test_tasks_cancelled_anywhere_leave_nothing_in_any_line(
     assert all(result is None or isinstance(result, asyncio.CancelledError) for result in results), results
     await party.until(lambda: no_place_in(other), "nothing is left in any line", within=5)
     fields = bucket_of(fresh_server, party)
-    assert all(field.startswith("\0") for field in fields), "marks against ghosts, which the sweep takes away later"
+    assert all(field.startswith("\0") for field in fields), "tombstones, which the sweep removes later"
 
 
 async def no_place_in(locks: Any) -> bool:
@@ -190,11 +190,11 @@ async def test_clients_that_are_gone_leave_only_the_bucket(party: Party, fresh_s
 
 
 async def test_a_refused_owner_is_forgotten_in_time(party: Party, proxy: FaultProxy) -> None:
-    """A join without an answer leaves a mark against its ghost, which the sweep takes away later."""
+    """A join without an answer leaves a tombstone of its owner, which the sweep removes later."""
     store = party.store(proxy.server.url)
-    await store.leave("x", "ghost/1", 5.0, tombstone=0.2)
-    assert "\0ghost/1" in bucket_of(proxy.server, party)
-    refused = await store.join(Ask("x", "ghost/1", ttl=30.0, heartbeat=3.0), 5.0)
+    await store.leave("x", "late/1", 5.0, tombstone=0.2)
+    assert "\0late/1" in bucket_of(proxy.server, party)
+    refused = await store.join(Ask("x", "late/1", ttl=30.0, heartbeat=3.0), 5.0)
     assert not hasattr(refused, "ticket")
 
     async def is_swept() -> bool:

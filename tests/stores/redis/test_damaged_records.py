@@ -185,7 +185,7 @@ def test_one_bad_record_keeps_no_other_from_being_listed(site: Site) -> None:
     assert (shown.returncode, json.loads(shown.stderr)["error"]) == (65, "damaged")
     released = site.command("release", "x", "--force")
     assert released.returncode == 0
-    assert "cleared" in released.stdout
+    assert "removed a record that could not be read" in released.stdout
     assert site.command("release", "x", "--force").returncode == Exit.FREE
     assert not [field for field in site.fields() if field.startswith(b"x")]
     with DistributedLock(site.url) as locks:
@@ -291,7 +291,7 @@ def test_a_key_of_another_type_is_named_and_left_alone(site: Site) -> None:
     assert "error" in {finding.level for finding in drive(site.store.examine())}
     site.raw.delete(site.key)
     site.raw.lpush(site.rate_key, "something else")
-    refused(lambda: drive(site.store.spend(RateRequest("r", 1.0, 1.0), TIMEOUT)), repr(site.rate_key), "delete it")
+    refused(lambda: drive(site.store.consume(RateRequest("r", 1.0, 1.0), TIMEOUT)), repr(site.rate_key), "delete it")
 
 
 @pytest.mark.parametrize(
@@ -307,9 +307,9 @@ def test_a_key_of_another_type_is_named_and_left_alone(site: Site) -> None:
 )
 def test_a_rate_that_cannot_be_read_is_refused(site: Site, record: bytes) -> None:
     site.raw.set(site.rate_key, record)
-    refused(lambda: drive(site.store.spend(RateRequest("r", 1.0, 1.0), TIMEOUT)), repr(site.rate_key), "delete it")
+    refused(lambda: drive(site.store.consume(RateRequest("r", 1.0, 1.0), TIMEOUT)), repr(site.rate_key), "delete it")
     site.raw.delete(site.rate_key)
-    assert drive(site.store.spend(RateRequest("r", 1.0, 1.0), TIMEOUT)).allowed
+    assert drive(site.store.consume(RateRequest("r", 1.0, 1.0), TIMEOUT)).allowed
 
 
 @pytest.mark.parametrize("metadata", [b"no JSON", b"[1]", b"", b"[" * 4000, b"7", b'{"\xff": 1}'])
@@ -349,7 +349,7 @@ def states(site: Site, *, is_member: bool) -> list[Fields]:
         for number, owner in enumerate(OWNERS):
             site.join(owner, capacity=3, weight=1 + number % 2)
 
-    def lingering() -> None:
+    def reserved() -> None:
         site.join("a/1", queue=False)
         drive(site.store.reserve(Reservation("x", "a/1", 600.0, '{"outcome": 1}', tombstone=600.0), TIMEOUT))
 
@@ -360,7 +360,7 @@ def states(site: Site, *, is_member: bool) -> list[Fields]:
 
     made = []
     for make in (
-        (single, lingering, tombstones) if is_member else (single, waiting, waiting, semaphore, lingering, tombstones)
+        (single, reserved, tombstones) if is_member else (single, waiting, waiting, semaphore, reserved, tombstones)
     ):
         if not is_member:
             site.raw.delete(site.key)
@@ -497,11 +497,11 @@ def fuzz(site: Site, chance: random.Random, rounds: int, *, is_member: bool = Fa
 
 def test_whatever_a_rate_is_replaced_by_is_answered_or_refused(site: Site, seed: int) -> None:
     chance = random.Random(seed)
-    drive(site.store.spend(RateRequest("r", 5.0, 10.0), TIMEOUT))
+    drive(site.store.consume(RateRequest("r", 5.0, 10.0), TIMEOUT))
     record = site.raw.get(site.rate_key)
     assert isinstance(record, bytes)
     for _ in range(ROUNDS):
         site.raw.set(site.rate_key, mutated({b"r": record}, chance).get(b"r", b""))
-        balance = answer(lambda: drive(site.store.spend(RateRequest("r", 1.0, 10.0), TIMEOUT)))
-        if balance is not None:
-            assert 0.0 <= balance.debt < inf
+        result = answer(lambda: drive(site.store.consume(RateRequest("r", 1.0, 10.0), TIMEOUT)))
+        if result is not None:
+            assert 0.0 <= result.level < inf

@@ -99,13 +99,13 @@ async def test_an_intercepted_message_grants_nothing_to_the_next_place(
         await party.waits(alice, "x", 1)
         await ask(first.release())
         await ask((await waiting.result()).release())
-    heard = eve.overheard()
-    assert len(set(heard)) == 3, "each place has a secret of its own"
-    assert all(bob.holder_id.encode() not in message for message in heard)
+    received = eve.overheard()
+    assert len(set(received)) == 3, "each place has a secret of its own"
+    assert all(bob.holder_id.encode() not in message for message in received)
     first = await ask(alice.acquire("x"))
     waiting = party.start(lambda: bob.acquire("x", timeout=30))
     await party.waits(alice, "x", 1)
-    eve.publish(*heard)
+    eve.publish(*received)
     await party.passes(0.2)
     assert not waiting.is_done
     await ask(first.release())
@@ -117,10 +117,10 @@ async def test_whatever_is_published_is_ignored_and_counted(party: Party, server
     first = await ask(alice.acquire("x"))
     waiting = party.start(lambda: bob.acquire("x", timeout=30))
     await party.waits(alice, "x", 1)
-    ear = bob._engine.store._subscriber
+    subscriber = bob._engine.store._subscriber
     await party.until(lambda: eve._client.pubsub_channels(f"{eve._prefix}:*"), "the waiter listens")
     eve.publish(*GARBAGE)
-    await party.until(lambda: ear.ignored >= len(GARBAGE), "all of it has arrived")
+    await party.until(lambda: subscriber.ignored >= len(GARBAGE), "all of it has arrived")
     released = time.monotonic()
     await ask(first.release())
     second = await waiting.result()

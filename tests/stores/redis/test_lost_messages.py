@@ -10,7 +10,7 @@ import pytest
 
 from lockstead import LockAcquisitionError, StoreError
 from lockstead.core.retry import RetryPolicy
-from lockstead.primitives.plans import HEARTBEAT
+from lockstead.core.timing import HEARTBEAT
 from lockstead.stores.redis.commands import JOIN, LEAVE, RENEW, Script
 from tests.harness.party import Party, ask
 from tests.servers.proxy import FaultProxy

@@ -78,7 +78,7 @@ async def test_a_block_learns_of_the_loss(party: Party, fresh_server: RedisServe
     locks = party.client(fresh_server.url, ttl=TTL)
 
     async def block() -> None:
-        if party.driver == "threads":
+        if party.runtime_name == "threads":
             with locks.lock("x") as handle:
                 fresh_server.pause()
                 assert handle.lost.wait(TTL + SLACK)
@@ -210,7 +210,7 @@ async def test_a_stepped_clock_is_reported(
 
 
 async def die_holding(party: Party, server: RedisServer) -> Any:
-    """Take a place that nobody will ever give up."""
+    """Take a place that is never released."""
     return await party.store(server.url).join(Ask("x", "dead/1", TTL, TTL), 5.0)
 
 

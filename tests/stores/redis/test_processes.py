@@ -1,47 +1,32 @@
-"""Processes that are killed, stopped, end or fork while they hold and wait. See harness/programs/scenarios.py."""
+"""Processes that are killed, stopped, end or fork while they hold and wait: see harness/programs/scenarios.py."""
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.harness.party import Party, ask
+from tests.harness.processes import Program
 from tests.servers.redis import RedisServer
 
-SCENARIOS = Path(__file__).parents[2] / "harness" / "programs" / "scenarios.py"
+SCENARIOS = "harness/programs/scenarios.py"
 SLACK = 1.0
 
-Process = subprocess.Popen[str]
-Spawn = Callable[..., Process]
+Spawn = Callable[..., Program]
 
 
 @pytest.fixture
-def spawn(server: RedisServer, key_prefix: str) -> Iterator[Spawn]:
+def spawn(start_program: Spawn, server: RedisServer, key_prefix: str) -> Spawn:
     """Start processes that do not outlive the test."""
-    processes: list[Process] = []
 
-    def spawn(scenario: str, url: str = server.url) -> Process:
-        command = [sys.executable, str(SCENARIOS), scenario, url, f"key_prefix={key_prefix}"]
-        pipe = subprocess.PIPE
-        processes.append(
-            subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
-        )
-        return processes[-1]
+    def spawn(scenario: str, url: str = server.url) -> Program:
+        return start_program(SCENARIOS, scenario, url, f"key_prefix={key_prefix}")
 
-    yield spawn
-    for process in processes:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    return spawn
 
 
 @pytest.fixture
@@ -52,7 +37,7 @@ def url(request: pytest.FixtureRequest, server: RedisServer, redlock_servers: li
 
 
 async def holds(party: Party, locks: Any, name: str = "x") -> Any:
-    return await party.until(lambda: locks.info(name), f"somebody holds {name!r}")
+    return await party.until(lambda: locks.info(name), f"a client holds {name!r}")
 
 
 async def test_a_killed_holder_is_followed_within_its_ttl(party: Party, server: RedisServer, spawn: Spawn) -> None:
@@ -81,7 +66,7 @@ async def test_a_killed_waiter_delays_the_next_by_a_heartbeat(party: Party, serv
     assert waiting.ended_at - killed < 1.5 + SLACK
 
 
-@pytest.mark.parametrize("driver", ["threads"])
+@pytest.mark.parametrize("runtime_name", ["threads"])
 @pytest.mark.parametrize(
     ("url", "scenario"), [("redis", "holds_a_block_in_asyncio"), ("redlock", "holds_a_block")], indirect=["url"]
 )
@@ -90,14 +75,13 @@ async def test_a_holder_that_was_stopped_for_longer_than_its_ttl_knows_that_it_l
 ) -> None:
     locks = party.client(url)
     stopped = spawn(scenario, url)
-    assert stopped.stdout is not None
-    assert stopped.stdout.readline() == "holds\n"
+    assert stopped.read_line() == "holds\n"
     first = await holds(party, locks)
-    stopped.send_signal(signal.SIGSTOP)
+    stopped.signal(signal.SIGSTOP)
     second = await ask(locks.acquire("x", timeout=10))
     assert second.fence > first.fence
-    stopped.send_signal(signal.SIGCONT)
-    said, errors = stopped.communicate("go on\n", timeout=10)
+    stopped.signal(signal.SIGCONT)
+    said, errors = stopped.communicate("go on\n", within=10)
     assert errors.count("Traceback") == 0, errors
     assert said.split()[-1] == "lost"
     assert "True" not in said
@@ -105,7 +89,7 @@ async def test_a_holder_that_was_stopped_for_longer_than_its_ttl_knows_that_it_l
     assert (await ask(locks.info("x"))).fence == second.fence
 
 
-@pytest.mark.parametrize("driver", ["threads"])
+@pytest.mark.parametrize("runtime_name", ["threads"])
 @pytest.mark.parametrize(
     ("scenario", "status"),
     [
@@ -124,7 +108,7 @@ async def test_a_process_that_ends_or_forks_leaves_nothing_behind(
     party: Party, server: RedisServer, spawn: Spawn, scenario: str, status: int
 ) -> None:
     process = spawn(scenario)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(within=20)
     assert errors == ""
-    assert process.returncode == status
+    assert process.status == status
     assert party.client(server.url).inspect() == []

@@ -107,20 +107,20 @@ class Pair:
         self._check_woken(woken)
 
     def step(self, ticks: int) -> None:
-        """Set the clock forward or back, and look who has worn off his debt: it is forgotten by that."""
+        """Set the clock forward or back, and look which rates are unused again: their state is gone by then."""
         self._server.step_clock(ticks * TICK)
         self.time += ticks * TICK
         for name in RATES:
-            self.spend(RateRequest(name, 0.0, 0.0))
+            self.consume(RateRequest(name, 0.0, 0.0))
             if not gcra.level_at(self._rates.get(name), self.time):
                 self._rates.pop(name, None)
 
-    def spend(self, charge: RateRequest) -> None:
-        theirs = drive(self.store.spend(charge, 5.0))
-        ours, debt = gcra.spend(self._rates.get(charge.name), charge, self.time)
-        assert (theirs.allowed, ticks(theirs.debt)) == (ours.allowed, ticks(ours.debt))
-        if debt is not None:
-            self._rates[charge.name] = debt
+    def consume(self, request: RateRequest) -> None:
+        theirs = drive(self.store.consume(request, 5.0))
+        ours, state = gcra.consume(self._rates.get(request.name), request, self.time)
+        assert (theirs.allowed, ticks(theirs.level)) == (ours.allowed, ticks(ours.level))
+        if state is not None:
+            self._rates[request.name] = state
 
     def check_lines(self) -> None:
         theirs = drive(self.store.inspect())
@@ -132,7 +132,7 @@ class Pair:
             self._heard.discard(ask.owner)
 
     def _check_woken(self, expected: list[str]) -> None:
-        """Whoever newly holds was told; by the sweep perhaps a little before anybody looked."""
+        """Places that newly hold were woken; by the sweep perhaps a little before a request came."""
         self._listener.publish(f"{self._key_prefix}:", "that is all")
         while (message := self._channel.get_message(timeout=5)) and message["data"] != b"that is all":
             if owner := self._owners.get(message["data"]):
@@ -236,7 +236,7 @@ def test_random_charges_are_answered_as_the_rule_answers_them(pair: Pair, seed: 
             arg: Any = chance.choice((1, 1, 2, -1, -2))
         else:
             act, arg = (
-                pair.spend,
+                pair.consume,
                 RateRequest(
                     chance.choice(RATES),
                     chance.randint(0, 3) * TICK,

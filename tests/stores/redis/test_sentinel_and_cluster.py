@@ -1,4 +1,4 @@
-"""Sentinel and Cluster: fail-overs, moved slots and dead nodes while locks are held and waited for."""
+"""Sentinel and Cluster: failovers, moved slots and dead nodes while locks are held and waited for."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def slot_of(locks: Any, name: str) -> int:
     return int(key_slot(key_of(locks, name).encode()))
 
 
-@pytest.mark.parametrize(("driver", "how"), [("threads", "kill"), ("asyncio", "kill"), ("asyncio", "pause")])
+@pytest.mark.parametrize(("runtime_name", "how"), [("threads", "kill"), ("asyncio", "kill"), ("asyncio", "pause")])
 async def test_a_fail_over_keeps_a_lock_or_signals_its_loss_and_serves_waiters(
     party: Party, sentinel: SentinelDeployment, how: Any
 ) -> None:
@@ -60,7 +60,7 @@ async def test_a_fail_over_keeps_a_lock_or_signals_its_loss_and_serves_waiters(
         assert client.wait(1, 5000) == 1
     await party.aside(lambda: sentinel.fail_over(how))
     next_short = await patient[1].result(within=20)
-    assert short.lost.is_set() or not short.is_held, "nobody holds inside another's window"
+    assert short.lost.is_set() or not short.is_held, "no client holds inside another's trust window"
     assert next_short.fence > short.fence
     assert kept.is_held
     assert not patient[0].is_done
@@ -81,7 +81,7 @@ async def renewed(locks: Any, name: str) -> bool:
 
 
 async def with_retries(party: Party, locks: Any, name: str, timeout: float = 20) -> Any:
-    """Acquire as a program would that goes on through a fail-over."""
+    """Acquire as a program would that goes on through a failover."""
     while True:
         try:
             return await ask(locks.acquire(name, timeout=timeout))
@@ -106,7 +106,7 @@ async def test_a_lock_that_its_replica_does_not_confirm_is_not_had(party: Party,
     assert "'y'" in str(raised.value)
     store = party.store(url)
     assert isinstance(store, RedisStore)
-    with pytest.raises(StoreError, match="given up again: 'y1', 'y2'"):
+    with pytest.raises(StoreError, match="released again: 'y1', 'y2'"):
         await store.join_all([Ask(name, f"me/{name}", 30.0, 3.0, queue=False) for name in ("y1", "y2")], 0.5)
     refusal = await store.join_all([Ask("x", "me/x", 30.0, 3.0, queue=False)], 0.5)
     assert isinstance(refusal, Refusal), "which needs no confirmation"
@@ -145,7 +145,7 @@ async def test_rates_are_kept_by_all_nodes(party: Party, cluster: ClusterDeploym
     store = party.store(cluster_url(cluster))
     assert isinstance(store, RedisStore)
     for name in NAMES:
-        assert await store.spend(RateRequest(name, 10.0, 10.0), 5.0) == RateResult(True, 10.0)
+        assert await store.consume(RateRequest(name, 10.0, 10.0), 5.0) == RateResult(True, 10.0)
     for node in cluster.masters():
         with node.client() as client:
             assert client.keys(f"{party.options['key_prefix']}:rate:*")
@@ -157,7 +157,7 @@ async def test_a_slot_may_move_while_its_lock_is_held_and_waited_for(party: Part
     waiting = party.start(lambda: other.acquire("x", timeout=20))
     await party.waits(locks, "x")
     slot = slot_of(locks, "x")
-    await party.aside(lambda: cluster.move_slot(slot, cluster.stranger(slot)))
+    await party.aside(lambda: cluster.move_slot(slot, cluster.other_master(slot)))
     await party.passes(1.4)
     assert held.is_held
     assert not waiting.is_done
@@ -176,7 +176,7 @@ async def test_a_lock_is_used_in_the_middle_of_its_slots_move(
     waiting = party.start(lambda: other.acquire("x", timeout=20))
     await party.waits(locks, "x")
     slot = slot_of(locks, "x")
-    target = cluster.stranger(slot)
+    target = cluster.other_master(slot)
     with cluster.moving_slot(slot, target) as move:
         if has_moved:
             move.move_keys(key_of(locks, "x"))
@@ -219,7 +219,7 @@ async def test_a_dead_node_costs_only_its_own_locks(
     assert again.fence > handles[NAMES[0]].fence
 
 
-@pytest.mark.parametrize("driver", ["asyncio"])
+@pytest.mark.parametrize("runtime_name", ["asyncio"])
 async def test_a_replica_that_takes_over_in_a_cluster_has_what_it_received(party: Party) -> None:
     with ClusterDeployment(replicas=1, cluster_node_timeout="1000") as cluster:
         locks, other = (party.client(cluster_url(cluster), ttl=60) for _ in range(2))
@@ -254,7 +254,7 @@ async def test_a_server_that_is_no_cluster_is_told_so(party: Party, server: Redi
         await ask(party.client(f"redis+cluster://127.0.0.1:{server.port}").acquire("x", timeout=1))
 
 
-@pytest.mark.parametrize("driver", ["asyncio"])
+@pytest.mark.parametrize("runtime_name", ["asyncio"])
 async def test_many_callers_that_look_for_the_primary_at_once_share_one_connection(
     party: Party, sentinel: SentinelDeployment
 ) -> None:
@@ -267,8 +267,8 @@ async def test_many_callers_that_look_for_the_primary_at_once_share_one_connecti
 
 
 async def test_a_service_no_sentinel_knows_is_told_so(party: Party, sentinel: SentinelDeployment) -> None:
-    with pytest.raises(StoreError, match="nobodys"):
-        await ask(party.client(f"redis+sentinel://{hosts(sentinel.addresses)}/nobodys").acquire("x", timeout=1))
+    with pytest.raises(StoreError, match="no-service"):
+        await ask(party.client(f"redis+sentinel://{hosts(sentinel.addresses)}/no-service").acquire("x", timeout=1))
 
 
 async def test_a_sentinel_that_is_down_is_passed_over(party: Party, sentinel: SentinelDeployment) -> None:

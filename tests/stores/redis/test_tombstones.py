@@ -10,7 +10,7 @@ import pytest
 from lockstead import AsyncDistributedLock
 from lockstead.core.model import Ask, Reservation
 from lockstead.core.runtime import drive
-from lockstead.core.store import LATE_REQUEST_WINDOW
+from lockstead.core.timing import LATE_REQUEST_WINDOW
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.redis.address import parse_url
 from lockstead.stores.redis.store import RedisStore

@@ -1,4 +1,4 @@
-"""Where a server is and how to log in: from a URL, or from the settings of a redis-py or valkey-py client."""
+"""Server addresses and credentials: from a URL, or from the settings of a redis-py or valkey-py client."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from lockstead.errors import InvalidInputError
+from lockstead.stores.quorum.members import DEFAULT_NODE_TIMEOUT
 from lockstead.stores.redis.resp import pack
 
 PORT = 6379
@@ -26,8 +27,8 @@ _TLS_OPTIONS = {
     "ssl_min_version",
     "ssl_password",
 }
-_UNSHOWN = {"sentinel_password", "ssl_password"}
-"""Settings whose values are in no message, so that an @ in them need not be escaped."""
+_SECRET_OPTIONS = {"sentinel_password", "ssl_password"}
+"""Options whose values appear in no message, so that an @ in them need not be escaped."""
 _QUERY = _TLS_OPTIONS | {"db", "sentinel_username", "sentinel_password"}
 _ESCAPE = "in a user, password or option / ? # @ & % are written as %2F %3F %23 %40 %26 %25 (percent-encode them)"
 _TRUE = {"1", "true", "yes", "on"}
@@ -36,15 +37,15 @@ _FALSE = {"0", "false", "no", "off"}
 
 @dataclass(frozen=True)
 class Address:
-    """One server and the credentials for it. Shown without the password, in errors and elsewhere."""
+    """One server and the credentials for it. Its text, in errors and elsewhere, never contains the password."""
 
     host: str = "localhost"
     port: int = PORT
     path: str = ""
-    """Of a Unix socket, instead of host and port."""
+    """The path of a Unix socket, instead of host and port."""
     database: int = 0
     credentials: Callable[[], tuple[str, ...]] = field(default=tuple, repr=False)
-    """Gives (), (password,) or (user, password) for each new connection."""
+    """Returns (), (password,) or (user, password) for each new connection."""
     tls: ssl.SSLContext | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
@@ -52,7 +53,7 @@ class Address:
         return f"{where}/{self.database}" if self.database else where
 
     def greeting(self) -> list[bytes]:
-        """Pack what a new connection sends first; each command is answered with OK."""
+        """Pack the first commands of a new connection; each is answered with OK."""
         commands: list[tuple[str, ...]] = []
         if credentials := self.credentials():
             commands.append(("AUTH", *credentials))
@@ -61,68 +62,68 @@ class Address:
         return [pack(command) for command in commands]
 
     def at(self, host: str, port: int) -> Address:
-        """Name another server with the same credentials."""
+        """Return the address of another server with the same credentials."""
         return replace(self, host=host, port=port, path="")
 
 
 class Deployment(NamedTuple):
-    """The servers that together are one store: one, a cluster, or those Sentinels look after."""
+    """The servers that form one store: a single server, a cluster, or a primary and replicas monitored by Sentinels."""
 
     addresses: Sequence[Address]
-    """The server itself, or the seeds of a cluster; for Sentinel, how to log in to whoever is primary."""
+    """The server itself, or the seeds of a cluster; for Sentinel, a template with the credentials for the primary."""
     is_cluster: bool = False
     sentinels: Sequence[Address] = ()
     service: str = ""
 
 
 class Options(NamedTuple):
-    """What a URL says of the store besides where it is."""
+    """The options of a URL, besides the address: see docs/redis.md."""
 
     key_prefix: str = "lockstead"
     min_replicas: int = 0
     confirm_grants: bool = False
     strict: bool = False
-    node_timeout: float = 0.25
+    node_timeout: float = DEFAULT_NODE_TIMEOUT
 
     def changed(self, given: Mapping[str, Any]) -> Options:
-        """Put what was given by name before what the URL says."""
+        """Override the options of the URL by those given by name."""
         if unknown := set(given) - set(self._fields):
             raise InvalidInputError(_no_such_option(unknown))
         return self._replace(**given)
 
 
 def parse_url(url: str) -> tuple[list[Deployment], Options]:
-    """Read redis://, rediss://, unix://, valkey://, valkeys://, redis+sentinel://, redis+cluster:// and redlock://.
+    """Parse redis://, rediss://, unix://, valkey://, valkeys://, redis+sentinel://, redis+cluster:// and redlock://.
 
-    A redlock:// gives one deployment for each of its hosts.
+    A redlock:// URL is one deployment per host.
     """
     try:
         _check(url)
         return _parse(_split(url))
     except ValueError as error:
         problem = str(error)
-    # Outside of the block, or the error would have what may quote a password for its context.
+    # Outside of the block: the error's context would be one that may quote a password.
     raise InvalidInputError(f"{url.partition(':')[0].lower()}://…: {problem}")
 
 
 def _check(url: str) -> None:
-    """Refuse what may be a password that is not escaped, before any of it can be in a message or lead to a server."""
-    place, _, query = url.partition("://")[2].partition("?")
+    """Refuse what may be an unescaped password, before any of it gets into a message or is used as an address."""
+    location, _, query = url.partition("://")[2].partition("?")
     pairs = [pair.partition("=") for pair in query.split("&")]
-    has_secret = any(key in _UNSHOWN for key, _, _ in pairs)
-    is_misplaced = "@" in place.partition("/")[2] and not url.startswith("unix:")
+    has_secret = any(key in _SECRET_OPTIONS for key, _, _ in pairs)
+    is_misplaced = "@" in location.partition("/")[2] and not url.startswith("unix:")
     if (
         "#" in url
         or "://" not in url
         or is_misplaced
-        or any("@" in key or ("@" in value and key not in _UNSHOWN) for key, _, value in pairs)
+        or any("@" in key or ("@" in value and key not in _SECRET_OPTIONS) for key, _, value in pairs)
         or (has_secret and not {key for key, _, _ in pairs} <= _QUERY | set(Options._fields))
     ):
         raise ValueError(_ESCAPE)
 
 
 def _split(text: str) -> SplitResult:
-    with suppress(ValueError):  # which may quote a password
+    with suppress(ValueError):  # its text may quote a password
         return urlsplit(text)
     msg = "this is no URL"
     raise ValueError(msg)
@@ -170,7 +171,7 @@ def _parse(parts: SplitResult) -> tuple[list[Deployment], Options]:
 
 
 def from_client(client: Any) -> Deployment:
-    """Read the settings of a redis-py or valkey-py client object, of either driver; it is not used itself."""
+    """Read the settings of a redis-py or valkey-py client, blocking or asyncio; the client itself is not used."""
     if hasattr(client, "nodes_manager"):
         startup = client.nodes_manager.startup_nodes.values()
         settings = getattr(client, "connection_kwargs", None) or client.nodes_manager.connection_kwargs
@@ -224,7 +225,7 @@ def _hosts(parts: SplitResult) -> str:
 
 def _host_and_port(text: str, default: int) -> tuple[str, int]:
     parts = _split(f"//{text}")
-    with suppress(ValueError):  # which quotes what may be a part of a password
+    with suppress(ValueError):  # its text quotes what may be part of a password
         return parts.hostname or "localhost", parts.port or default
     msg = f"a port is a number from 1 to 65535; and {_ESCAPE}"
     raise ValueError(msg)
@@ -268,7 +269,7 @@ def _take_tls(query: dict[str, str]) -> dict[str, Any]:
 
 
 def _context(options: Mapping[str, Any]) -> ssl.SSLContext:
-    """Build what redis-py would from the same options."""
+    """Build the TLS context that redis-py would build from the same options."""
     given = {name: value for name, value in options.items() if value is not None}
     try:
         context = ssl.create_default_context(

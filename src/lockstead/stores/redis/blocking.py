@@ -1,4 +1,4 @@
-"""Redis for threads: a connection for each that is asking, and one that hears for all."""
+"""Redis for threads: one connection per concurrent request, and one subscription for all waiting threads."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import hiredis
 
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.redis.address import Address
-from lockstead.stores.redis.errors import FAILURES, check_all, unanswered
+from lockstead.stores.redis.errors import FAILURES, check_all, unknown_outcome
 from lockstead.stores.redis.resp import PING, pack, published
 from lockstead.stores.transport.pool import Pool
-from lockstead.stores.transport.subscriber import SILENCE
+from lockstead.stores.transport.subscriber import LIVENESS_TIMEOUT
 
 CHUNK = 4096
+"""Bytes read at a time."""
 _TIMEVAL = struct.Struct("@ll")
 
 
@@ -26,7 +27,7 @@ class Connection:
     """A socket that speaks RESP. Not for two threads at once, and not to be used again after an exception."""
 
     def __init__(self, runtime: ThreadRuntime, opened: socket.socket) -> None:
-        self._socket = opened  # first of all: an interrupt may come before the rest
+        self._socket = opened  # first of all: __del__ needs it, even if an interrupt ends this early
         self.idle_since = 0.0
         self._timeout = -1.0
         self._is_gathering = runtime.is_gathering
@@ -35,7 +36,7 @@ class Connection:
         reader = hiredis.Reader()
         self._feed, self._gets = reader.feed, reader.gets
         self._send, self._recv = opened.sendall, opened.recv
-        is_plain = type(opened).__module__ == "socket"  # neither TLS, nor gevent's, which the kernel never lets wait
+        is_plain = type(opened).__module__ == "socket"  # neither TLS nor gevent's, which never blocks in the kernel
         self._is_timed_by_kernel = os.name == "posix" and is_plain
         if self._is_timed_by_kernel:
             opened.settimeout(None)
@@ -46,13 +47,13 @@ class Connection:
             self._limit(timeout)
         try:
             self._send(payload)
-        except BlockingIOError:  # so the kernel says that time is up
+        except BlockingIOError:  # SO_SNDTIMEO is over
             raise TimeoutError from None
         replies: list[Any] = []
         while True:
             if self._is_gathering():
                 await self._readable(self._socket, deadline)
-            self._take_in()
+            self._read()
             while (reply := self._gets()) is not False:
                 replies.append(reply)
                 if len(replies) == count:
@@ -62,8 +63,8 @@ class Connection:
                 raise TimeoutError
             self._limit(timeout)
 
-    def _take_in(self) -> None:
-        """Wait for at least a part of a reply. Raises TimeoutError."""
+    def _read(self) -> None:
+        """Read at least a part of a reply. Raises TimeoutError."""
         try:
             data = self._recv(CHUNK)
         except BlockingIOError:
@@ -73,24 +74,24 @@ class Connection:
             raise ConnectionResetError(msg)
         self._feed(data)
 
-    def hear(self, timeout: float) -> list[bytes]:
+    def receive(self, timeout: float) -> list[bytes]:
         if timeout != self._timeout:
             self._limit(timeout)
-        self._take_in()
+        self._read()
         messages = []
         while (reply := self._gets()) is not False:
             if (message := published(reply)) is not None:
                 messages.append(message)
         return messages
 
-    def probe(self) -> None:
-        self._limit(SILENCE)
+    def ping(self) -> None:
+        self._limit(LIVENESS_TIMEOUT)
         self._send(PING)
 
     def _limit(self, timeout: float) -> None:
-        """Let nothing take longer. The kernel keeps the time, where it can: Python would poll before every step."""
+        """Limit each send and recv. The kernel keeps the timeout where it can: Python would poll before every call."""
         self._timeout = timeout
-        seconds = max(timeout, 0.001)
+        seconds = max(timeout, 0.001)  # to the kernel, 0 would mean no timeout
         if self._is_timed_by_kernel:
             limit = _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6))
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -99,13 +100,13 @@ class Connection:
             self._socket.settimeout(seconds)
 
     def is_broken(self) -> bool:
-        """Tell whether the server has closed an idle connection: it has no other reason to send anything."""
+        """Return whether the server has closed an idle connection: it has no other reason to send anything."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(0))
 
     def shut_down(self) -> None:
-        """End it for whoever is just reading from it."""
+        """Make a read in another thread fail at once."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -140,7 +141,7 @@ def _open_socket(address: Address, timeout: float) -> socket.socket:
 
 
 async def connect(runtime: ThreadRuntime, address: Address, timeout: float, *commands: bytes) -> Connection:
-    """Open a connection, log in, and send the first commands. Raises StoreError if the server will not have us."""
+    """Open a connection, log in, and send the first commands. Raises StoreError if the server refuses one."""
     connection = Connection(runtime, _open_socket(address, timeout))
     try:
         if first := [*address.greeting(), *commands]:
@@ -152,12 +153,12 @@ async def connect(runtime: ThreadRuntime, address: Address, timeout: float, *com
 
 
 async def subscribe(runtime: ThreadRuntime, address: Address, channel: str, timeout: float) -> Connection:
-    """Open a connection on which one hears who is woken."""
+    """Open a connection that is subscribed to a channel."""
     return await connect(runtime, address, timeout, pack(("SUBSCRIBE", channel)))
 
 
 class BlockingNode:
-    """The connections to one server, one for each thread that is asking."""
+    """The connections to one server, one per thread with a request in flight."""
 
     def __init__(self, runtime: ThreadRuntime, address: Address) -> None:
         self.address = address
@@ -177,8 +178,8 @@ class BlockingNode:
                 connection.close()
             if isinstance(error, FAILURES):
                 if not isinstance(error, TimeoutError):
-                    self._pool.drop()  # what befell this connection has mostly befallen them all
-                raise unanswered(self.address, error) from error
+                    self._pool.drop()  # what broke this connection has most likely broken the idle ones, too
+                raise unknown_outcome(self.address, error) from error
             raise
         self._pool.give_back(connection)
         return replies

@@ -1,4 +1,4 @@
-"""The scripts, as files beside this one, and the records they keep."""
+"""The commands and scripts that are sent, their arguments, and the records they store."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _RATE_RESULT = struct.Struct("<?d")
 _LINE = re.compile(r"@user_script: ?(\d+)")
 _CALL = re.compile(r"redis\.p?call\('(\w+)'")
 
-ONCE = 64
-"""So much that was packed is kept for the other members of a quorum, which are asked the same."""
+PACKED_CACHE_SIZE = 64
+"""How many packed requests are cached for the other members of a quorum, which are sent the same."""
 
 
 def _read(name: str) -> str:
@@ -36,23 +36,23 @@ class Command:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.pack_cached = lru_cache(maxsize=ONCE)(self.pack)
-        """Pack what several servers are asked one after another."""
+        self.pack_cached = lru_cache(maxsize=PACKED_CACHE_SIZE)(self.pack)
+        """Pack a request that several servers are sent one after another."""
 
     def pack(self, key: bytes, args: tuple[Arg, ...]) -> bytes:
         return pack((self._name, key, *args))
 
     def pack_in_full(self, key: bytes, args: tuple[Arg, ...]) -> bytes:
-        """Pack the command for a server that may not know what it stands for."""
+        """Pack the command for a server that may not have its script loaded."""
         return self.pack(key, args)
 
-    def failed_command(self, said: str) -> str:
-        """Name the command that an error reply is about; empty if that cannot be told."""
+    def failed_command(self, error_text: str) -> str:
+        """Return the command that an error reply is about; empty if the reply does not show it."""
         return self._name
 
 
 class Script(Command):
-    """A script of one key, called by its digest."""
+    """A script with one key, called by its digest."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -63,12 +63,12 @@ class Script(Command):
         return pack((b"EVALSHA", self._digest, b"1", key, *args))
 
     def pack_in_full(self, key: bytes, args: tuple[Arg, ...]) -> bytes:
-        """Pack the script itself: whoever runs it has learnt it."""
+        """Pack the script itself: the server caches it when it runs it."""
         return pack((b"EVAL", self._text, b"1", key, *args))
 
-    def failed_command(self, said: str) -> str:
-        """Find the command that failed by its line: Redis before 7 tells no more."""
-        line = _LINE.search(said)
+    def failed_command(self, error_text: str) -> str:
+        """Find the command that failed by its line number: Redis before 7 reports no more."""
+        line = _LINE.search(error_text)
         text = self._text.decode().split("\n")[int(line[1]) - 1] if line else ""
         called = _CALL.search(text)
         return called[1] if called else ""
@@ -88,12 +88,12 @@ HSCAN = Command("HSCAN")
 
 @lru_cache(64)
 def microseconds(seconds: float) -> int:
-    """Round up: a place must not end before its holder thinks it may."""
+    """Convert, rounding up: a place must not expire before its holder's trust window ends."""
     return ceil(max(seconds, 0.0) * 1e6)
 
 
 def sized(data: bytes) -> bytes:
-    """Put a length before up to 255 bytes."""
+    """Prefix up to 255 bytes with their length."""
     return bytes((len(data),)) + data
 
 
@@ -102,44 +102,44 @@ NO_WAKE_UP = 2 * sized(b"")
 
 
 def pack_join(ask: Ask, wake_up: bytes, *, is_member: bool) -> bytes:
-    """Pack what join.lua takes besides the name; `wake_up` is the channel and the secret, each with its length."""
-    _, name, ttl, heartbeat, capacity, weight, queue, metadata, floor = ask
-    owner = name.encode()
-    head = _JOIN.pack(ceil(ttl * 1e6), ceil(heartbeat * 1e6), floor, queue, is_member, len(owner))
-    return b"".join((head, owner, wake_up, _NUMBERS.pack(capacity, weight), metadata.encode()))
+    """Pack the arguments of join.lua after the name; `wake_up` is the channel and the secret, each with its length."""
+    _, owner, ttl, heartbeat, capacity, weight, queue, metadata, floor = ask
+    encoded = owner.encode()
+    head = _JOIN.pack(ceil(ttl * 1e6), ceil(heartbeat * 1e6), floor, queue, is_member, len(encoded))
+    return b"".join((head, encoded, wake_up, _NUMBERS.pack(capacity, weight), metadata.encode()))
 
 
-pack_join_cached = lru_cache(maxsize=ONCE)(pack_join)
+pack_join_cached = lru_cache(maxsize=PACKED_CACHE_SIZE)(pack_join)
 
 
 def pack_renewal(renewal: Renewal) -> bytes:
-    """Pack what renew.lua takes of a place besides the name."""
-    _, name, ttl, heartbeat, claim, floor = renewal
-    owner = name.encode()
-    return _RENEWAL.pack(microseconds(ttl), microseconds(heartbeat), floor, claim, len(owner)) + owner
+    """Pack the arguments of renew.lua for a place, after its name."""
+    _, owner, ttl, heartbeat, claim, floor = renewal
+    encoded = owner.encode()
+    return _RENEWAL.pack(microseconds(ttl), microseconds(heartbeat), floor, claim, len(encoded)) + encoded
 
 
 def reserve_args(reservation: Reservation) -> tuple[Arg, ...]:
-    """Give what reserve.lua takes."""
+    """Return the arguments of reserve.lua."""
     reserved_owner = reservation.owner + RESERVED
-    lives = b"%d" % microseconds(reservation.seconds), b"%d" % microseconds(reservation.tombstone)
-    args: tuple[Arg, ...] = reservation.name, reservation.owner, reserved_owner, *lives
+    durations = b"%d" % microseconds(reservation.seconds), b"%d" % microseconds(reservation.tombstone)
+    args: tuple[Arg, ...] = reservation.name, reservation.owner, reserved_owner, *durations
     return args if reservation.metadata is None else (*args, reservation.metadata)
 
 
-def pack_rate_request(charge: RateRequest) -> bytes:
-    """Pack what consume.lua takes, without rounding: the smallest costs are parts of a microsecond."""
-    return _RATE_REQUEST.pack(charge.cost * 1e6, charge.limit * 1e6, charge.patience * 1e6)
+def pack_rate_request(request: RateRequest) -> bytes:
+    """Pack the argument of consume.lua, without rounding: the smallest costs are fractions of a microsecond."""
+    return _RATE_REQUEST.pack(request.cost * 1e6, request.burst * 1e6, request.max_wait * 1e6)
 
 
-def parse_balance(reply: bytes) -> RateResult:
-    """Read what consume.lua returns."""
-    allowed, debt = _RATE_RESULT.unpack(reply)
-    return RateResult(allowed, debt / 1e6)
+def parse_rate_result(reply: bytes) -> RateResult:
+    """Parse the reply of consume.lua."""
+    allowed, level = _RATE_RESULT.unpack(reply)
+    return RateResult(allowed, level / 1e6)
 
 
 def parse_place(record: bytes) -> Place:
-    """Read a place as line.lua packs it, which has checked it. Raises ValueError if its owner is no text."""
+    """Parse a place as line.lua packs it, after its checks. Raises ValueError if its owner is not UTF-8."""
     expires, ticket, acquired = _PLACE.unpack_from(record)
     rest = record[_PLACE.size :]
     for _ in ("before", "after"):
@@ -155,7 +155,7 @@ def parse_place(record: bytes) -> Place:
         weight=weight,
         expires_at=expires / 1e6,
         acquired_at=acquired / 1e6 or None,
-        metadata=rest[_NUMBERS.size :].decode(errors="backslashreplace"),  # then it is no JSON
+        metadata=rest[_NUMBERS.size :].decode(errors="backslashreplace"),  # it is not JSON then
     )
 
 

@@ -1,4 +1,4 @@
-"""Say what went wrong at a server, and whether asking again may help."""
+"""Errors of a server: what failed, whether a retry may help, and what to do about it."""
 
 from __future__ import annotations
 
@@ -18,29 +18,28 @@ from lockstead.stores.transport.pipeline import QueuedError
 _TRANSIENT = {"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "UNBLOCKED"}
 _ADVICE = {
     "WRONGPASS": "check user and password: redis://USER:PASSWORD@HOST",
-    "NOAUTH": "it wants a password: redis://:PASSWORD@HOST",
+    "NOAUTH": "it requires a password: redis://:PASSWORD@HOST",
     "NOPERM": "the rights that a user of this store needs are listed in docs/redis.md, Rights",
     "READONLY": "use its primary, or redis+sentinel:// or redis+cluster://, which find it",
     "OOM": "raise maxmemory, or make room",
-    "MISCONF": "mend the server's persistence",
+    "MISCONF": "repair the server's persistence",
     "NOREPLICAS": "its min-replicas-to-write asks for more replicas than are connected",
     "LOADING": "it has just started",
 }
 _CODE = re.compile(rf"\b({'|'.join([*_TRANSIENT, *_ADVICE, 'NOSCRIPT', 'MOVED', 'ASK', 'DAMAGED', 'WRONGTYPE'])})\b")
 _LACKS_RIGHT = re.compile(r"ACL failure in script|The user executing the script can't")
-"""How a server refuses a command inside a script: with no code of its own."""
+"""How a server refuses a command inside a script: without an error code."""
 _DAMAGED = re.compile(r"DAMAGED\((\w*): ([^)]*)\)")
-"""What our scripts say of a record that makes no sense: the field in hexadecimal, and what is wrong."""
+"""What our scripts report of a damaged record: the field in hexadecimal, and what is wrong."""
 OWN_FIELD = "\0"
 """The bucket's own record: the counter and the clock of all names in it."""
 
-
 FAILURES = (OSError, UnicodeError, hiredis.ProtocolError)
-"""What ends a connection."""
+"""Exceptions that end a connection."""
 
 
 def code_of(error: Exception) -> str:
-    """Find the code of an error reply; Redis before 7 hides that of a script's in the middle of a sentence."""
+    """Find the code of an error reply; Redis before 7 puts that of a script's error in the middle of the text."""
     text = str(error)
     if found := _CODE.search(text):
         return found[1]
@@ -48,16 +47,16 @@ def code_of(error: Exception) -> str:
 
 
 def refused(address: Address, error: Exception, command: str = "") -> StoreError:
-    """Translate an error reply: nothing was done, unless a script failed that should not: that counts as no answer.
+    """Translate an error reply. Nothing was applied, unless a script failed unexpectedly: its outcome is unknown.
 
-    `command` is the one that was refused, where that is known.
+    `command` is the refused one, where it is known.
     """
     code = code_of(error)
     text = str(error).removeprefix("ERR ")
     if code == "" and "AUTH" in text:
         code = "WRONGPASS"
     advice = _ADVICE.get(code, "")
-    if code == "NOPERM" and command and " run th" in text:  # else it is about a key or a channel
+    if code == "NOPERM" and command and " run th" in text:  # otherwise a key or a channel is refused
         advice = f"it has to be allowed to {command.upper()}: {advice}"
     is_transient = code in _TRANSIENT or (code == "" and "user_script" in text) or "max number of clients" in text
     failure = StoreError(f"{address}: {text}{advice and f' ({advice})'}", transient=is_transient)
@@ -65,21 +64,21 @@ def refused(address: Address, error: Exception, command: str = "") -> StoreError
     return failure
 
 
-def damaged(address: Address, key: bytes, said: str) -> DamagedError:
-    """Translate what a script says of a record that makes no sense, and tell how to get rid of it."""
+def damaged(address: Address, key: bytes, text: str) -> DamagedError:
+    """Translate a script's report of a damaged record, and name the remedy."""
     where = key.decode(errors="backslashreplace")
-    found = _DAMAGED.search(said)
+    found = _DAMAGED.search(text)
     if found is None:  # it is WRONGTYPE
         msg = (
-            f"{address}: the key {where!r} holds something else than lockstead's records: look whose it is; "
-            f"then delete it, or choose another key_prefix ({said.removeprefix('ERR ')})"
+            f"{address}: the key {where!r} holds something else than lockstead's records: find out what wrote it, "
+            f"then delete it, or choose another key_prefix ({text.removeprefix('ERR ')})"
         )
         return DamagedError(msg, key=where)
     field, what = bytes.fromhex(found[1]), found[2]
     name = field.partition(b"\0")[0].decode(errors="backslashreplace")
     shown = field.decode(errors="backslashreplace")
     if not field:
-        msg = f"{address}: the key {where!r} is damaged: {what} (delete it: what was spent is forgotten)"
+        msg = f"{address}: the key {where!r} is damaged: {what} (delete it: the rate limit then starts empty)"
     elif shown == OWN_FIELD:
         msg = (
             f"{address}: the counter and the clock of all names in {where!r} (field {shown!r}) are damaged: {what} "
@@ -92,7 +91,7 @@ def damaged(address: Address, key: bytes, said: str) -> DamagedError:
 
 
 def unreadable(address: Address, key: bytes, field: bytes, name: str, what: str) -> DamagedError:
-    """Say that a name's record makes no sense, and how to get rid of it."""
+    """Report that a name's record is damaged, and name the remedy."""
     where, shown = key.decode(errors="backslashreplace"), field.decode(errors="backslashreplace")
     is_askable = name.isprintable() and 0 < len(name) <= MAX_NAME and "\\x" not in name
     remedy = f"`lockstead release {shlex.quote(name)} --force` clears it" if is_askable else "delete it with HDEL"
@@ -107,20 +106,20 @@ def check_all(address: Address, replies: Iterable[Any]) -> None:
             raise refused(address, reply)
 
 
-def unanswered(address: Address, error: BaseException) -> StoreError:
-    """Translate a failure of the connection: whether anything was done is unknown."""
+def unknown_outcome(address: Address, error: BaseException) -> StoreError:
+    """Translate a failure of the connection: whether the request was applied is unknown."""
     if isinstance(error, ssl.SSLError):
         what = f"TLS: {error.reason or error} (ssl_ca_certs names the authority to trust)"
     elif isinstance(error, hiredis.ProtocolError):
-        what = f"this is no Redis server, or it speaks TLS (rediss://): {error}"
+        what = f"this is not a Redis server, or it requires TLS (rediss://): {error}"
     elif isinstance(error, TimeoutError):
         what = str(error) or "no answer in time"
     elif isinstance(error, ConnectionRefusedError | FileNotFoundError):
         what = "connection refused; is the server running there?"
     else:
         what = str(error) or type(error).__name__
-    is_hopeless = isinstance(error, ssl.SSLCertVerificationError | hiredis.ProtocolError)
+    is_permanent = isinstance(error, ssl.SSLCertVerificationError | hiredis.ProtocolError)
     is_busy = isinstance(error, QueuedError)
-    failure = StoreError(f"{address}: {what}", transient=not is_hopeless, overloaded=is_busy)
+    failure = StoreError(f"{address}: {what}", transient=not is_permanent, overloaded=is_busy)
     failure.__cause__ = error
     return failure

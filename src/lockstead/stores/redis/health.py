@@ -1,4 +1,4 @@
-"""What a server tells of itself that matters to locks."""
+"""Check a server's configuration and clock for what would put locks at risk."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from lockstead.stores.redis.errors import refused
 from lockstead.stores.redis.resp import pack
 
 MIN_VERSION = (6, 2)
-SKEW = 1.0
-"""Seconds between a server's clock and ours that are worth a word."""
+MAX_CLOCK_SKEW = 1.0
+"""Seconds by which a server's clock may differ from this machine's without a finding."""
 
-QUESTIONS = pack(("INFO",)) + pack(("CONFIG", "GET", "save")) + pack(("TIME",))
-ANSWERS = 3
+HEALTH_COMMANDS = pack(("INFO",)) + pack(("CONFIG", "GET", "save")) + pack(("TIME",))
+HEALTH_REPLIES = 3
 
 
 def findings(address: Address, replies: Sequence[Any], *, is_member: bool) -> Iterator[Finding]:
-    """Judge the answers to `QUESTIONS`. A server may keep its settings to itself; what it hides is not judged."""
+    """Check the replies to `HEALTH_COMMANDS`. A setting that the server does not report is not checked."""
     subject = str(address)
     info_text, save, _ = replies
     if isinstance(info_text, Exception):
-        yield Finding("warning", subject, f"does not tell about itself: {refused(address, info_text)}")
+        yield Finding("warning", subject, f"does not report its settings: {refused(address, info_text)}")
         return
     info = dict(line.split(":", 1) for line in info_text.decode().splitlines() if ":" in line)
     name, version = _name_and_version(info)
@@ -44,10 +44,10 @@ def findings(address: Address, replies: Sequence[Any], *, is_member: bool) -> It
 
 
 def skew(address: Address, replies: Sequence[Any]) -> list[Finding]:
-    """Compare clocks. Leases end by the server's alone, so a difference is worth a word, no more."""
+    """Compare clocks. Leases expire by the server's clock alone, so a difference is a warning, not an error."""
     clock = replies[-1]
     ahead = 0.0 if isinstance(clock, Exception) else int(clock[0]) + int(clock[1]) / 1e6 - time.time()
-    if abs(ahead) <= SKEW:
+    if abs(ahead) <= MAX_CLOCK_SKEW:
         return []
     return [Finding("warning", str(address), f"its clock is {ahead:+.1f} s off this machine's")]
 

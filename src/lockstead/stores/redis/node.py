@@ -1,4 +1,4 @@
-"""What the store asks of a driver: to exchange commands with one server."""
+"""The store's port to one server: exchange commands with it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from lockstead.stores.redis.address import Address
 
 
 class Node(Protocol):
-    """One server. Each request is sent once: no driver of ours repeats anything behind the engine's back."""
+    """One server. Each request is sent once: only the engine decides to retry."""
 
     address: Address
     is_checked: bool
-    """Whether the server's configuration was looked at."""
+    """Whether the server's configuration was checked."""
 
     async def ask(self, payload: bytes, count: int, timeout: float) -> list[Any]:
         """Send packed commands and return their `count` replies; an error reply is one of them.
 
-        Raises StoreError, transient if the request may have been carried out.
+        Raises StoreError, transient if the request may have been applied.
         """
         ...
 
     def refresh(self) -> None:
-        """Use new connections from now on: the name may lead elsewhere by now."""
+        """Use new connections from now on: the host name may resolve to another server by now."""
         ...
 
     def close(self) -> None: ...

@@ -13,7 +13,7 @@ from lockstead.stores.redis.store import RedisStore
 
 
 def open_redis(source: object, runtime: Runtime, options: Mapping[str, Any]) -> Store:
-    """Open the store of a URL or of a client object; of several client objects, or redlock://, a quorum of them."""
+    """Open the store of a URL or a client object; for several client objects, or redlock://, a quorum of them."""
     if isinstance(source, str):
         deployments, settings = parse_url(source)
         is_quorum = source.lower().startswith("redlock")

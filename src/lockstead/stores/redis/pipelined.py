@@ -1,4 +1,4 @@
-"""Redis for asyncio: one connection on which everybody's requests follow each other, and one that hears."""
+"""Redis for asyncio: one pipelined connection for the requests of all tasks, and one subscription."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.redis.address import Address
 from lockstead.stores.redis.blocking import BlockingNode
-from lockstead.stores.redis.errors import FAILURES, check_all, unanswered
+from lockstead.stores.redis.errors import FAILURES, check_all, unknown_outcome
 from lockstead.stores.redis.resp import PING, pack, published
 from lockstead.stores.transport.pipeline import Pipeline, Shared
 from lockstead.stores.transport.subscriber import OnLost, OnMessage
 
 MAX_UNSENT = 64
-"""So many requests go out before the turn of the loop is over: the server need not wait for the rest."""
+"""How many requests are collected for one write: beyond that they are sent before the loop's iteration ends, so that
+the server need not wait for the rest."""
 
 OnReply = Callable[[Any], None]
 """Called with every reply that no request waits for."""
@@ -27,7 +28,7 @@ OnReply = Callable[[Any], None]
 class Connection(Pipeline, asyncio.Protocol):
     """A connection on which requests do not wait for each other's replies.
 
-    What is asked for in one turn of the loop goes out in one write.
+    The requests of one iteration of the loop are sent in one write.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_reply: OnReply, on_lost: Callable[[], None]) -> None:
@@ -66,19 +67,19 @@ class Connection(Pipeline, asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            self._take_in(data)
+            self._parse(data)
         except hiredis.ProtocolError as error:
             self.close(error)
         if self._is_retired and not self._requests:
             self.close()
 
-    def _take_in(self, data: bytes) -> None:
+    def _parse(self, data: bytes) -> None:
         self._feed(data)
         self.is_good = True
         while (reply := self._gets()) is not False:
             if self._requests:
                 self._take_reply(reply)
-            elif isinstance(reply, Exception):  # said before it hangs up
+            elif isinstance(reply, Exception):  # sent before the server closes the connection
                 self._reason = str(reply)
             else:
                 self._on_reply(reply)
@@ -89,7 +90,7 @@ class Connection(Pipeline, asyncio.Protocol):
         self._fail_all(error or ConnectionResetError(self._reason))
         self._on_lost()
 
-    def probe(self) -> None:
+    def ping(self) -> None:
         self._transport.write(PING)
 
     def abort(self) -> None:
@@ -130,13 +131,13 @@ async def subscribe(
     on_message: OnMessage,
     on_lost: OnLost,
 ) -> Connection:
-    """Open a connection on which one hears who is woken."""
+    """Open a connection that is subscribed to a channel."""
     command = pack(("SUBSCRIBE", channel))
     return await _connect(runtime, address, timeout, lambda reply: on_message(published(reply)), on_lost, command)
 
 
 class PipelinedNode:
-    """One server as the tasks of one loop see it."""
+    """One server, for the tasks of one loop."""
 
     def __init__(self, runtime: AsyncRuntime, address: Address) -> None:
         self.address = address
@@ -148,23 +149,23 @@ class PipelinedNode:
     async def ask(self, payload: bytes, count: int, timeout: float) -> list[Any]:
         try:
             self._runtime.bind()
-        except RuntimeError:  # no loop runs: the interpreter exits
+        except RuntimeError:  # no loop is running: the interpreter exits
             return await BlockingNode(ThreadRuntime(), self.address).ask(payload, count, timeout)
         pipeline = self._shared.connection
         try:
             if self._is_closed:
-                return await self._ask_alone(payload, count, timeout)
+                return await self._ask_on_own_connection(payload, count, timeout)
             if pipeline is None or not pipeline.is_good:
                 pipeline = await self._shared.open(timeout)
             return await pipeline.exchange(payload, count, timeout)
         except FAILURES as error:
-            raise unanswered(self.address, error) from error
+            raise unknown_outcome(self.address, error) from error
 
     def refresh(self) -> None:
         self._shared.refresh()
 
-    async def _ask_alone(self, payload: bytes, count: int, timeout: float) -> list[Any]:
-        """Ask on a connection that is closed again: for whoever has yet to leave when everything is closed."""
+    async def _ask_on_own_connection(self, payload: bytes, count: int, timeout: float) -> list[Any]:
+        """Send on a connection of its own, closed afterwards: for releases after the store was closed."""
         pipeline = await self._runtime.bind().create_task(_connect(self._runtime, self.address, timeout))
         try:
             return await pipeline.exchange(payload, count, timeout)

@@ -1,4 +1,4 @@
-"""Packing of commands, and what is heard on a channel."""
+"""Pack commands, and parse what arrives on a subscription."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, cast
 import hiredis
 
 Arg = str | bytes
-"""No number: hiredis would make a string of it, which a signal interrupts, and does not see that it has none."""
+"""Not a number: hiredis would convert it to a string, and does not notice if a signal interrupts that."""
 
 pack = cast("Callable[[tuple[Arg, ...]], bytes]", cast("Any", hiredis.pack_command))
 PING = pack(("PING",))
 
 
 def published(reply: Any) -> bytes | None:
-    """Give what was published on a channel; None of what else arrives there: answers to a PING, be they refusals."""
+    """Return a message published on the channel; None for anything else: replies to PING, errors included."""
     match reply:
         case [b"message", _, bytes(message)]:
             return message

@@ -1,4 +1,4 @@
-"""Which server to ask about a key: the one there is, the primary that Sentinels name, or a slot's in a cluster."""
+"""Find the server of a key: the only one, the primary that Sentinels name, or the cluster's node for its slot."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from lockstead.stores.redis.resp import pack
 
 SLOTS = 16384
 SENTINEL_TIMEOUT = 0.5
-LEAST_TIME = 0.2
-"""What each node is given to answer in, even if there are many to be asked."""
+"""Seconds that one Sentinel has to answer: then the next one is asked."""
+MIN_NODE_TIMEOUT = 0.2
+"""Seconds that each node of a cluster has to answer, however many share the caller's timeout."""
 _MASTER = "GET-MASTER-ADDR-BY-NAME"
 
 MakeNode = Callable[[Address], Node]
@@ -23,22 +24,22 @@ MakeNode = Callable[[Address], Node]
 
 class Route(Protocol):
     may_change: bool
-    """Whether another server may take over."""
+    """Whether another server may take over after a failover."""
 
     def known(self, key: bytes) -> Node | None:
-        """Name the server that has this key, as far as is known."""
+        """Return the server that has this key, if it is known."""
         ...
 
     async def find(self, key: bytes, timeout: float) -> Node:
-        """Find out which server has this key."""
+        """Look up the server that has this key."""
         ...
 
-    def doubt(self, node: Node) -> None:
-        """Look again the next time: this server did not answer, or said it is the wrong one."""
+    def invalidate(self, node: Node) -> None:
+        """Look the server up again next time: this one did not answer, or replied that it is the wrong one."""
         ...
 
     def follow(self, key: bytes, target: str, node: Node, *, permanent: bool) -> Node:
-        """Find the server a redirection names."""
+        """Return the server that a redirection names; `permanent` (MOVED, not ASK) is remembered for its slot."""
         ...
 
     def close(self) -> None: ...
@@ -65,8 +66,8 @@ class _Single:
     async def find(self, key: bytes, timeout: float) -> Node:
         return self._node
 
-    def doubt(self, node: Node) -> None:
-        """There is no other."""
+    def invalidate(self, node: Node) -> None:
+        """Do nothing: there is no other server."""
 
     def follow(self, key: bytes, target: str, node: Node, *, permanent: bool) -> Node:
         raise _cluster_node_error(node)
@@ -101,7 +102,7 @@ class _Sentinel:
                 failures.append(str(error))
                 continue
             if reply is None:
-                failures.append(f"{sentinel.address}: knows no service {self._service!r}")
+                failures.append(f"{sentinel.address}: does not know the service {self._service!r}")
                 continue
             host, port = reply
             return self._primary_at(self._template.at(host.decode(), int(port)))
@@ -109,15 +110,15 @@ class _Sentinel:
         raise StoreError(msg, transient=True)
 
     def _primary_at(self, address: Address) -> Node:
-        """Make a node, unless somebody who asked at the same time has."""
+        """Make the primary's node, unless a concurrent caller has."""
         if self._primary is not None and self._primary.address != address:
-            self.doubt(self._primary)
+            self.invalidate(self._primary)
         if self._primary is None:
             self._primary = self._make(address)
         return self._primary
 
-    def doubt(self, node: Node) -> None:
-        """Have it found anew, by another Sentinel first: the one that named it may be behind."""
+    def invalidate(self, node: Node) -> None:
+        """Look the primary up again, at another Sentinel first: the one that named it may be outdated."""
         if node is self._primary:
             self._primary = None
             node.refresh()
@@ -149,14 +150,16 @@ class _Cluster:
         return next((node for first, last, node in self._ranges if first <= slot <= last), None)
 
     async def find(self, key: bytes, timeout: float) -> Node:
-        """Ask one node after another which slots are whose, until one knows who has this key's."""
+        """Ask one node after another for the slot table, until one knows which node has this key's slot."""
         failures = []
         known = [node.address for node in list(self._nodes.values())]
         addresses = sorted(dict.fromkeys([*known, *self._seeds]), key=lambda address: str(address) == self._invalidated)
         for address in addresses:
             node = self._node_at(address.host, address.port)
             try:
-                (reply,) = await node.ask(pack(("CLUSTER", "SLOTS")), 1, max(timeout / len(addresses), LEAST_TIME))
+                (reply,) = await node.ask(
+                    pack(("CLUSTER", "SLOTS")), 1, max(timeout / len(addresses), MIN_NODE_TIMEOUT)
+                )
                 if isinstance(reply, Exception):
                     raise refused(address, reply)
             except StoreError as error:
@@ -167,21 +170,22 @@ class _Cluster:
             if found := self.known(key):
                 self._drop_removed_nodes()
                 return found
-            failures.append(StoreError(f"{address}: knows no server for slot {slot_of(key)}", transient=True))
+            failures.append(StoreError(f"{address}: does not know the node of slot {slot_of(key)}", transient=True))
         reasons = "; ".join(map(str, failures))
-        msg = f"no node of the cluster tells who has the lock's slot: {reasons}"
+        msg = f"no node of the cluster knows which node has the lock's slot: {reasons}"
         raise StoreError(msg, transient=any(failure.transient for failure in failures))
 
     def _drop_removed_nodes(self) -> None:
-        """Let go of nodes that are no longer part of the cluster, as far as those who are can tell."""
-        members = {id(node) for _, _, node in self._ranges}
-        for place, node in list(self._nodes.items()):
-            if id(node) not in members:
-                self._nodes.pop(place, None)
+        """Drop nodes that are no longer part of the cluster, by its own slot table."""
+        current = {id(node) for _, _, node in self._ranges}
+        for endpoint, node in list(self._nodes.items()):
+            if id(node) not in current:
+                self._nodes.pop(endpoint, None)
                 node.refresh()
 
     def _range(self, source: Address, first: int, last: int, primary: list[Any], *_: Any) -> tuple[int, int, Node]:
-        host = primary[0].decode() if primary[0] not in (None, b"", b"?") else source.host  # which it does not know
+        is_known = primary[0] not in (None, b"", b"?")  # a node may not know its own address
+        host = primary[0].decode() if is_known else source.host
         return first, last, self._node_at(host, primary[1])
 
     def _node_at(self, host: str, port: int) -> Node:
@@ -190,7 +194,7 @@ class _Cluster:
             node = self._nodes[host, port] = self._make(self._seeds[0].at(host, port))
         return node
 
-    def doubt(self, node: Node) -> None:
+    def invalidate(self, node: Node) -> None:
         self._invalidated = str(node.address)
         self._ranges = []
         self._moved_slots = {}
@@ -212,7 +216,7 @@ def _cluster_node_error(node: Node) -> StoreError:
 
 
 def slot_of(key: bytes) -> int:
-    """Compute the slot of a key, of which only the part in braces counts, if there is one."""
+    """Compute the slot of a key. Only the part in braces counts, if there is one."""
     start = key.find(b"{")
     if start >= 0:
         end = key.find(b"}", start + 1)

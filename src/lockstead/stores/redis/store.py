@@ -1,7 +1,7 @@
 """`redis://host:port/db` and its relatives: lines on a Redis or Valkey server, 6.2 or newer.
 
-Every step is one script on one key, so it is atomic, and one round trip. Whoever waits is told on a channel of
-its client's own when its place holds.
+Every step is one script on one key, so it is atomic, and one round trip. A waiter is woken by a message on its
+client's own channel when its place holds.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ from lockstead.stores.redis.commands import (
     pack_join_cached,
     pack_rate_request,
     pack_renewal,
-    parse_balance,
     parse_place,
+    parse_rate_result,
     reserve_args,
     sized,
 )
 from lockstead.stores.redis.errors import OWN_FIELD, code_of, damaged, refused, unreadable
-from lockstead.stores.redis.health import ANSWERS, QUESTIONS, findings, skew
+from lockstead.stores.redis.health import HEALTH_COMMANDS, HEALTH_REPLIES, findings, skew
 from lockstead.stores.redis.node import Node
 from lockstead.stores.redis.pipelined import PipelinedNode
 from lockstead.stores.redis.resp import Arg, pack
@@ -72,23 +72,28 @@ log = logging.getLogger("lockstead")
 
 MAX_PREFIX = 100
 BUCKETS = 16
-"""Of a cluster, so that its servers share the work. On one server all names are in one hash."""
+"""How many hashes the names of a cluster are spread over, so that its nodes share the load. On one server it is one."""
 MAX_REDIRECTIONS = 5
+"""How many redirections one request follows: a cluster that sends more is being reconfigured."""
 NOT_PRIMARY = {"READONLY", "NOREPLICAS", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "MISCONF"}
-"""What a server says that may be the primary no more."""
+"""Errors of a server that may not be the primary any more."""
 INSPECTION_TIMEOUT = 5.0
+"""Seconds for each request of an inspection, repair or examination, and for finding the server to subscribe at: the
+caller gives them no timeout of their own."""
 NAMES_PER_INSPECTION = 200
+"""How many names one call of inspect.lua reads: the server runs nothing else meanwhile."""
 FIELDS_PER_REPAIR = 1000
+"""How many fields one call of repair.lua removes: the server runs nothing else meanwhile."""
 ASKING = pack(("ASKING",))
 SECRET_SIZE = 16
-"""Bytes beyond guessing."""
+"""Bytes: too many to guess."""
 
 
 class RedisStore:
-    """One client's view of a server, a primary that Sentinels look after, or a cluster.
+    """One client's view of a server, a primary monitored by Sentinels, or a cluster.
 
-    Not promised: that a fail-over keeps what the old primary had not yet sent to its replica. Fences grow all
-    the same, by the servers' clocks.
+    Not promised: that a failover keeps what the old primary had not yet sent to its replica. Fences still grow, by
+    the servers' clocks.
     """
 
     def __init__(
@@ -117,7 +122,8 @@ class RedisStore:
         self._rate_prefix = f"{key_prefix}:rate:"
         kind = "member" if is_member else "bucket"
         self._keys = [f"{key_prefix}:{kind}:{n}".encode() for n in range(BUCKETS if deployment.is_cluster else 1)]
-        self._route = route(deployment, partial(_make_node, runtime))  # not self: cycles outlive what is dropped
+        # Not a method of ours: a reference cycle would outlive a store that was dropped.
+        self._route = route(deployment, partial(_make_node, runtime))
         channel = f"{key_prefix}:{secrets.token_hex(8)}"
         self._channel = sized(channel.encode())
         # Replicas have to confirm a grant before it counts.
@@ -130,7 +136,7 @@ class RedisStore:
         try:
             reply = await self._call(JOIN, self._key(ask.name), args, timeout, confirmed=self._min_replicas > 0)
         except _UnconfirmedError as shortfall:
-            raise await self._given_up([ask], shortfall, timeout) from None
+            raise await self._withdraw([ask], shortfall, timeout) from None
         except StoreError as error:
             if not error.transient:
                 self._subscriber.forget(ask.owner)
@@ -154,7 +160,8 @@ class RedisStore:
                 now = reply[0] / 1e6
                 for index, answer in zip(indices, reply[1:], strict=True):
                     if isinstance(answer, bytes):
-                        log.warning("%r was not renewed: %s", renewals[index].name, await self._damaged(answer, key))
+                        error = await self._damaged(answer, key)
+                        log.warning("lock %r cannot be renewed, its place is lost: %s", renewals[index].name, error)
                         standings[index] = None
                     else:
                         standings[index] = _standing(answer, now) if answer else None
@@ -182,19 +189,19 @@ class RedisStore:
         try:
             reply = await self._call(JOIN_ALL, keys.pop(), tuple(args), timeout, confirmed=self._min_replicas > 0)
         except _UnconfirmedError as shortfall:
-            raise await self._given_up(asks, shortfall, timeout) from None
+            raise await self._withdraw(asks, shortfall, timeout) from None
         if reply[1] == 0:
             *refusal, number = reply[2:]
             return _refusal(*refusal)._replace(name=asks[number - 1].name)
         now, *answers = reply
         return [_standing(answer, now / 1e6) for answer in answers]
 
-    async def spend(self, charge: RateRequest, timeout: float) -> RateResult:
-        key = f"{self._rate_prefix}{charge.name}".encode()
+    async def consume(self, request: RateRequest, timeout: float) -> RateResult:
+        key = f"{self._rate_prefix}{request.name}".encode()
         try:
-            return parse_balance(await self._call(CONSUME, key, (pack_rate_request(charge),), timeout))
+            return parse_rate_result(await self._call(CONSUME, key, (pack_rate_request(request),), timeout))
         except DamagedError as error:
-            error.name = charge.name
+            error.name = request.name
             raise
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
@@ -202,7 +209,7 @@ class RedisStore:
 
     async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
         if exact:
-            lines, damage = await self._look(self._key(prefix), [prefix])
+            lines, damage = await self._read_lines(self._key(prefix), [prefix])
             if damage is None:
                 return lines
             (line,) = lines or [Line(prefix, 0.0, ())]
@@ -211,20 +218,20 @@ class RedisStore:
         for key in self._keys:
             names, unreadable_names = await self._names(key, prefix)
             lines += unreadable_names
-            harm: DamagedError | None = None
+            damage = None
             for start in range(0, max(len(names), 1), NAMES_PER_INSPECTION):
-                found, harm = await self._look(key, names[start : start + NAMES_PER_INSPECTION])
+                found, damage = await self._read_lines(key, names[start : start + NAMES_PER_INSPECTION])
                 lines += found
-            if harm is not None:
-                lines.append(Line("", 0.0, (), harm))
+            if damage is not None:
+                lines.append(Line("", 0.0, (), damage))
         return sorted(lines, key=lambda line: line.name)
 
     async def repair(self, name: str, timeout: float) -> None:
         key, encoded = self._key(name), name.encode()
-        lines, _ = await self._look(key, [name])
-        is_damaged = any(line.damage is not None for line in lines)  # the script does not know of text that is no UTF-8
+        lines, _ = await self._read_lines(key, [name])
+        is_damaged = any(line.damage is not None for line in lines)  # the script does not check for UTF-8
         fields = await self._fields(key, f"{name}\0")
-        fields.append(encoded)  # last: while it is there the line is damaged, and no client joins it
+        fields.append(encoded)  # last: while it exists the line is damaged, so no client can join it
         for start in range(0, len(fields), FIELDS_PER_REPAIR):
             some = fields[start : start + FIELDS_PER_REPAIR]
             await self._call(REPAIR, key, (b"%d" % self._is_member, b"%d" % is_damaged, name, *some), timeout)
@@ -236,7 +243,7 @@ class RedisStore:
         return await self._membership((token, b"%d" % ticket, b"%d" % microseconds(longest)), timeout)
 
     async def examine(self) -> list[Finding]:
-        """Look at every server for what would take locks away."""
+        """Check every server for what would put locks at risk."""
         found: list[Finding] = []
         for node in {id(node): node for node in [await self._node_of(key) for key in self._keys]}.values():
             replies = await self._query_health(node, INSPECTION_TIMEOUT)
@@ -244,7 +251,7 @@ class RedisStore:
         for key in self._keys:
             subject = str((await self._node_of(key)).address)
             try:
-                _, damage = await self._look(key, [])
+                _, damage = await self._read_lines(key, [])
             except DamagedError as error:
                 damage = error
             if damage is not None:
@@ -255,16 +262,16 @@ class RedisStore:
         self._subscriber.close()
         self._route.close()
 
-    async def _given_up(self, asks: Sequence[Ask], shortfall: StoreError, timeout: float) -> StoreError:
-        """Give places up that too few replicas know of, and make the error that says so."""
+    async def _withdraw(self, asks: Sequence[Ask], shortfall: StoreError, timeout: float) -> StoreError:
+        """Release places that too few replicas confirmed, and return the error that reports it."""
         try:
             for ask in asks:
                 await self.leave(ask.name, ask.owner, timeout)
         except StoreError as error:
-            error.transient = True  # the places may be there
+            error.transient = True  # the places may still exist
             raise
         names = ", ".join(repr(ask.name) for ask in asks)
-        return StoreError(f"{shortfall}; given up again: {names}", name=asks[0].name)
+        return StoreError(f"{shortfall}; released again: {names}", name=asks[0].name)
 
     async def _membership(self, args: tuple[Arg, ...], timeout: float) -> Membership:
         token, ticket, longest, votes_in = await self._call(MEMBER, self._keys[0], args, timeout)
@@ -281,7 +288,7 @@ class RedisStore:
         return sorted(fields)
 
     async def _names(self, key: bytes, prefix: str) -> tuple[list[str], list[Line]]:
-        """List the names that start so, and as damaged lines those that are no text."""
+        """List the names with this prefix, and as damaged lines those that are not UTF-8."""
         names: list[str] = []
         others: list[Line] = []
         for field in await self._fields(key, prefix):
@@ -290,22 +297,22 @@ class RedisStore:
                     names.append(field.decode())
                 except UnicodeDecodeError:
                     shown = field.decode(errors="backslashreplace")
-                    error = unreadable((await self._node_of(key)).address, key, field, shown, "it is no UTF-8")
+                    error = unreadable((await self._node_of(key)).address, key, field, shown, "it is not UTF-8")
                     others.append(Line(shown, 0.0, (), error))
         return names, others
 
-    async def _look(self, key: bytes, names: Sequence[str]) -> tuple[list[Line], DamagedError | None]:
-        """Read lines, and tell if what they share is damaged: then leases seem to end by the server's clock."""
-        harm: DamagedError | None = None
+    async def _read_lines(self, key: bytes, names: Sequence[str]) -> tuple[list[Line], DamagedError | None]:
+        """Read lines, and return the damage of the record they share: then the server's clock stands in for theirs."""
+        damage: DamagedError | None = None
         try:
             now, *found = await self._call(INSPECT, key, (b"0", *names), INSPECTION_TIMEOUT)
         except DamagedError as error:
             if error.field != OWN_FIELD:
                 raise
-            harm = error
+            damage = error
             now, *found = await self._call(INSPECT, key, (b"1", *names), INSPECTION_TIMEOUT)
         lines = [await self._line(key, name, records, now / 1e6) for name, records in zip(names, found, strict=True)]
-        return [line for line in lines if line.places or line.damage], harm
+        return [line for line in lines if line.places or line.damage], damage
 
     async def _line(self, key: bytes, name: str, records: Any, now: float) -> Line:
         if isinstance(records, bytes):
@@ -316,14 +323,14 @@ class RedisStore:
             where = (await self._node_of(key)).address
             return Line(name, now, (), unreadable(where, key, name.encode(), name, str(error)))
 
-    async def _damaged(self, said: bytes, key: bytes) -> DamagedError:
-        return damaged((await self._node_of(key)).address, key, said.decode())
+    async def _damaged(self, text: bytes, key: bytes) -> DamagedError:
+        return damaged((await self._node_of(key)).address, key, text.decode())
 
     def _key(self, name: str) -> bytes:
         return self._keys[0] if len(self._keys) == 1 else self._keys[crc32(name.encode()) % len(self._keys)]
 
     def _by_key(self, renewals: Sequence[Renewal]) -> Mapping[bytes, Sequence[int]]:
-        """Tell by numbers which of them belong together."""
+        """Group the renewals' indices by key."""
         if len(self._keys) == 1:
             return {self._keys[0]: range(len(renewals))}
         groups: dict[bytes, list[int]] = {}
@@ -332,7 +339,7 @@ class RedisStore:
         return groups
 
     def _make_subscriber(self, channel: str, wake: Wake) -> Subscriber:
-        """Listen for the secrets of our places. Nothing else counts: other roles may publish there too."""
+        """Subscribe to the secrets of our places. Nothing else counts: other clients may publish there, too."""
         runtime = self.runtime
         locate = partial(_locate, self._route, self._keys[0])
         if isinstance(runtime, AsyncRuntime):
@@ -356,9 +363,10 @@ class RedisStore:
     async def _call(
         self, command: Command, key: bytes, args: tuple[Arg, ...], timeout: float, *, confirmed: bool = False
     ) -> Any:
-        """Ask whoever has the key, following redirections: whoever gives one has done nothing."""
+        """Send to the server that has the key, and follow redirections: a node that redirects has applied nothing."""
         node = self._route.known(key) or await self._route.find(key, timeout)
         payload, count = (command.pack_cached if self._is_member else command.pack)(key, args), 1
+        # WAIT blocks for at most half of the timeout, in milliseconds, so that its reply is in time.
         wait = pack(("WAIT", b"%d" % self._min_replicas, b"%d" % max(int(timeout * 500), 1))) if confirmed else b""
         for _ in range(MAX_REDIRECTIONS):
             try:
@@ -367,7 +375,7 @@ class RedisStore:
                 replies = await node.ask(payload + wait, count + confirmed, timeout)
             except StoreError as error:
                 if error.transient:
-                    self._route.doubt(node)
+                    self._route.invalidate(node)
                 raise
             reply = replies[count - 1]
             if not isinstance(reply, Exception):
@@ -391,7 +399,7 @@ class RedisStore:
     async def _call_all(
         self, command: Command, calls: Sequence[tuple[bytes, tuple[Arg, ...]]], timeout: float
     ) -> list[Any]:
-        """Call a script on several keys at once. One that fails is an exception in the list, unless all do."""
+        """Call a script on several keys concurrently. A failed call is an exception in the list; raises if all fail."""
         confirmed = self._min_replicas > 0
 
         async def call(key: bytes, args: tuple[Arg, ...]) -> Any:
@@ -423,12 +431,12 @@ class RedisStore:
         if code_of(reply) in NOT_PRIMARY:
             node.refresh()
             if self._route.may_change:
-                self._route.doubt(node)
+                self._route.invalidate(node)
                 error.transient = True
         return error
 
     async def _check(self, node: Node, timeout: float) -> None:
-        """Look for what would take locks away: warn of it, or refuse to use the server if we are to be strict."""
+        """Check for what would put locks at risk: log a warning, or if `strict` refuse to use the server."""
         replies = await self._query_health(node, timeout)
         for finding in findings(node.address, replies, is_member=self._is_member):
             message = f"{finding.subject}: {finding.message}"
@@ -439,18 +447,18 @@ class RedisStore:
         node.is_checked = True
 
     async def _query_health(self, node: Node, timeout: float) -> list[Any]:
-        replies = await node.ask(QUESTIONS, ANSWERS, timeout)
+        replies = await node.ask(HEALTH_COMMANDS, HEALTH_REPLIES, timeout)
         if isinstance(replies[0], Exception) and code_of(replies[0]) == "NOAUTH":
             raise refused(node.address, replies[0])
         return replies
 
 
 class _UnconfirmedError(StoreError):
-    """Done, but not copied to as many replicas as were asked for."""
+    """Applied, but not confirmed by as many replicas as required."""
 
 
 def _secret(_: str) -> bytes:
-    """Make what only the server can tell a waiter: owners are no secret, and the next one can be guessed."""
+    """Make a message that only the server can send to the waiter: owners are not secret, and can be guessed."""
     return secrets.token_bytes(SECRET_SIZE)
 
 
@@ -472,7 +480,7 @@ async def _node_at(route: Route, key: bytes) -> Node:
 
 
 async def _locate(route: Route, key: bytes) -> Address:
-    """Tell where to listen: any server of a cluster hears everything that is published."""
+    """Return where to subscribe: every node of a cluster delivers all that is published."""
     return (await _node_at(route, key)).address
 
 
@@ -481,7 +489,7 @@ def _refusal(holder: bytes, recheck: int, capacity: int, abstains: int = 0) -> R
 
 
 def _text(owner: bytes) -> str:
-    """Decode an owner to be shown, whatever has written it."""
+    """Decode an owner for display, even if it is not UTF-8."""
     return owner.decode(errors="backslashreplace")
 
 

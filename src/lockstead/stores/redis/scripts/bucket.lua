@@ -1,15 +1,15 @@
--- A bucket's own field (see line.lua), and with it the time.
+-- Parse a bucket's own record (see line.lua), and compute the bucket's time from it.
 --
--- A script that includes this file has set `server_time`, and `kept`, which is what the field holds, if anything.
--- One that holds no sane numbers is refused: a fence drawn from it might be smaller than one that is in use.
+-- A script that includes this file has set `server_time`, and `bucket_record`: the record, if there is one.
+-- A record with impossible numbers is refused: a fence drawn from it might be lower than one already in use.
 
 local ticket, last, shift, longest, votes_at, token = 0, 0, 0, 0, 0, ''
-if kept then
-  if #kept < 40 then
+if bucket_record then
+  if #bucket_record < 40 then
     error('DAMAGED(00: it is too short)', 0)
   end
-  ticket, last, shift, longest, votes_at, token = struct.unpack('<ddddd', kept)
-  token = string.sub(kept, token)
+  ticket, last, shift, longest, votes_at, token = struct.unpack('<ddddd', bucket_record)
+  token = string.sub(bucket_record, token)
 end
 local now = server_time + shift
 local stepped_back = now < last
@@ -17,7 +17,8 @@ if stepped_back then
   shift = shift + last - now
   now = last
 end
--- Below 2^53 a microsecond still counts; 2^21 before it, so that no ticket drawn now gets there. NaN compares to nothing.
+-- A double counts single microseconds below 2^53. The limit is 2^21 lower, so that no ticket drawn now reaches 2^53.
+-- Every comparison with NaN is false.
 if not (now < 9007199252643840 and ticket >= 0 and ticket < 9007199252643840 and last >= 0 and shift >= 0)
     or token ~= '' and not (longest >= 0 and longest < 9007199254740992 and votes_at > -9007199254740992
       and votes_at < 9007199254740992 and not string.find(token, '[^%w%p]')) then

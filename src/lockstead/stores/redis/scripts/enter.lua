@@ -1,10 +1,10 @@
--- How a place is taken. A script that includes this file has included bucket.lua and line.lua before.
+-- Add a place to a line. A script that includes this file has included bucket.lua and line.lua before.
 
--- Settle a line, and tell why a place is not to be had in it: {server time, 0, holder, recheck (-1: unknown), the line's
--- capacity if it is another}. `refused` is the record that refuses its owner, if there is one.
-local function refusal(line, place, queue, refused)
+-- Settle a line, and return the refusal of a place that cannot be added to it: {server time, 0, holder, recheck
+-- (-1: unknown), the line's capacity if it differs}. `tombstone` is the owner's tombstone, if there is one.
+local function refusal(line, place, queue, tombstone)
   settle(line)
-  line.own = find_living(line, place.owner)
+  line.own = find_live(line, place.owner)
   if line.own then
     return nil
   end
@@ -15,12 +15,12 @@ local function refusal(line, place, queue, refused)
   line.fits = not line.waiting and line.spent + place.weight <= place.capacity
   if not line.fits and queue == 0 then
     return {server_time, 0, holder.owner, line.recheck, 0}
-  elseif refused and (#refused ~= 8 or not (struct.unpack('<d', refused) <= now)) then  -- one unreadable refuses, too
+  elseif tombstone and (#tombstone ~= 8 or not (struct.unpack('<d', tombstone) <= now)) then  -- an unreadable one, too
     return {server_time, 0, '', -1, 0}
   end
 end
 
--- Take a place that was not refused, or refresh the one its owner has, and tell its standing.
+-- Append a place that was not refused, or refresh the one its owner has, and return its standing.
 local function enter(line, place, ttl, heartbeat, floor)
   local own = line.own
   if own then

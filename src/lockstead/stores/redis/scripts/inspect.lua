@@ -1,13 +1,13 @@
--- Read lines as they are, changing nothing.
+-- Read lines without changing them.
 --
 -- KEYS  bucket
--- ARGV  whether to do without the bucket's own field, if that is damaged (1 or 0), then names
+-- ARGV  whether to ignore the bucket's own record, because it is damaged (1 or 0), then names
 -- Returns {the bucket's time, and for each name the records of its places in order (see line.lua), or what is damaged}.
 
 local bucket = KEYS[1]
 local time = redis.call('TIME')
 local server_time = time[1] * 1000000 + time[2]
-local kept = ARGV[1] == '0' and redis.call('HGET', bucket, '\0')
+local bucket_record = ARGV[1] == '0' and redis.call('HGET', bucket, '\0')
 
 --include bucket.lua
 --include line.lua

@@ -1,10 +1,10 @@
--- Take a place in a line, or refresh the one there is.
+-- Take a place in a line, or refresh the one its owner has.
 --
 -- KEYS  bucket
--- ARGV  name; then packed: ttl, heartbeat, floor, queue (1 or 0), member (1 or 0), and what never changes of the
---       place (see line.lua)
+-- ARGV  name; then packed: ttl, heartbeat, floor, queue (1 or 0), member (1 or 0), and the place's constant part (see
+--       line.lua)
 -- Returns {server time, standing} (see line.lua), or a refusal: {server time, 0, holder, recheck (-1: unknown),
--- the line's capacity if it is another, 1 if this member of a quorum does not vote}.
+-- the line's capacity if it differs, 1 if this member of a quorum does not vote}.
 
 local CONSTANT = 27
 local bucket, name = KEYS[1], ARGV[1]
@@ -12,12 +12,12 @@ local ttl, heartbeat, floor, queue, member, owner = struct.unpack('<dddBBI2c0', 
 local time = redis.call('TIME')
 local server_time = time[1] * 1000000 + time[2]
 local state = redis.call('HMGET', bucket, '\0', name, '\0' .. owner, name .. '\0' .. owner)
-local kept = state[1]
+local bucket_record = state[1]
 
 --include bucket.lua
 
 if member == 1 then
-  if not kept or votes_at < 0 or votes_at > now then
+  if not bucket_record or votes_at < 0 or votes_at > now then
     return {server_time, 0, '', votes_at > now and votes_at - now or -1, 0, 1}
   end
   longest = math.max(longest, ttl)
@@ -51,6 +51,6 @@ end
 
 if ticket % 16 == 0 then
   --include sweep.lua
-  pcall(sweep, 32)  -- whatever may be wrong there is no fault of this join, which is done
+  pcall(sweep, 32)  -- the join is done: damage elsewhere in the bucket must not fail it
 end
 return reply

@@ -1,15 +1,15 @@
--- Take a place in each of several lines, or in none; or refresh those there are.
+-- Take a place in each of several lines, or in none; or refresh those their owners have.
 --
 -- KEYS  bucket
--- ARGV  for each line its name, and packed what join.lua takes
+-- ARGV  for each line its name, and the packed argument of join.lua
 -- Returns {server time, and for each line the standing (see line.lua)}, or a refusal: {server time, 0, holder, recheck
--- (-1: unknown), the line's capacity if it is another, which of the lines it is}.
+-- (-1: unknown), the line's capacity if it differs, the number of the line that refused}.
 
 local CONSTANT = 27
 local bucket = KEYS[1]
 local time = redis.call('TIME')
 local server_time = time[1] * 1000000 + time[2]
-local kept = redis.call('HGET', bucket, '\0')
+local bucket_record = redis.call('HGET', bucket, '\0')
 
 --include bucket.lua
 --include line.lua
@@ -45,7 +45,7 @@ for i, line in ipairs(lines) do
   local ttl, heartbeat, floor = struct.unpack('<ddd', ARGV[2 * i])
   reply[i + 1] = enter(line, places[i], ttl, heartbeat, floor)
 end
-redis.call('HDEL', bucket, FREES)  -- a user without this right must not be refused when some lines are saved
+redis.call('HDEL', bucket, ABSENT_FIELD)  -- a user who may not HDEL must be refused before any line is saved
 for i, line in ipairs(lines) do
   save(line, i == 1 and {'\0', packed_bucket()} or {})
 end

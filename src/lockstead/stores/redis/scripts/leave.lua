@@ -1,7 +1,7 @@
--- Give a place up, and wake who newly holds.
+-- Remove a place, and wake the places that newly hold.
 --
 -- KEYS  bucket
--- ARGV  name, owner, and for how long to refuse this owner a place, if at all
+-- ARGV  name, owner, and for how long a tombstone refuses this owner a place, if it needs one
 -- Returns 1 if the place was there, else 0.
 
 local bucket, name, owner = KEYS[1], ARGV[1], ARGV[2]
@@ -20,7 +20,7 @@ end
 
 local time = redis.call('TIME')
 local server_time = time[1] * 1000000 + time[2]
-local kept = state[3]
+local bucket_record = state[3]
 
 --include bucket.lua
 --include line.lua
@@ -33,7 +33,7 @@ local own = find(line, owner)
 if own then
   remove(line, own)
 else
-  redis.call('HDEL', bucket, FREES)
+  redis.call('HDEL', bucket, ABSENT_FIELD)
 end
 settle(line)
 save(line, not ARGV[3] and {} or {'\0' .. owner, struct.pack('<d', now + ARGV[3])})

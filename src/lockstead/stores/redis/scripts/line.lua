@@ -1,26 +1,27 @@
--- One name's line, kept in a bucket: a hash whose fields are
+-- One name's line, stored in a bucket: a hash whose fields are
 --
---   '\0'           the bucket itself: last ticket, last time, how far its clock is ahead of the server's,
---                  longest life, voting since; then a member's token
---   '\0' owner     an owner that is refused: until when
---   name           the only place of a line that nobody else has joined; or a header: 0, first and last owner
+--   '\0'           the bucket's own record: last ticket, last time, how far its clock is ahead of the server's; of a
+--                  member of a quorum also the longest ttl it granted, when it votes (negative: it is not admitted,
+--                  and was first probed then), and its token
+--   '\0' owner     a tombstone: until when this owner is refused a place
+--   name           the only place of a line that no other owner has joined; or a header: 0, first and last owner
 --   name '\0' owner   a place of any other line: expiry, ticket, held since (0: waits), the owners before and
---                  after it; then what never changes: owner, channel, secret, capacity, weight, metadata
+--                  after it; then its constant part: owner, channel, secret, capacity, weight, metadata
 --
--- The secret is what its client takes for the store's word that the place holds. It is published once, when it does.
+-- The secret proves to its client that the place holds. It is published once, when the place begins to hold.
 --
 -- Times are microseconds on the bucket's clock, which follows the server's but never goes back.
 -- A script that includes this file has set `bucket` and `now`. It changes a line in memory, then saves it. A server
--- refuses only the first write of a script, so that a step is done as a whole or not at all; and for lack of memory it
--- does not refuse one that removes something. A user may lack the right to one of HSET and HDEL: `save` tries both before
--- it changes anything.
+-- refuses only the first write of a script, so that a step is applied as a whole or not at all; and when it is out of
+-- memory it does not refuse a write that removes something. A user may lack the right to one of HSET and HDEL: where
+-- `save` needs both, it calls both before it changes anything.
 --
--- A record that makes no sense, or a link that is not answered by one back, ends the script before it has written
--- anything: 'DAMAGED(field in hexadecimal: what is wrong)'. A walk along links that lead back the way it came cannot be
--- a circle, so it ends.
+-- An invalid record, or a link without its counterpart in the other direction, ends the script before its first write:
+-- 'DAMAGED(field in hexadecimal: what is wrong)'. A walk that checks every link in both directions cannot enter a
+-- cycle, so it ends.
 
--- A field that is never there, for a script that must not be refused and may have nothing else to remove.
-local FREES = '\0\0'
+-- Never exists. A script deletes it where its first write has to be a HDEL, and there may be no other field to delete.
+local ABSENT_FIELD = '\0\0'
 local LINKS = '<dddI2c0I2c0'
 local PLACE = '<dddI2c0I2c0I2c0I1c0I1c0I4I4'
 
@@ -31,7 +32,7 @@ local function damaged(field, what)
   error('DAMAGED(' .. bytes .. ': ' .. what .. ')', 0)
 end
 
--- Read a place; one that comes from `field` must make sense.
+-- Parse a place; one that is stored in `field` must hold possible values.
 local function parse(record, field)
   local is_whole, expires, ticket, acquired, before, after, owner, channel, secret, capacity, weight =
     pcall(struct.unpack, PLACE, record)
@@ -62,7 +63,7 @@ local function parse_linked(line, owner, record)
   return place
 end
 
--- Open a line by its name's record; `own`, if given, is the record of a place that is sure to be looked for.
+-- Open a line by its name's record; `own`, if given, is the record of the owner's place, which is used in any case.
 local function open(name, record, owner, own)
   local line = {name = name, first = '', last = '', linked = false, places = {}, dirty = {}, gone = {}, woken = {}}
   if not record then
@@ -72,7 +73,7 @@ local function open(name, record, owner, own)
   elseif struct.unpack('<d', record) == 0 then
     local is_whole, _, first, last = pcall(struct.unpack, '<dI2c0I2c0', record)
     if not is_whole or #record ~= 12 + #first + #last or first == '' or last == '' then
-      damaged(name, 'it is no header')
+      damaged(name, 'it is not a header')
     end
     line.first, line.last = first, last
     line.linked = true
@@ -98,11 +99,11 @@ local function find(line, owner)
   return line.places[owner]
 end
 
--- Find a place that another, or the header, names.
+-- Find a place that another place or the header links to.
 local function follow(line, owner)
   local place = find(line, owner)
   if not place then
-    damaged(line.name .. '\0' .. owner, 'it is not there')
+    damaged(line.name .. '\0' .. owner, 'it is missing')
   end
   return place
 end
@@ -111,7 +112,7 @@ local function unlinked(line)
   damaged(line.name, 'its places are not linked both ways')
 end
 
--- Find the places before and after one; the header stands for what is not there.
+-- Find the places before and after one, and check their links to it; at the ends, the header's.
 local function neighbours(line, place)
   local before = place.before ~= '' and follow(line, place.before)
   local after = place.after ~= '' and follow(line, place.after)
@@ -163,7 +164,7 @@ local function remove(line, place)
   line.gone[#line.gone + 1] = place.owner
 end
 
--- Walk from the head to where the capacity is spent or the first living place does not fit; drop the expired.
+-- Walk from the head until the capacity is spent or a live place does not fit; remove expired places on the way.
 local function settle(line)
   line.holders, line.spent, line.recheck = {}, 0, math.huge
   local before, owner = '', line.first
@@ -200,16 +201,16 @@ local function settle(line)
   end
 end
 
--- Tell whether a place of a settled line holds.
+-- Return whether a place of a settled line holds.
 local function is_held(line, place)
   if place.acquired ~= 0 and not place.holds then
-    damaged(line.name .. '\0' .. place.owner, 'it is marked as held, behind others that wait')
+    damaged(line.name .. '\0' .. place.owner, 'it is marked as held, behind places that wait')
   end
   return place.acquired ~= 0
 end
 
--- Look for an owner's living place in a settled line.
-local function find_living(line, owner)
+-- Find an owner's live place in a settled line.
+local function find_live(line, owner)
   local place = find(line, owner)
   if place and place.expires <= now then
     remove(line, place)
@@ -218,7 +219,7 @@ local function find_living(line, owner)
   return place
 end
 
--- Tell whether only holders stand before a place, dropping the dead on the way.
+-- Return whether only holders are before a place; remove expired places on the way.
 local function is_first_waiting(line, place)
   while place.before ~= '' do
     local before = follow(line, place.before)
@@ -234,7 +235,7 @@ local function is_first_waiting(line, place)
   return true
 end
 
--- A held place's ticket; of a waiting one also who holds and when to look again (-1: when woken).
+-- Return a held place's ticket; for a waiting place {ticket, the first holder, when to recheck (-1: when woken)}.
 local function standing(line, place)
   if is_held(line, place) then
     return place.ticket
@@ -242,19 +243,19 @@ local function standing(line, place)
   return {place.ticket, line.holders[1].owner, is_first_waiting(line, place) and line.recheck or -1}
 end
 
-local function refresh(line, place, life)
-  if now + life > place.expires then
-    place.expires = now + life
+local function refresh(line, place, duration)
+  if now + duration > place.expires then
+    place.expires = now + duration
     touch(line, place)
   end
 end
 
--- Write what changed, together with `fields` (names and values), and wake who newly holds.
+-- Write what changed, together with `fields` (names and values), and wake the places that newly hold.
 local function save(line, fields)
   local name = line.name
   local gone = {}
   for _, owner in ipairs(line.gone) do
-    if not line.dirty[owner] then  -- else it has come back since
+    if not line.dirty[owner] then  -- else it was added again
       gone[#gone + 1] = name .. '\0' .. owner
     end
   end
@@ -276,9 +277,9 @@ local function save(line, fields)
     fields[#fields + 1] = pack(line.dirty[line.first])
   end
   if #gone > 0 and #fields > 0 then
-    redis.call('HDEL', bucket, FREES)
+    redis.call('HDEL', bucket, ABSENT_FIELD)
   end
-  for i = 1, #fields, 4000 do  -- Lua passes some 8,000 values at most
+  for i = 1, #fields, 4000 do  -- unpack returns some 8,000 values at most
     redis.call('HSET', bucket, unpack(fields, i, math.min(i + 3999, #fields)))
   end
   for i = 1, #gone, 4000 do

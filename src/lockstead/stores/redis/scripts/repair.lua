@@ -1,13 +1,13 @@
--- Remove what is damaged, and nothing else.
+-- Remove damaged records, and nothing else.
 --
 -- KEYS  bucket
--- ARGV  member (1 or 0), whether a line is known to be damaged (1 or 0), its name, and the fields to remove if it is
+-- ARGV  member (1 or 0), whether the line is known to be damaged (1 or 0), its name, and the fields to remove if it is
 -- Returns 1 if anything was damaged, else 0.
 
 local bucket, name = KEYS[1], ARGV[3]
 local time = redis.call('TIME')
 local server_time = time[1] * 1000000 + time[2]
-local kept = redis.call('HGET', bucket, '\0')
+local bucket_record = redis.call('HGET', bucket, '\0')
 
 local function read_clock()
   --include bucket.lua
@@ -15,12 +15,12 @@ local function read_clock()
 end
 
 local is_sound, now = pcall(read_clock)
-local is_mended = 0
+local is_repaired = 0
 if not is_sound then
   now = server_time
-  is_mended = 1
-  redis.call('HDEL', bucket, ARGV[1] == '0' and '\0\0' or '\0')  -- which is not refused for lack of memory
-  if ARGV[1] == '0' then  -- while a member that has forgotten its votes must not vote
+  is_repaired = 1
+  redis.call('HDEL', bucket, ARGV[1] == '0' and '\0\0' or '\0')  -- first: a HDEL is not refused for lack of memory
+  if ARGV[1] == '0' then  -- a member stays empty: it forgot its votes, so it must not vote
     redis.call('HSET', bucket, '\0', struct.pack('<ddddd', 0, now, 0, 0, 0))
   end
 end
@@ -28,14 +28,14 @@ end
 --include line.lua
 --include walk.lua
 
-local is_whole, harm = pcall(walk, name)
-if not is_whole and not string.find(tostring(harm), 'DAMAGED(', 1, true) then
-  return harm
+local is_whole, problem = pcall(walk, name)
+if not is_whole and not string.find(tostring(problem), 'DAMAGED(', 1, true) then
+  return problem
 end
 if ARGV[2] == '1' or not is_whole then
-  is_mended = 1
+  is_repaired = 1
   for i = 4, #ARGV, 4000 do
     redis.call('HDEL', bucket, unpack(ARGV, i, math.min(i + 3999, #ARGV)))
   end
 end
-return is_mended
+return is_repaired

@@ -1,52 +1,52 @@
--- Give a place up; but if it holds, let it stand for a while under another name.
+-- Release a place; if it holds, replace it by a reservation: the same place, for a while, under another owner.
 --
 -- KEYS  bucket
--- ARGV  name, owner, the owner's name from now on, for how long, for how long to refuse this owner a place (0: not at
---       all), and the metadata from now on, if it is another
+-- ARGV  name, owner, the reservation's owner, for how long, for how long a tombstone refuses this owner a place
+--       (0: none), and the reservation's metadata, if it differs
 -- Returns 1 if the place was there and held, else 0.
 
-local bucket, name, owner, heir = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
+local bucket, name, owner, reserved_owner = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local time = redis.call('TIME')
 local server_time = time[1] * 1000000 + time[2]
 local state = redis.call('HMGET', bucket, '\0', name, name .. '\0' .. owner)
-local kept = state[1]
+local bucket_record = state[1]
 
 --include bucket.lua
 --include line.lua
 
--- Let a place stand where it stands under another owner's name.
+-- Give a place to the reservation's owner, without moving it in the line.
 local function rename(line, place, metadata)
   local constant = place.constant
   local before, after = neighbours(line, place)
   if before then
-    before.after = heir
+    before.after = reserved_owner
     touch(line, before)
   else
-    line.first = heir
+    line.first = reserved_owner
   end
   if after then
-    after.before = heir
+    after.before = reserved_owner
     touch(line, after)
   else
-    line.last = heir
+    line.last = reserved_owner
   end
-  line.places[owner], line.places[heir] = false, place
+  line.places[owner], line.places[reserved_owner] = false, place
   line.dirty[owner] = nil
   line.gone[#line.gone + 1] = owner
-  local numbers = 3 + #owner
-  local shown = numbers + 10 + #place.channel + #place.secret
-  place.owner = heir
-  place.constant = struct.pack('<I2c0', #heir, heir) .. string.sub(constant, numbers, shown - 1)
-    .. (metadata or string.sub(constant, shown))
+  local channel_at = 3 + #owner
+  local metadata_at = channel_at + 10 + #place.channel + #place.secret
+  place.owner = reserved_owner
+  place.constant = struct.pack('<I2c0', #reserved_owner, reserved_owner)
+    .. string.sub(constant, channel_at, metadata_at - 1) .. (metadata or string.sub(constant, metadata_at))
   touch(line, place)
 end
 
 local line = open(name, state[2], owner, state[3])
 settle(line)
 local own = find(line, owner)
-local stays = own and is_held(line, own) and not find(line, heir)
+local is_reserved = own and is_held(line, own) and not find(line, reserved_owner)
 local fields = {}
-if stays then
+if is_reserved then
   rename(line, own, ARGV[6])
   own.expires = now + ARGV[4]
   fields = {'\0', packed_bucket()}
@@ -54,7 +54,7 @@ elseif own then
   remove(line, own)
   settle(line)
 else
-  redis.call('HDEL', bucket, FREES)
+  redis.call('HDEL', bucket, ABSENT_FIELD)
 end
 if ARGV[5] ~= '0' then
   fields[#fields + 1] = '\0' .. owner
@@ -65,4 +65,4 @@ if ARGV[5] ~= '0' then
   --include sweep.lua
   pcall(sweep, 8)
 end
-return stays and 1 or 0
+return is_reserved and 1 or 0

@@ -1,6 +1,6 @@
--- How a whole line is read. A script that includes this file has included line.lua before.
+-- Read a whole line. A script that includes this file has included line.lua before.
 
--- Give all places in order, having checked every link.
+-- Return all places in order, having checked every link.
 local function walk(name)
   local line = open(name, redis.call('HGET', bucket, name))
   local places, before, owner = {}, '', line.first
