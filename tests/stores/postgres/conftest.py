@@ -13,7 +13,7 @@ from tests.servers.proxy import FaultProxy
 
 
 @pytest.fixture(params=["threads", "asyncio"])
-def driver(request: pytest.FixtureRequest) -> str:
+def runtime_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
@@ -30,8 +30,8 @@ def schema() -> str:
 
 
 @pytest.fixture
-def party(driver: str, schema: str) -> Party:
-    return Party(driver, schema=schema)
+def party(runtime_name: str, schema: str) -> Party:
+    return Party(runtime_name, schema=schema)
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from tests.servers.postgres import PostgresServer
 
 
 def named(url: str, application: str) -> str:
-    """Have all sessions of whoever uses the URL say who they are."""
+    """Name all sessions of the clients that use the URL."""
     return f"{url}?application_name={application}"
 
 
 def listening(server: PostgresServer, application: str) -> list[int]:
-    """List the sessions that hear; they do once the server has answered."""
+    """List the sessions that listen; they do once the server has answered."""
     query = "SELECT pid FROM pg_stat_activity WHERE application_name = %s AND query LIKE 'LISTEN %%' AND state = 'idle'"
     return [pid for (pid,) in server.sql(query, [application])]
 

@@ -22,7 +22,7 @@ EPOCH = 1_900_000_000
 
 
 class Table:
-    """The table, and whoever talks to it. Statements are written with {s} for the schema."""
+    """The table, and its clients. Statements are written with {s} for the schema."""
 
     def __init__(
         self, server: PostgresServer, schema: str, *, clock: bool = False, changes: Mapping[str, str] | None = None
@@ -91,6 +91,6 @@ class Table:
             for name, statement in vars(store._statements).items():
                 text = statement.text.replace(b"pg_catalog.clock_timestamp()", f"{self.schema}.test_clock()".encode())
                 setattr(store._statements, name, statement._replace(text=text))
-        self._stack.callback(store._node.close)
+        self._stack.callback(store._server.close)
         self._stack.callback(store._subscriber.close)
         return store

@@ -100,7 +100,7 @@ def test_objects_are_taken_for_their_settings(server: PostgresServer, schema: st
 
 @pytest.fixture
 def silent() -> Iterator[int]:
-    """Listen, and say nothing to whoever connects."""
+    """Listen, and send nothing to clients that connect."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening.getsockname()[1]
 

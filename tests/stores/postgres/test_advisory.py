@@ -31,8 +31,8 @@ from lockstead.core.runtime import drive
 from lockstead.core.store import Store
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores import open_store
-from lockstead.stores.postgres.advisory.statements import COMMENT, comment, label, read_comment
-from lockstead.stores.postgres.advisory.store import AdvisoryStore, State
+from lockstead.stores.postgres.advisory.statements import MAX_COMMENT, comment, label, read_comment
+from lockstead.stores.postgres.advisory.store import AdvisoryStore, RequestState
 from lockstead.stores.postgres.key import advisory_key
 from lockstead.testing.contract.rigs import RUNTIME_NAMES, Rig, ask
 from tests.harness.conditions import eventually
@@ -52,7 +52,7 @@ def advisory(url: str) -> str:
 
 
 def held(server: PostgresServer, *, granted: bool = True) -> list[int]:
-    """Tell the server's processes that hold advisory locks, or wait for them."""
+    """List the server's processes that hold advisory locks, or wait for them."""
     found = server.sql("SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted = %s", [granted])
     return [pid for (pid,) in found]
 
@@ -85,15 +85,15 @@ def locks(url: str) -> Iterator[DistributedLock]:
 
 
 @pytest.fixture
-def start_worker(url: str) -> Iterator[Callable[..., Worker]]:
-    def start(driver: str = "threads", at: str = url) -> Worker:
-        worker = Worker("stores/postgres/programs/advisory.py", at, driver)
-        stack.callback(worker.dispose)
+def start_peer(start_worker: Callable[..., Worker], url: str) -> Callable[..., Worker]:
+    """Start another process with a client of its own, ready to be told what to do."""
+
+    def start(runtime_name: str = "threads", at: str = url) -> Worker:
+        worker = start_worker("stores/postgres/programs/advisory.py", at, runtime_name)
         assert worker.answer() == {"ready": True}
         return worker
 
-    with ExitStack() as stack:
-        yield start
+    return start
 
 
 @contextmanager
@@ -106,7 +106,7 @@ def stores(url: str, count: int = 1) -> Iterator[list[Store]]:
             drive(store.close())
 
 
-def wish(owner: str, name: str = "x", **changes: Any) -> Ask:
+def make_ask(owner: str, name: str = "x", **changes: Any) -> Ask:
     return Ask(name, f"{owner}/1", ttl=30.0, heartbeat=3.0)._replace(**changes)
 
 
@@ -232,24 +232,24 @@ def test_a_release_on_a_session_that_is_replaced_meanwhile_is_no_loss(server: Po
     outcomes: list[bool] = []
     with FaultProxy(server) as proxy, stores(advisory(proxy.url)) as (store,):
         assert isinstance(store, AdvisoryStore)
-        join(store, wish("holder"))
+        join(store, make_ask("holder"))
         proxy.freeze()
         leaving = threading.Thread(target=lambda: outcomes.append(drive(store.leave("x", "holder/1", 10.0))))
         leaving.start()
-        eventually(lambda: store._requests["holder/1"].state is State.LEAVING, "the release is on its way")
+        eventually(lambda: store._requests["holder/1"].state is RequestState.RELEASING, "the release is on its way")
         with pytest.raises(StoreError):
-            drive(store.leave("y", "nobody/1", 0.1))  # it finds the session silent
-        assert join(store, wish("patient", "z")).held, "there is no other session"
+            drive(store.leave("y", "no-client/1", 0.1))  # it finds the session silent
+        assert join(store, make_ask("patient", "z")).held, "there is no other session"
         leaving.join()
         proxy.heal()
     assert outcomes == [True]
 
 
-@pytest.mark.parametrize("driver", RUNTIME_NAMES)
+@pytest.mark.parametrize("runtime_name", RUNTIME_NAMES)
 def test_a_holder_that_is_killed_holds_no_longer(
-    start_worker: Callable[..., Worker], locks: DistributedLock, driver: str
+    start_peer: Callable[..., Worker], locks: DistributedLock, runtime_name: str
 ) -> None:
-    worker = start_worker(driver)
+    worker = start_peer(runtime_name)
     worker.ask("acquire", "x")
     assert locks.try_acquire("x") is None
     worker.kill()
@@ -257,10 +257,10 @@ def test_a_holder_that_is_killed_holds_no_longer(
 
 
 def test_a_waiter_that_is_killed_is_passed_over(
-    start_worker: Callable[..., Worker], locks: DistributedLock, server: PostgresServer
+    start_peer: Callable[..., Worker], locks: DistributedLock, server: PostgresServer
 ) -> None:
     handle = locks.acquire("x")
-    worker = start_worker()
+    worker = start_peer()
     worker.send("acquire", "x")
     eventually(lambda: held(server, granted=False), "it waits")
     worker.kill()
@@ -270,9 +270,9 @@ def test_a_waiter_that_is_killed_is_passed_over(
 
 
 def test_a_holder_that_is_stopped_goes_on_holding_but_knows_that_its_time_was_up(
-    start_worker: Callable[..., Worker], locks: DistributedLock
+    start_peer: Callable[..., Worker], locks: DistributedLock
 ) -> None:
-    worker = start_worker()
+    worker = start_peer()
     worker.ask("acquire", "x", ttl=0.5)
     stopped = worker.signal(signal.SIGSTOP)
     eventually(lambda: boottime() > stopped + 0.6, "its ttl is over")
@@ -282,11 +282,13 @@ def test_a_holder_that_is_stopped_goes_on_holding_but_knows_that_its_time_was_up
     assert locks.acquire("x", timeout=5).is_held
 
 
-@pytest.mark.parametrize(("driver", "how"), [("threads", "exit"), ("threads", "exit-hard"), ("asyncio", "exit-hard")])
+@pytest.mark.parametrize(
+    ("runtime_name", "how"), [("threads", "exit"), ("threads", "exit-hard"), ("asyncio", "exit-hard")]
+)
 def test_a_forked_child_that_ends_takes_nothing_from_its_parent(
-    start_worker: Callable[..., Worker], locks: DistributedLock, server: PostgresServer, driver: str, how: str
+    start_peer: Callable[..., Worker], locks: DistributedLock, server: PostgresServer, runtime_name: str, how: str
 ) -> None:
-    worker = start_worker(driver)
+    worker = start_peer(runtime_name)
     worker.ask("acquire", "x", ttl=30)
     pids = held(server)
     worker.ask("fork", how)
@@ -295,11 +297,11 @@ def test_a_forked_child_that_ends_takes_nothing_from_its_parent(
     assert worker.ask("state") == {"held": True, "lost": False}
 
 
-@pytest.mark.parametrize("driver", RUNTIME_NAMES)
+@pytest.mark.parametrize("runtime_name", RUNTIME_NAMES)
 def test_a_parent_that_dies_is_not_survived_by_its_lock_though_its_child_lives(
-    start_worker: Callable[..., Worker], locks: DistributedLock, driver: str
+    start_peer: Callable[..., Worker], locks: DistributedLock, runtime_name: str
 ) -> None:
-    worker = start_worker(driver)
+    worker = start_peer(runtime_name)
     worker.ask("acquire", "x")
     child = worker.ask("fork", "live")["pid"]
     assert locks.try_acquire("x") is None
@@ -308,11 +310,11 @@ def test_a_parent_that_dies_is_not_survived_by_its_lock_though_its_child_lives(
     assert Path(f"/proc/{child}").exists()
 
 
-@pytest.mark.parametrize("driver", RUNTIME_NAMES)
+@pytest.mark.parametrize("runtime_name", RUNTIME_NAMES)
 def test_an_exit_without_a_release_is_quiet_and_frees(
-    start_worker: Callable[..., Worker], locks: DistributedLock, driver: str
+    start_peer: Callable[..., Worker], locks: DistributedLock, runtime_name: str
 ) -> None:
-    worker = start_worker(driver)
+    worker = start_peer(runtime_name)
     worker.ask("acquire", "x")
     worker.ask("acquire", "y")
     worker.send("return")
@@ -364,8 +366,8 @@ def test_time_outs_at_any_moment_leave_nothing_behind(locks: DistributedLock, se
     assert locks.try_acquire("x") is not None
 
 
-def test_fences_grow_from_holder_to_holder(start_worker: Callable[..., Worker], tmp_path: Path) -> None:
-    workers = [start_worker(driver) for driver in (*RUNTIME_NAMES, *RUNTIME_NAMES)]
+def test_fences_grow_from_holder_to_holder(start_peer: Callable[..., Worker], tmp_path: Path) -> None:
+    workers = [start_peer(runtime_name) for runtime_name in (*RUNTIME_NAMES, *RUNTIME_NAMES)]
     journal = tmp_path / "fences"
     for worker in workers:
         worker.send("hand_over", "x", 50, str(journal))
@@ -378,9 +380,9 @@ def test_fences_grow_from_holder_to_holder(start_worker: Callable[..., Worker], 
 
 def test_a_fence_is_drawn_when_the_wait_is_over_not_when_it_begins(url: str) -> None:
     with stores(url, 2) as (one, two):
-        join(one, wish("alice"))
-        join(two, wish("bob"))
-        between = join(one, wish("carol", "y")).ticket
+        join(one, make_ask("alice"))
+        join(two, make_ask("bob"))
+        between = join(one, make_ask("carol", "y")).ticket
         drive(one.leave("x", "alice/1", 5.0))
         (standing,) = drive(two.renew([Renewal("x", "bob/1", 30.0, 3.0)], 5.0))
         assert standing is not None
@@ -390,11 +392,11 @@ def test_a_fence_is_drawn_when_the_wait_is_over_not_when_it_begins(url: str) -> 
 
 def test_a_key_in_use_is_not_taken_twice_on_the_session_that_has_it(url: str, server: PostgresServer) -> None:
     with stores(url) as (store,):
-        assert join(store, wish("alice")).held
-        refusal = join(store, wish("bob", queue=False))
+        assert join(store, make_ask("alice")).held
+        refusal = join(store, make_ask("bob", queue=False))
         assert isinstance(refusal, Refusal)
         assert refusal.holder == "alice/1"
-        assert not join(store, wish("carol")).held
+        assert not join(store, make_ask("carol")).held
         assert len(set(held(server))) == 1
         assert drive(store.leave("x", "alice/1", 5.0))
         (standing,) = drive(store.renew([Renewal("x", "carol/1", 30.0, 3.0)], 5.0))
@@ -404,10 +406,10 @@ def test_a_key_in_use_is_not_taken_twice_on_the_session_that_has_it(url: str, se
 
 def test_a_writer_is_not_starved_by_readers(url: str) -> None:
     with stores(url, 3) as (one, two, third):
-        readers = [wish(f"reader-{number}", capacity=WHOLE) for number in range(6)]
+        readers = [make_ask(f"reader-{number}", capacity=WHOLE) for number in range(6)]
         for number, reader in enumerate(readers[:4]):
             assert join((one, two)[number % 2], reader).held
-        assert not join(third, wish("writer", capacity=WHOLE, weight=WHOLE)).held
+        assert not join(third, make_ask("writer", capacity=WHOLE, weight=WHOLE)).held
         assert not join(one, readers[4]).held
         assert isinstance(join(two, readers[5]._replace(queue=False)), Refusal)
         for number, reader in enumerate(readers[:4]):
@@ -423,7 +425,7 @@ def test_hundreds_of_locks_are_held_by_one_session_and_renewed_by_one_round_trip
     handles = [locks.acquire(f"name-{number}") for number in range(400)]
     assert len(set(held(server))) == 1
     store = locks._engine.store
-    session = store._shared  # type: ignore[attr-defined]
+    session = store._common  # type: ignore[attr-defined]
     sent: list[Any] = []
     send = session._send
 
@@ -492,7 +494,7 @@ def test_a_comment_carries_what_it_was_given_and_cannot_be_broken_out_of() -> No
     cut = text[: text.index(labels[1]) + len(labels[1]) - 1]
     assert read_comment(cut) == [(HOSTILE[0], f"{HOSTILE[0]}/1")], "cut off in the second"
     long = comment([label("ü" * 250, "o/1"), *(label(f"n-{number}", "o/1") for number in range(500))])
-    assert len(long) < COMMENT + 50
+    assert len(long) < MAX_COMMENT + 50
     assert "n-0 o/1 n-1 o/1" in long
     assert read_comment("SELECT 1 /* lockstead a b */") == []
     assert read_comment("") == []
@@ -509,9 +511,11 @@ def test_the_server_shows_the_names_of_what_a_session_holds(locks: DistributedLo
 def test_locks_of_other_programs_are_seen_and_respected(
     locks: DistributedLock, server: PostgresServer, capsys: pytest.CaptureFixture[str], url: str
 ) -> None:
-    with psycopg.connect(server.url, autocommit=True, application_name="billing") as stranger:
-        stranger.execute("SELECT pg_advisory_lock(42), pg_advisory_lock(7, 8), pg_advisory_lock(%s)", [key_of("job")])
-        holder = f"billing:{stranger.info.backend_pid}"
+    with psycopg.connect(server.url, autocommit=True, application_name="billing") as other_session:
+        other_session.execute(
+            "SELECT pg_advisory_lock(42), pg_advisory_lock(7, 8), pg_advisory_lock(%s)", [key_of("job")]
+        )
+        holder = f"billing:{other_session.info.backend_pid}"
         for name in ("pg:42", "pg:7,8", "job"):
             assert locks.try_acquire(name) is None
             info = locks.info(name)
@@ -598,12 +602,12 @@ def test_too_many_connections_are_an_error_and_leave_nothing_behind() -> None:
         assert locks.acquire("x", timeout=1).is_held
 
 
-@pytest.mark.parametrize("driver", RUNTIME_NAMES)
+@pytest.mark.parametrize("runtime_name", RUNTIME_NAMES)
 def test_a_pooler_of_transactions_is_refused_and_one_of_sessions_taken_on_trust(
-    server: PostgresServer, driver: str
+    server: PostgresServer, runtime_name: str
 ) -> None:
     with OwnPooler(server) as pooler, OwnPooler(server, pool_mode="session", pool_size=4) as honest:
-        rig = Rig(driver, lambda runtime: open_store(advisory(pooler.url), runtime))
+        rig = Rig(runtime_name, lambda runtime: open_store(advisory(pooler.url), runtime))
 
         async def refused() -> None:
             with pytest.raises(StoreError, match=r"pooler=session .* lease table"):
@@ -611,7 +615,7 @@ def test_a_pooler_of_transactions_is_refused_and_one_of_sessions_taken_on_trust(
 
         rig.run(refused())
         assert is_clean(server)
-        rig = Rig(driver, lambda runtime: open_store(f"{advisory(honest.url)}?pooler=session", runtime))
+        rig = Rig(runtime_name, lambda runtime: open_store(f"{advisory(honest.url)}?pooler=session", runtime))
 
         async def accepted() -> None:
             alice, bob = rig.client(), rig.client()
@@ -639,7 +643,7 @@ def test_an_object_leads_to_advisory_locks_if_told_to(server: PostgresServer) ->
 def test_an_unlock_that_fails_is_made_up_for(locks: DistributedLock, server: PostgresServer) -> None:
     """It is cancelled before it could even be planned: nothing of it may count as prepared, and the lock must go."""
     handle = locks.acquire("x")
-    session = locks._engine.store._shared  # type: ignore[attr-defined]
+    session = locks._engine.store._common  # type: ignore[attr-defined]
     with psycopg.connect(server.url) as vacuum:
         vacuum.execute("LOCK TABLE pg_catalog.pg_proc IN ACCESS EXCLUSIVE MODE")
         releasing = threading.Thread(target=_release_in_vain, args=(handle,))
@@ -661,11 +665,11 @@ def _release_in_vain(handle: Any) -> None:
 def test_a_refusal_leaves_nothing_behind_even_if_no_holder_can_be_named(
     locks: DistributedLock, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def nobody(*_: object) -> str:
+    async def no_holder(*_: object) -> str:
         return ""
 
     store: Any = locks._engine.store
-    monkeypatch.setattr(store, "_holder", nobody)
+    monkeypatch.setattr(store, "_holder", no_holder)
     with DistributedLock(server.url.replace("postgresql:", "postgresql+advisory:")) as other, other.lock("x"):
         assert locks.try_acquire("x") is None
     assert not store._requests
@@ -677,9 +681,9 @@ def test_what_others_imitate_is_shown_as_it_is_safe_to_show() -> None:
 
 def test_a_forked_child_ends_though_its_parent_was_just_looking_at_its_sessions(locks: DistributedLock) -> None:
     """The mutex of the parent's watcher is copied as it is, and whichever thread held it has not come along."""
-    driver: Any = locks._engine.store._driver  # type: ignore[attr-defined]
-    finalizer = driver._finalizer
-    with locks.lock("x"), driver._watcher._mutex:
+    factory: Any = locks._engine.store._session_factory  # type: ignore[attr-defined]
+    finalizer = factory._finalizer
+    with locks.lock("x"), factory._watcher._mutex:
         child = os.fork()
         if child == 0:
             os._exit(finalizer.alive)

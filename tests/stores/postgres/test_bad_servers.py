@@ -103,7 +103,7 @@ async def test_a_missing_table(party: Party, postgres_server: PostgresServer) ->
 async def test_many_clients_that_find_a_missing_table_all_get_an_error_that_names_the_next_action(
     party: Party, postgres_server: PostgresServer
 ) -> None:
-    """Whoever asks with what another has just failed to prepare."""
+    """A request that uses a statement which another has just failed to prepare."""
     locks = party.client(postgres_server.url)
     for work in [party.start(lambda n=n: locks.acquire(f"x-{n}", timeout=5)) for n in range(5)]:
         with pytest.raises(StoreError, match="lockstead migrate"):
@@ -185,16 +185,16 @@ async def test_the_name_of_a_database_is_not_taken_for_a_cause(
 
 
 async def test_an_unknown_role(party: Party, postgres_server: PostgresServer) -> None:
-    said = await refusal(party, url_as(postgres_server, "nobody_i_know"), is_transient=False)
-    assert "nobody_i_know" in said
+    said = await refusal(party, url_as(postgres_server, "no_such_user"), is_transient=False)
+    assert "no_such_user" in said
 
 
 async def test_something_that_is_no_postgres(party: Party, caplog: pytest.LogCaptureFixture) -> None:
-    with WrongServer(lambda _: b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n") as stranger:
+    with WrongServer(lambda _: b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n") as wrong_server:
         said = await refusal(
-            party, f"postgresql://me:{SECRET}@127.0.0.1:{stranger.port}/db", caplog, is_transient=False
+            party, f"postgresql://me:{SECRET}@127.0.0.1:{wrong_server.port}/db", caplog, is_transient=False
         )
-    assert str(stranger.port) in said
+    assert str(wrong_server.port) in said
     assert "PostgreSQL" in said
 
 
@@ -240,7 +240,7 @@ async def test_several_servers_that_are_all_out_of_reach(party: Party) -> None:
 
 
 async def test_too_many_connections(party: Party, start: Start) -> None:
-    """Whoever has a session keeps it, whoever cannot listen asks again and again, and a newcomer is told."""
+    """A client with a session keeps it, one that cannot listen polls, and a newcomer gets an error."""
     # Plenty is reserved for looking: sessions that were just refused or closed have their places a little longer.
     server = start(fsync="off", max_connections="16", superuser_reserved_connections="10")
     role = "app"
@@ -321,7 +321,7 @@ async def test_a_string_that_is_no_unicode_in_metadata_is_refused(party: Party, 
 
 @pytest.fixture
 def tls_server(start: Start, authority: Authority) -> PostgresServer:
-    """Give a server that speaks TLS, and lets nobody in without."""
+    """Give a server that speaks TLS, and accepts nothing else."""
     server = start(fsync="off")
     for source, name in ((authority.certificate, "server.crt"), (authority.key, "server.key")):
         copy = server._data / name
@@ -354,9 +354,9 @@ async def test_tls(party: Party, tls_server: PostgresServer, authority: Authorit
     assert waiting.ended_at - released < 0.5
     said = await refusal(party, f"{tls_server.url}?sslmode=disable", is_transient=False)
     assert "no encryption" in said
-    stranger = tmp_path / "other"
-    stranger.mkdir()
-    wrong = Authority(stranger).authorities
+    other = tmp_path / "other"
+    other.mkdir()
+    wrong = Authority(other).authorities
     said = await refusal(party, f"{tls_server.url}?sslmode=verify-full&sslrootcert={wrong}", is_transient=False)
     assert "certificate" in said
 

@@ -1,4 +1,4 @@
-"""check_fence: whoever has been overtaken writes nothing any more."""
+"""check_fence: a holder that was overtaken writes nothing any more."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
 
 from lockstead.stores.postgres.table.schema import migration_sql
 from tests.harness.conditions import eventually
+from tests.harness.tree import ROOT
 from tests.servers.binaries import POSTGRES18
 from tests.servers.postgres import PostgresServer, query
 from tests.stores.postgres.table import Table
 
 CHECK = "SELECT {s}.check_fence(%s, %s)"
-EXAMPLE = Path(__file__).parents[3] / "examples" / "fence_guard.py"
+EXAMPLE = ROOT / "examples" / "fence_guard.py"
 
 
 @pytest.fixture
@@ -34,12 +34,12 @@ def test_the_same_and_newer_fences_pass_and_an_older_one_does_not(table: Table) 
         table.sql(CHECK, "ledger", fence)
     with pytest.raises(psycopg.Error) as caught:
         table.sql(CHECK, "ledger", 8)
-    assert caught.value.sqlstate == "LH001"
+    assert caught.value.sqlstate == "LS001"
     message = caught.value.diag.message_primary
     assert message == "fence 8 is stale: 'ledger' was written with fence 9 already"
     assert "roll back" in (caught.value.diag.message_hint or "")
     table.sql(CHECK, "another", 1)
-    assert "LH001" in table.psql("SELECT {s}.check_fence('ledger', 8)")
+    assert "LS001" in table.psql("SELECT {s}.check_fence('ledger', 8)")
 
 
 def test_a_stale_holders_transaction_writes_nothing(table: Table) -> None:
@@ -83,7 +83,7 @@ def test_an_older_writer_waits_for_the_newer_ones_transaction(table: Table, ends
     assert not outcome
     getattr(newer, ends)()
     thread.join(15)
-    assert outcome == ["LH001" if ends == "commit" else "passes"]
+    assert outcome == ["LS001" if ends == "commit" else "passes"]
 
 
 def test_a_newer_writer_waits_for_the_older_ones_transaction(table: Table) -> None:
@@ -108,4 +108,4 @@ def test_the_example_of_a_paused_worker(shared_postgres: object) -> None:
         )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "is refused: fence" in done.stdout
-    assert "the balance is 50 as written by the successor" in done.stdout
+    assert "the balance is 50 as written by the next holder" in done.stdout

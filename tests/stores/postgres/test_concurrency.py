@@ -1,4 +1,4 @@
-"""Many sessions on few names: nothing escapes, nobody is let in too many, nobody waits for ever."""
+"""Many sessions on few names: nothing escapes, no client is granted too much, none waits for ever."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Worker(threading.Thread):
         elif kind < 0.98:
             self._own.pop(self._chance.choice(list(self._own)))  # dies
         else:
-            drive(self._store._node.ask(self._store._statements.sweep, (), 5.0))
+            drive(self._store._server.ask(self._store._statements.sweep, (), 5.0))
 
     def _acquire(self, name: str) -> None:
         self._sequence += 1
@@ -111,9 +111,9 @@ class Worker(threading.Thread):
     def _reserve(self, name: str, promised: float, owner: str) -> None:
         reservation = Reservation(name, owner, self._chance.choice((0.01, 0.1)))
         if not drive(self._store.reserve(reservation, 5.0)) and time.monotonic() < promised:
-            self.failures.append(f"{owner} lost {name} too early to linger")
+            self.failures.append(f"{owner} lost {name} too early to reserve it")
         if drive(self._store.renew([Renewal(name, owner, TTL, HEARTBEAT)], 5.0)) != [None]:
-            self.failures.append(f"{owner} lingers at {name}, and is renewed")
+            self.failures.append(f"{owner} reserves {name}, and is renewed")
 
     def _renew(self) -> None:
         sent = time.monotonic()
@@ -174,7 +174,7 @@ def test_six_who_take_several_names_each_get_all_or_none_and_never_wait_for_each
     until = time.monotonic() + SECONDS / 2
 
     def proves_nothing() -> bool:
-        """Tell whether the machine was too slow so far for all four to have been taken a few times."""
+        """Return whether the machine was too slow so far for all four to have been taken a few times."""
         return counts["took 4"] <= 2 and time.monotonic() < until + 20
 
     def work(who: str, chance: random.Random) -> None:
@@ -222,7 +222,7 @@ def test_six_who_take_several_names_each_get_all_or_none_and_never_wait_for_each
 
 
 def test_names_are_locked_in_one_order_whichever_they_are_asked_for_in(table: Table) -> None:
-    """Whoever waits has nothing yet that the others wait for."""
+    """A waiter has nothing yet that the others wait for."""
     first, second, keeper = (table.connect(autocommit=False) for _ in range(3))
     table.sql("SELECT {s}.acquire_lock('a', 'sql', 30)", on=keeper)
     statement = (
@@ -267,15 +267,15 @@ def test_a_reservation_waits_for_a_renewal_and_is_applied_last(table: Table) -> 
     user = table.connect(autocommit=False)
     assert table.sql("SELECT {s}.extend_lock('x', 'me', 3600)", on=user)
     answers: list[bool] = []
-    lingering = threading.Thread(target=lambda: answers.append(drive(store.reserve(Reservation("x", "me", 7.0), 5.0))))
-    lingering.start()
+    reserving = threading.Thread(target=lambda: answers.append(drive(store.reserve(Reservation("x", "me", 7.0), 5.0))))
+    reserving.start()
     blocked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s"
-    eventually(lambda: table.sql(blocked, f'%"{table.schema}".line_linger%'), "it waits")
+    eventually(lambda: table.sql(blocked, f'%"{table.schema}".line_reserve%'), "it waits")
     (renewed,) = drive(table.store().renew([Renewal("x", "me", 60.0, 10.0)], 5.0))
     assert renewed == UNKNOWN
     before = table.sql("SELECT clock_timestamp()")
     user.commit()
-    lingering.join(10)
+    reserving.join(10)
     assert answers == [True]
     ((holder, is_full, is_short),) = table.rows(
         "SELECT holder, expires_at >= %s + interval '7 s', expires_at < now() + interval '8 s' FROM {s}.locks", before

@@ -19,8 +19,8 @@ from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import FaultProxy
 from tests.stores.postgres.sessions import asking, listening, named, places
 
-only_asyncio = pytest.mark.parametrize("driver", ["asyncio", "uvloop"])
-only_threads = pytest.mark.parametrize("driver", ["threads"])
+only_asyncio = pytest.mark.parametrize("runtime_name", ["asyncio", "uvloop"])
+only_threads = pytest.mark.parametrize("runtime_name", ["threads"])
 A_HANDFUL = 10
 
 
@@ -48,7 +48,7 @@ async def test_a_hundred_waiters_of_one_process_are_served_in_order_by_a_handful
     works = [party.start(use()) for _ in range(100)]
     await party.waits(other, "x", 100)
     in_line = server.sql(f"SELECT fence FROM {me}.distributed_locks ORDER BY fence")
-    await party.until(lambda: listening(server, me), "somebody listens")
+    await party.until(lambda: listening(server, me), "a session listens")
     before = len(asking(server, me)), len(listening(server, me))
     await ask(first.release())
     while not all(work.is_done for work in works):
@@ -61,7 +61,7 @@ async def test_a_hundred_waiters_of_one_process_are_served_in_order_by_a_handful
     assert not places(party, server)
     assert sum(before) <= A_HANDFUL
     assert most <= A_HANDFUL
-    if party.driver != "threads":
+    if party.runtime_name != "threads":
         assert most <= 4, "one for requests, one for heartbeats, one that listens, one for those who are many at a name"
 
 
@@ -129,7 +129,7 @@ async def test_a_burst_of_threads_does_not_keep_its_connections(party: Party, se
     assert not places(party, server)
 
 
-@pytest.mark.parametrize("driver", ["asyncio"])
+@pytest.mark.parametrize("runtime_name", ["asyncio"])
 def test_a_loop_that_ends_without_a_close_leaves_no_connection(party: Party, server: PostgresServer) -> None:
     me = party.options["schema"]
 
@@ -151,15 +151,15 @@ def test_a_loop_that_ends_without_a_close_leaves_no_connection(party: Party, ser
 async def test_requests_that_are_stuck_do_not_hold_up_others_for_long(party: Party, server: PostgresServer) -> None:
     me = party.options["schema"]
     locks = party.client(named(server.url, me), ttl=30)
-    with psycopg.connect(server.url) as stranger:
-        stranger.execute(f"SELECT {me}.acquire_lock('x', 'stranger', 0.1)".encode())
+    with psycopg.connect(server.url) as other_session:
+        other_session.execute(f"SELECT {me}.acquire_lock('x', 'other', 0.1)".encode())
         stuck = [party.start(lambda: locks.acquire("x", timeout=20)) for _ in range(12)]
         await party.until(lambda: len(asking(server, me)) >= 12, "all are stuck, one more after another")
         began = time.monotonic()
         for number in range(5):
             await ask(locks.acquire(f"y-{number}"))
         assert time.monotonic() - began < 1.5, "each waited"
-        stranger.rollback()
+        other_session.rollback()
     for _ in stuck:
         (done,) = await party.until(lambda: [work for work in stuck if work.is_done][:1], "the next is served")
         stuck.remove(done)
@@ -170,13 +170,13 @@ async def test_requests_that_are_stuck_do_not_hold_up_others_for_long(party: Par
 @only_asyncio
 async def test_answers_that_come_late_do_not_leave_a_second_connection(party: Party, proxy: FaultProxy) -> None:
     store = party.store(proxy.url)
-    wish = Ask("x", "me/1", ttl=30.0, heartbeat=3.0)
-    await store.join(wish, 5.0)
+    request = Ask("x", "me/1", ttl=30.0, heartbeat=3.0)
+    await store.join(request, 5.0)
     proxy.hold("replies")
-    patient = party.start(lambda: store.join(wish, 10.0))
+    patient = party.start(lambda: store.join(request, 10.0))
     with pytest.raises(LockError):
-        await store.join(wish, 0.2)
-    second = party.start(lambda: store.join(wish, 10.0))  # on a new connection, for that one is silent
+        await store.join(request, 0.2)
+    second = party.start(lambda: store.join(request, 10.0))  # on a new connection, for that one is silent
     await party.until(lambda: proxy.open == 2, "it connects anew")
     proxy.heal()
     await patient.result()
@@ -202,8 +202,8 @@ async def test_a_client_that_waits_in_vain_keeps_nothing_of_it(party: Party, ser
     for _ in range(20):
         with pytest.raises(LockError):
             await ask(locks.acquire("x", timeout=0.02))
-    ear = locks._engine.store._subscriber
-    heard_for = ear._waiters if party.driver == "threads" else ear._mailbox._events
+    subscriber = locks._engine.store._subscriber
+    heard_for = subscriber._waiters if party.runtime_name == "threads" else subscriber._waiters._events
     assert not heard_for
     assert not locks._engine.keeper.leases
     assert len(places(party, server)) == 1
@@ -245,7 +245,7 @@ async def test_a_thousand_held_locks_are_kept_by_a_few_connections(party: Party,
     me = party.options["schema"]
     locks = party.client(named(server.url, me), ttl=2.4)
     began = time.monotonic()
-    if party.driver == "threads":
+    if party.runtime_name == "threads":
         handles = [locks.acquire(f"x-{number}") for number in range(1000)]
     else:
         handles = list(await asyncio.gather(*(locks.acquire(f"x-{number}") for number in range(1000))))
@@ -264,18 +264,18 @@ async def test_a_name_stuck_in_a_transaction_does_not_hold_up_the_others(party: 
     locks = party.client(server.url, ttl=1.0)
     handles = {name: await ask(locks.acquire(name)) for name in ("x", "y", "z")}
     owner = server.sql(f"SELECT holder FROM {schema}.distributed_locks WHERE name = 'x'")[0][0]
-    with psycopg.connect(server.url) as stranger:
-        stranger.execute(f"SELECT {schema}.acquire_lock('x', 'stranger', 30, queue => true)".encode())
-        stranger.execute(f"SELECT {schema}.acquire_lock('w', 'stranger', 30)".encode())
+    with psycopg.connect(server.url) as other_session:
+        other_session.execute(f"SELECT {schema}.acquire_lock('x', 'other', 30, queue => true)".encode())
+        other_session.execute(f"SELECT {schema}.acquire_lock('w', 'other', 30)".encode())
         waiting = party.start(lambda: locks.acquire("w", timeout=10))
         await party.passes(1.1)
         assert not waiting.is_done
         assert all(handle.is_held for handle in handles.values()), "who is only waited for is not stuck"
-        stranger.execute(f"SELECT {schema}.extend_lock('x', %s, 1)".encode(), [owner])
+        other_session.execute(f"SELECT {schema}.extend_lock('x', %s, 1)".encode(), [owner])
         await party.until(handles["x"].lost.is_set, "the stuck one is lost", within=3)
         assert handles["y"].is_held
         assert handles["z"].is_held
-        stranger.rollback()
+        other_session.rollback()
     assert (await waiting.result()).is_held
     assert handles["y"].is_held
     assert handles["z"].is_held
@@ -287,8 +287,8 @@ async def test_a_renewal_of_a_stuck_place_is_unknown_and_of_others_known(party: 
     for name in ("x", "y"):
         await store.join(Ask(name, f"me/{name}", ttl=30.0, heartbeat=3.0), 5.0)
     renewals = [Renewal(name, f"me/{name}", 30.0, 3.0, True) for name in ("x", "y", "gone")]
-    with psycopg.connect(server.url) as stranger:
-        stranger.execute(f"SELECT {schema}.extend_lock('x', 'me/x', 1)".encode())
+    with psycopg.connect(server.url) as other_session:
+        other_session.execute(f"SELECT {schema}.extend_lock('x', 'me/x', 1)".encode())
         began = time.monotonic()
         stuck, fine, gone = await store.renew(renewals, 5.0)
         assert time.monotonic() - began < 1.0
@@ -299,7 +299,7 @@ async def test_a_renewal_of_a_stuck_place_is_unknown_and_of_others_known(party: 
 
 
 LARGE = [Renewal(f"{number:0>512}", "me/1", 30.0, 3.0, True) for number in range(20000)]
-"""More than a network takes at once from somebody whom nobody reads."""
+"""More than a network takes at once from a sender whose peer does not read."""
 
 
 async def test_a_request_too_large_for_a_stalled_connection_ends_in_time(party: Party, proxy: FaultProxy) -> None:
@@ -347,4 +347,4 @@ async def test_clients_that_are_gone_leave_the_table_empty_and_the_sweep_removes
     assert not places(party, server)
     server.sql(f"SELECT {schema}.sweep_locks()")
     assert server.sql(f"SELECT name FROM {schema}.lock_names") == []
-    assert server.sql(f"SELECT holder FROM {schema}.lock_refusals") == []
+    assert server.sql(f"SELECT holder FROM {schema}.lock_tombstones") == []

@@ -12,7 +12,7 @@ import pytest
 from lockstead import LockAcquisitionError, StoreError
 from lockstead.core.model import Ask, Refusal, Standing
 from lockstead.core.retry import RetryPolicy
-from lockstead.primitives.plans import HEARTBEAT
+from lockstead.core.timing import HEARTBEAT
 from tests.harness.party import Party, ask
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import FaultProxy
@@ -221,12 +221,12 @@ async def test_a_join_that_arrives_after_its_leave_takes_no_place(party: Party, 
     """It was on its way when its caller gave up, and is delivered when the network heals."""
     me = party.options["schema"]
     slow, quick = party.store(named(proxy.url, me)), party.store(proxy.server.url)
-    wish = Ask("x", "me/1", ttl=30.0, heartbeat=3.0)
-    await slow.join(wish, 5.0)
+    request = Ask("x", "me/1", ttl=30.0, heartbeat=3.0)
+    await slow.join(request, 5.0)
     await slow.leave("x", "me/1", 5.0)
     proxy.hold("requests")
     with pytest.raises(StoreError, match="in time"):
-        await slow.join(wish, 0.2)
+        await slow.join(request, 0.2)
     await quick.leave("x", "me/1", 5.0, tombstone=30.0)
     proxy.heal()
     await party.until(lambda: not proxy.server.connections(me), "all that was sent is carried out")
@@ -235,17 +235,17 @@ async def test_a_join_that_arrives_after_its_leave_takes_no_place(party: Party, 
 
 async def test_a_refused_owner_takes_no_place_and_is_forgotten_in_time(party: Party, server: PostgresServer) -> None:
     store = party.store(server.url)
-    wish = Ask("x", "ghost/1", ttl=30.0, heartbeat=3.0)
-    await store.leave("x", "ghost/1", 5.0, tombstone=0.3)
-    assert isinstance(await store.join(wish, 5.0), Refusal)
+    request = Ask("x", "late/1", ttl=30.0, heartbeat=3.0)
+    await store.leave("x", "late/1", 5.0, tombstone=0.3)
+    assert isinstance(await store.join(request, 5.0), Refusal)
     schema = party.options["schema"]
 
     def is_swept() -> bool:
         server.sql(f"SELECT {schema}.sweep_locks()")
-        return server.sql(f"SELECT holder FROM {schema}.lock_refusals") == []
+        return server.sql(f"SELECT holder FROM {schema}.lock_tombstones") == []
 
     await party.until(is_swept, "the mark is swept")
-    assert isinstance(await store.join(wish, 5.0), Standing)
+    assert isinstance(await store.join(request, 5.0), Standing)
 
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["a new name", "a known name"])
@@ -255,15 +255,15 @@ async def test_a_leave_waits_for_a_join_that_is_just_being_carried_out(
     """As while a commit waits for a disk or a standby: the place is not to be seen yet, and will be."""
     store = party.store(server.url)
     if is_known:
-        await store.join(Ask("x", "somebody/1", ttl=30.0, heartbeat=3.0), 5.0)
-        await store.leave("x", "somebody/1", 5.0)
+        await store.join(Ask("x", "other/1", ttl=30.0, heartbeat=3.0), 5.0)
+        await store.leave("x", "other/1", 5.0)
     with psycopg.connect(server.url) as slow:
-        join = f"SELECT {party.options['schema']}.line_join('x', 'ghost/1', 30, 3, 1, 1, true, '{{}}', '', '')"
+        join = f"SELECT {party.options['schema']}.line_join('x', 'late/1', 30, 3, 1, 1, true, '{{}}', '', '')"
         slow.execute(join.encode())
-        leaving = party.start(lambda: store.leave("x", "ghost/1", 5.0, tombstone=5.0))
+        leaving = party.start(lambda: store.leave("x", "late/1", 5.0, tombstone=5.0))
         in_line = "SELECT pid FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
         pid = slow.info.backend_pid
         await party.until(lambda: leaving.is_done or server.sql(in_line, [pid]), "the leave waits, or is done")
         slow.commit()
     await leaving.result()
-    assert not places(party, server), "the join is a ghost now"
+    assert not places(party, server), "the join is a late request now"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-import subprocess
-import sys
+import signal
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -14,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.processes import Program
 from tests.servers.binaries import POSTGRES18, PostgresFlavour
 from tests.servers.postgres import PostgresServer
 from tests.stores.postgres.programs.mixture import NAMES, TABLE
@@ -26,36 +25,31 @@ CREW = ("lease", "lease", "lease-async", "functions", "psql", "advisory", "advis
 def test_clients_of_one_kind_of_lock_never_hold_at_the_same_time(
     shared_postgres: Callable[[PostgresFlavour], PostgresServer],
     lease_schemas: Callable[[PostgresServer], str],
+    start_program: Callable[..., Program],
     tmp_path: Path,
+    seed: int,
 ) -> None:
     server = shared_postgres(POSTGRES18)
     url = f"{server.url}?schema={lease_schemas(server)}"
-    seed = int(os.environ.get("LOCKSTEAD_SEED") or secrets.randbelow(2**32))
-    print(f"LOCKSTEAD_SEED={seed}")
     logs = [tmp_path / f"{number}-{way}" for number, way in enumerate(CREW)]
-    environment = os.environ | {"PSQL": str(POSTGRES18.program.path.with_name("psql"))}
+    environment = {"PSQL": str(POSTGRES18.program.path.with_name("psql"))}
     workers = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.stores.postgres.programs.mixture", way, url, str(log), str(seed + number)],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
+        start_program("stores/postgres/programs/mixture.py", way, url, log, seed + number, env=environment)
         for number, (way, log) in enumerate(zip(CREW, logs, strict=True))
     ]
     try:
         time.sleep(SECONDS)
-        assert [worker.poll() for worker in workers] == [None] * len(CREW), "a worker failed"
+        assert [worker.status for worker in workers] == [None] * len(CREW), "a worker failed"
     finally:
         for worker in workers:
-            worker.terminate()
+            worker.signal(signal.SIGTERM)
         for worker, log in zip(workers, logs, strict=True):
-            _, errors = worker.communicate(timeout=20)
+            _, errors = worker.communicate(within=20)
             print(log.name, errors[-2000:])
 
     held = {log: [json.loads(line) for line in log.read_text().splitlines()] for log in logs}
     print({log.name: len(holds) for log, holds in held.items()})
-    assert all(held.values()), "everybody had a turn"
+    assert all(held.values()), "every worker had a turn"
     for is_table in (True, False):
         for name in NAMES:
             holds = sorted(

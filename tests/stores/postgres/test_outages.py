@@ -25,13 +25,13 @@ TTL = 1.2
 SLACK = 1.0
 """What a loaded machine may add to a delay."""
 PROMPTLY = 0.5
-"""Less than any pause after which a waiter looks by himself."""
+"""Less than any pause after which a waiter looks by itself."""
 
 Start = Callable[..., PostgresServer]
 
 
 PATIENT = RetryPolicy(max_retries=30, max_delay=0.2)
-"""For whoever is to live through a restart."""
+"""For a lease that is to outlive a restart."""
 
 
 async def hold(party: Party, url: str, name: str = "x", ttl: float = TTL, **options: Any) -> Any:
@@ -113,18 +113,18 @@ async def test_a_release_just_before_a_waiter_is_subscribed_again_is_not_missed(
 ) -> None:
     me = party.options["schema"]
     handle = await hold(party, server.url, ttl=30)
-    with FaultProxy(server) as ear:
-        locks = party.client(server.url, ttl=30, listen=named(ear.url, me))
+    with FaultProxy(server) as subscriber:
+        locks = party.client(server.url, ttl=30, listen=named(subscriber.url, me))
         waiting = party.start(lambda: locks.acquire("x", timeout=10))
         await party.waits(party.client(server.url), "x")
         await party.until(lambda: listening(server, me), "it listens")
-        before = ear.accepted
-        ear.hold()
-        ear.reset_all()
-        await party.until(lambda: ear.accepted > before, "it connects again")
-        await party.passes(0.1)  # whoever was told to ask again has asked
+        before = subscriber.accepted
+        subscriber.hold()
+        subscriber.reset_all()
+        await party.until(lambda: subscriber.accepted > before, "it connects again")
+        await party.passes(0.1)  # a client that was woken has asked again
         await ask(handle.release())
-        ear.heal()
+        subscriber.heal()
         healed = time.monotonic()
         await waiting.result()
         assert waiting.ended_at - healed < PROMPTLY
@@ -133,21 +133,21 @@ async def test_a_release_just_before_a_waiter_is_subscribed_again_is_not_missed(
 async def test_requests_on_their_way_when_a_session_is_ended_all_get_an_answer(
     party: Party, server: PostgresServer
 ) -> None:
-    """The first is stuck in somebody's transaction, the others stand behind it or go their own way."""
+    """The first is stuck in another transaction, the others stand behind it or go their own way."""
     me = party.options["schema"]
     store = party.store(named(server.url, me))
     await store.join(Ask("x", "me/0", ttl=30.0, heartbeat=30.0), 5.0)
-    with psycopg.connect(server.url) as stranger:
-        stranger.execute(f"SELECT FROM {me}.lock_names FOR UPDATE".encode())
+    with psycopg.connect(server.url) as other_session:
+        other_session.execute(f"SELECT FROM {me}.lock_names FOR UPDATE".encode())
         joins = [
             party.start(lambda n=n: store.join(Ask("x", f"me/{n}", ttl=30.0, heartbeat=30.0), 10.0))
             for n in range(1, 6)
         ]
-        pid = stranger.info.backend_pid
+        pid = other_session.info.backend_pid
         stuck = "SELECT pid FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
         for (victim,) in await party.until(lambda: server.sql(stuck, [pid]), "a request is stuck"):
             server.terminate(victim)
-        stranger.rollback()
+        other_session.rollback()
     outcomes = []
     for join in joins:
         try:
@@ -251,7 +251,7 @@ async def test_a_grant_survives_a_crash_right_after_it_was_answered(party: Party
     await party.until(lambda: len(places(party, fresh)) == 3, "all are given up but the other's, and what stays")
 
 
-@pytest.mark.parametrize("driver", ["threads"])
+@pytest.mark.parametrize("runtime_name", ["threads"])
 async def test_a_release_that_a_crash_undoes_costs_only_time(party: Party, start: Start) -> None:
     server = start(wal_writer_delay="10s")
     locks, other = party.client(server.url, ttl=TTL), party.client(server.url)
@@ -289,7 +289,7 @@ def clocked(schema: str) -> Iterator[PostgresServer]:
         yield server
 
 
-@pytest.mark.parametrize("driver", ["threads"])
+@pytest.mark.parametrize("runtime_name", ["threads"])
 async def test_a_clock_stepped_forward_ends_leases_and_back_keeps_them_and_fences_grow(
     party: Party, clocked: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:

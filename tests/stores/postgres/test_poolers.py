@@ -17,7 +17,7 @@ from tests.stores.postgres.sessions import places
 
 SLACK = 1.0
 PROMPTLY = 0.5
-"""Less than any pause after which a waiter looks by himself; it polls more often than that where it cannot listen."""
+"""Less than any pause after which a waiter looks by itself; it polls more often than that where it cannot listen."""
 
 
 @pytest.fixture
@@ -72,7 +72,9 @@ async def test_a_waiter_behind_a_transaction_pooler_is_warned_once_that_it_canno
     assert "listen=" in warning
     assert "pooler=session" in warning
     assert str(watched.port) in warning
-    await party.until(lambda: watched.open <= (2 if party.driver != "threads" else 3), "who cannot listen hangs up")
+    await party.until(
+        lambda: watched.open <= (2 if party.runtime_name != "threads" else 3), "who cannot listen hangs up"
+    )
 
 
 async def test_with_another_address_to_listen_at_wake_ups_are_prompt(
@@ -82,7 +84,7 @@ async def test_with_another_address_to_listen_at_wake_ups_are_prompt(
     first = await ask(other.acquire("x"))
     waiting = party.start(lambda: locks.acquire("x", timeout=20))
     await party.waits(other, "x")
-    await party.until(lambda: hears(server), "it listens")
+    await party.until(lambda: is_listening(server), "it listens")
     released = time.monotonic()
     await ask(first.release())
     assert (await waiting.result()).is_held
@@ -98,7 +100,7 @@ async def test_a_pooler_that_is_vouched_for_is_listened_through(
     first = await ask(other.acquire("x"))
     waiting = party.start(lambda: locks.acquire("x", timeout=20))
     await party.waits(other, "x")
-    await party.until(lambda: hears(server), "it listens")
+    await party.until(lambda: is_listening(server), "it listens")
     released = time.monotonic()
     await ask(first.release())
     assert (await waiting.result()).is_held
@@ -109,7 +111,7 @@ async def test_a_pooler_that_is_vouched_for_is_listened_through(
 async def test_a_pooler_that_is_wrongly_vouched_for_is_found_out(party: Party, pooler: Pooler) -> None:
     """It pools transactions after all: what one client prepares, the other finds prepared."""
     clients = [party.client(f"{pooler.url}?pooler=session", ttl=30) for _ in range(2)]
-    with pytest.raises(StoreError, match="take pooler=session away"):
+    with pytest.raises(StoreError, match="remove pooler=session"):
         for locks in clients * 10:
             await ask((await ask(locks.acquire("x", timeout=5))).release())
 
@@ -118,11 +120,11 @@ async def test_a_direct_connection_is_taken_for_one(party: Party, server: Postgr
     locks = party.client(server.url)
     held = await ask(locks.acquire("x"))
     waiting = party.start(lambda: locks.acquire("x", timeout=20))
-    await party.until(lambda: hears(server), "it listens")
+    await party.until(lambda: is_listening(server), "it listens")
     assert locks._engine.store.capabilities.push
     await ask(held.release())
     await waiting.result()
 
 
-def hears(server: PostgresServer) -> bool:
+def is_listening(server: PostgresServer) -> bool:
     return bool(server.sql("SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN lockstead%%' AND state = 'idle'"))

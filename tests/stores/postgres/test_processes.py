@@ -1,55 +1,40 @@
-"""Processes that are killed, stopped, end or fork while they hold and wait. See harness/programs/scenarios.py."""
+"""Processes that are killed, stopped, end or fork while they hold and wait: see harness/programs/scenarios.py."""
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.harness.party import Party, ask
+from tests.harness.processes import Program
 from tests.servers.postgres import PostgresServer
 from tests.stores.postgres.sessions import named, places
 
-SCENARIOS = Path(__file__).parents[2] / "harness" / "programs" / "scenarios.py"
+SCENARIOS = "harness/programs/scenarios.py"
 SLACK = 1.0
 
-Process = subprocess.Popen[str]
-Spawn = Callable[..., Process]
+Spawn = Callable[..., Program]
 
 
 @pytest.fixture
-def spawn(server: PostgresServer, schema: str) -> Iterator[Spawn]:
+def spawn(start_program: Spawn, server: PostgresServer, schema: str) -> Spawn:
     """Start processes that do not outlive the test."""
-    processes: list[Process] = []
 
-    def spawn(scenario: str) -> Process:
-        command = [sys.executable, str(SCENARIOS), scenario, named(server.url, schema), f"schema={schema}"]
-        pipe = subprocess.PIPE
-        processes.append(
-            subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
-        )
-        return processes[-1]
+    def spawn(scenario: str) -> Program:
+        return start_program(SCENARIOS, scenario, named(server.url, schema), f"schema={schema}")
 
-    yield spawn
-    for process in processes:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    return spawn
 
 
 async def holds(party: Party, locks: Any, name: str = "x") -> Any:
-    return await party.until(lambda: locks.info(name), f"somebody holds {name!r}")
+    return await party.until(lambda: locks.info(name), f"a client holds {name!r}")
 
 
-@pytest.mark.parametrize("driver", ["threads"])
+@pytest.mark.parametrize("runtime_name", ["threads"])
 async def test_a_killed_holder_is_followed_within_its_ttl(party: Party, server: PostgresServer, spawn: Spawn) -> None:
     locks = party.client(server.url)
     doomed = spawn("holds")
@@ -62,7 +47,7 @@ async def test_a_killed_holder_is_followed_within_its_ttl(party: Party, server: 
     assert waiting.ended_at - killed < 1.5 + SLACK
 
 
-@pytest.mark.parametrize("driver", ["threads"])
+@pytest.mark.parametrize("runtime_name", ["threads"])
 async def test_a_killed_waiter_delays_the_next_by_a_heartbeat(
     party: Party, server: PostgresServer, spawn: Spawn
 ) -> None:
@@ -79,7 +64,7 @@ async def test_a_killed_waiter_delays_the_next_by_a_heartbeat(
     assert waiting.ended_at - killed < 1.5 + SLACK
 
 
-@pytest.mark.parametrize("driver", ["threads"])
+@pytest.mark.parametrize("runtime_name", ["threads"])
 @pytest.mark.parametrize("scenario", ["holds_a_block", "holds_a_block_in_asyncio"])
 async def test_a_holder_that_was_stopped_for_longer_than_its_ttl_knows_that_it_lost(
     party: Party, server: PostgresServer, spawn: Spawn, scenario: str
@@ -89,11 +74,11 @@ async def test_a_holder_that_was_stopped_for_longer_than_its_ttl_knows_that_it_l
     first = await holds(party, locks)
     waiting = party.start(lambda: locks.acquire("x", timeout=10))
     await party.waits(locks, "x")
-    stopped.send_signal(signal.SIGSTOP)
+    stopped.signal(signal.SIGSTOP)
     second = await waiting.result()
     assert second.fence > first.fence
-    stopped.send_signal(signal.SIGCONT)
-    said, errors = stopped.communicate("go on\n", timeout=10)
+    stopped.signal(signal.SIGCONT)
+    said, errors = stopped.communicate("go on\n", within=10)
     assert errors.count("Traceback") == 0, errors
     assert said.split()[-1] == "lost"
     assert "True" not in said
@@ -101,7 +86,7 @@ async def test_a_holder_that_was_stopped_for_longer_than_its_ttl_knows_that_it_l
     assert len(places(party, server)) == 1
 
 
-@pytest.mark.parametrize("driver", ["threads"])
+@pytest.mark.parametrize("runtime_name", ["threads"])
 async def test_a_loop_that_was_blocked_for_longer_than_its_ttl_knows_that_it_lost(
     party: Party, server: PostgresServer, spawn: Spawn
 ) -> None:
@@ -110,12 +95,12 @@ async def test_a_loop_that_was_blocked_for_longer_than_its_ttl_knows_that_it_los
     first = await holds(party, locks)
     second = await ask(locks.acquire("x", timeout=10))
     assert second.fence > first.fence
-    said, _ = blocked.communicate(timeout=10)
+    said, _ = blocked.communicate(within=10)
     assert said.split() == ["lost"]
     assert second.is_held
 
 
-@pytest.mark.parametrize("driver", ["threads"])
+@pytest.mark.parametrize("runtime_name", ["threads"])
 async def test_ten_processes_with_ten_waiters_each_are_all_served_once_and_in_order(
     party: Party, server: PostgresServer, spawn: Spawn, schema: str
 ) -> None:
@@ -127,7 +112,7 @@ async def test_ten_processes_with_ten_waiters_each_are_all_served_once_and_in_or
     await ask(held.release())
     served: list[int] = []
     for process in crowd:
-        said, errors = process.communicate(timeout=30)
+        said, errors = process.communicate(within=30)
         assert errors == ""
         fences = [int(line) for line in said.split()]
         assert fences == sorted(fences)
@@ -137,7 +122,7 @@ async def test_ten_processes_with_ten_waiters_each_are_all_served_once_and_in_or
     await party.until(lambda: not server.connections(schema), "nothing is connected")
 
 
-@pytest.mark.parametrize("driver", ["threads"])
+@pytest.mark.parametrize("runtime_name", ["threads"])
 @pytest.mark.parametrize(
     ("scenario", "status"),
     [
@@ -157,7 +142,7 @@ async def test_a_process_that_ends_or_forks_leaves_nothing_behind(
     party: Party, server: PostgresServer, spawn: Spawn, scenario: str, status: int
 ) -> None:
     process = spawn(scenario)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(within=20)
     assert errors == ""
-    assert process.returncode == status
+    assert process.status == status
     assert not places(party, server)

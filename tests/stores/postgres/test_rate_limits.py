@@ -24,7 +24,7 @@ from tests.servers.postgres import PostgresServer
 from tests.stores.postgres.table import Table
 
 CHECK = "SELECT * FROM {s}.check_rate('mail', %s, %s)"
-CONSUME = "SELECT allowed FROM {s}.spend_rate(%s, %s, %s)"
+CONSUME = "SELECT allowed FROM {s}.consume_rate(%s, %s, %s)"
 BLOCKED = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s"
 
 
@@ -50,24 +50,24 @@ def test_the_table_has_the_abilities_and_advisory_locks_have_not(table: Table) -
 
 
 def test_eight_clients_that_ask_at_once_never_exceed_the_limit(table: Table) -> None:
-    """Each round is of a name that nobody has used, so that they race to be the first, and with sweeps, too."""
+    """Each round is of a name that was not used before, so that they race to be the first, and with sweeps, too."""
     rounds = 25
     stores = [table.store() for _ in range(8)]
     together = threading.Barrier(len(stores) + 1)
     allowed: list[int] = []
 
-    def spend(store: TableStore) -> None:
+    def consume(store: TableStore) -> None:
         for number in range(rounds):
             together.wait(20)
-            balances = [drive(store.spend(RateRequest(f"rate-{number}", 100.0, 300.0), 10.0)) for _ in range(2)]
-            allowed.extend(number for balance in balances if balance.allowed)
+            results = [drive(store.consume(RateRequest(f"rate-{number}", 100.0, 300.0), 10.0)) for _ in range(2)]
+            allowed.extend(number for result in results if result.allowed)
 
     def sweep(connection: psycopg.Connection) -> None:
         for _ in range(rounds):
             together.wait(20)
             table.sql("SELECT {s}.sweep_rates()", on=connection)
 
-    threads = [threading.Thread(target=spend, args=(store,)) for store in stores]
+    threads = [threading.Thread(target=consume, args=(store,)) for store in stores]
     threads.append(threading.Thread(target=sweep, args=(table.connect(),)))
     for thread in threads:
         thread.start()
@@ -85,11 +85,11 @@ def test_a_charge_is_of_the_moment_it_had_its_turn(table: Table, *, is_new: bool
     assert table.sql(CONSUME, "x", 1, 60, on=first)
     waiting = threading.Thread(target=table.sql, args=(CONSUME, "x", 1, 60), kwargs={"on": second})
     waiting.start()
-    eventually(lambda: table.sql(BLOCKED, f"%{table.schema}.spend_rate%"), "it waits")
+    eventually(lambda: table.sql(BLOCKED, f"%{table.schema}.consume_rate%"), "it waits")
     before = table.sql("SELECT clock_timestamp()")
     first.rollback()
     waiting.join(10)
-    assert table.rows("SELECT debt >= 1, at > %s FROM {s}.rate_limits", before) == [(True, True)]
+    assert table.rows("SELECT level >= 1, at > %s FROM {s}.rate_limits", before) == [(True, True)]
 
 
 def test_who_looks_or_is_refused_writes_nothing(timed: Table) -> None:
@@ -177,7 +177,7 @@ def test_bad_input_is_refused_with_a_hint(table: Table) -> None:
         check("SELECT {s}.check_rate(%s, %s, %s, %s, %s)", *arguments)
     for bad in (None, -1.0, float("nan")):
         for numbers in ((bad, 1.0, 1.0), (1.0, bad, 1.0), (1.0, 1.0, bad)):
-            check("SELECT {s}.spend_rate('x', %s, %s, %s)", *numbers)
+            check("SELECT {s}.consume_rate('x', %s, %s, %s)", *numbers)
     assert table.rows("SELECT * FROM {s}.rate_limits") == []
 
 
@@ -193,11 +193,11 @@ def test_an_old_snapshot_gets_an_error_and_not_a_wrong_answer(table: Table) -> N
 
 
 def test_sweeps_remove_what_has_worn_off(timed: Table) -> None:
-    timed.sql("SELECT count({s}.spend_rate('rate-' || n, 1, 1)) FROM generate_series(1, 2500) n")
+    timed.sql("SELECT count({s}.consume_rate('rate-' || n, 1, 1)) FROM generate_series(1, 2500) n")
     timed.sql(CONSUME, "rate-kept", 3600, 3600)
     timed.step_clock(1)
     user = timed.connect(autocommit=False)
-    timed.sql("SELECT {s}.spend_rate('rate-7', 1, 1)", on=user)
+    timed.sql("SELECT {s}.consume_rate('rate-7', 1, 1)", on=user)
     timed.sql("SET statement_timeout = '3s'")
     for _ in range(3):
         timed.sql("SELECT {s}.sweep_rates()")
@@ -205,8 +205,8 @@ def test_sweeps_remove_what_has_worn_off(timed: Table) -> None:
     user.rollback()
     store = timed.store()
     store._joins = 255
-    drive(store.spend(RateRequest("rate-kept", 0.0, 1.0), 5.0))
-    eventually(lambda: timed.sql("SELECT count(*) FROM {s}.rate_limits") == 1, "those who only spend sweep as well")
+    drive(store.consume(RateRequest("rate-kept", 0.0, 1.0), 5.0))
+    eventually(lambda: timed.sql("SELECT count(*) FROM {s}.rate_limits") == 1, "those who only consume sweep as well")
 
 
 def test_a_sweep_goes_on_where_the_last_one_ended(timed: Table) -> None:
@@ -224,19 +224,19 @@ def test_a_stuck_rate_holds_up_no_other_and_a_stuck_name_no_rate(table: Table) -
     async def together(user: psycopg.Connection) -> None:
         store = open_store(table.url, AsyncRuntime(), schema=table.schema)
         assert isinstance(store, TableStore)
-        stuck = [asyncio.create_task(store.spend(RateRequest("stuck", 1.0, 600.0), 20.0)) for _ in range(10)]
+        stuck = [asyncio.create_task(store.consume(RateRequest("stuck", 1.0, 600.0), 20.0)) for _ in range(10)]
         names = [asyncio.create_task(store.join(Ask("stuck", f"me/{n}", 60.0, 30.0), 20.0)) for n in range(10)]
         began = time.monotonic()
         while not store._blocked_rates or began + 0.1 > time.monotonic():
-            await store.spend(RateRequest("other", 0.0, 1.0), 5.0)
+            await store.consume(RateRequest("other", 0.0, 1.0), 5.0)
         began = time.monotonic()
-        requests = (store.spend(RateRequest("other", 1.0, 600.0), 5.0) for _ in range(30))
-        assert all(balance.allowed for balance in await asyncio.gather(*requests))
+        requests = (store.consume(RateRequest("other", 1.0, 600.0), 5.0) for _ in range(30))
+        assert all(result.allowed for result in await asyncio.gather(*requests))
         assert isinstance(await store.join(Ask("other", "me", 60.0, 30.0), 5.0), Standing)
         assert time.monotonic() - began < 3
         assert not any(task.done() for task in (*stuck, *names))
         user.commit()
-        assert all(balance.allowed for balance in await asyncio.gather(*stuck))
+        assert all(result.allowed for result in await asyncio.gather(*stuck))
         await asyncio.gather(*names)
         await store.close()
 

@@ -102,11 +102,11 @@ class Pair:
             assert list(map(told, theirs)) == list(map(told, ours))
         self._check_woken(woken, *names, gone=gone)
 
-    def spend(self, charge: RateRequest) -> None:
-        assert drive(self.store.spend(charge, 5.0)) == self.model.spend(charge)
+    def consume(self, request: RateRequest) -> None:
+        assert drive(self.store.consume(request, 5.0)) == self.model.consume(request)
 
     def reserved(self, owner: str) -> bool:
-        """Tell whether an owner has left a place behind already: who goes twice was never the same owner."""
+        """Return whether an owner has left a place behind already: who goes twice was never the same owner."""
         return bool(self.table.sql("SELECT count(*) FROM {s}.distributed_locks WHERE holder = %s", owner + RESERVED))
 
     def _refuse(self, owner: str, tombstone: float) -> float:
@@ -132,7 +132,7 @@ class Pair:
             self._owed.discard(ask.owner)
 
     def _check_woken(self, woken: list[str], *settled: str, gone: Collection[str] = ()) -> None:
-        """Nobody is told who does not hold. Who does is told when its line is settled, not when a holder renews.
+        """Only a place that holds is woken: when its line is settled, not when a holder renews.
 
         Those who held only at the moment they were `gone` may be told.
         """
@@ -241,9 +241,9 @@ def test_random_charges_are_answered_as_the_rule_answers_them(pair: Pair, seed: 
     for _ in range(STEPS):
         limit = chance.choice((1.0, 1.0, 0.3, 7.0))
         cost = chance.choice((0.0, 0.1, 0.1, 0.1, 0.7, limit, 1.2 * limit))
-        pair.spend(RateRequest(chance.choice(NAMES), cost, limit, patience=chance.choice((0.0, 0.0, 0.2, inf))))
-        kept = pair.table.rows("SELECT name, debt, extract(epoch FROM at)::float8 - %s FROM {s}.rate_limits", EPOCH)
-        assert {name: (debt, at) for name, debt, at in kept} == pair.model._rates
+        pair.consume(RateRequest(chance.choice(NAMES), cost, limit, max_wait=chance.choice((0.0, 0.0, 0.2, inf))))
+        kept = pair.table.rows("SELECT name, level, extract(epoch FROM at)::float8 - %s FROM {s}.rate_limits", EPOCH)
+        assert {name: (level, at) for name, level, at in kept} == pair.model._rates
         pair.store._joins = 0  # so that none is swept, which the model remembers when the clock is set back
         if chance.random() < 0.3:
             pair.tick(chance.choice((0.125, 0.125, 1, 4, -0.25, -100)) / TICK)
@@ -265,7 +265,7 @@ def test_no_dead_place_outlives_a_clock_that_is_set_back_by_more_than_a_ttl(pair
         if chance.random() < 0.5:
             pair.tick(-chance.choice((0.3, 5, 1000)))
         elif chance.random() < 0.5:
-            # All are dead. Somebody who asks for nothing else holds, at the latest, when one life has passed.
+            # All are dead. A newcomer holds, at the latest, when one ttl has passed.
             name = chance.choice(NAMES)
             capacity = pair.table.sql("SELECT max(capacity) FROM {s}.distributed_locks WHERE name = %s", name) or 1
             ask = Ask(name, f"survivor/{name}", DURATIONS[0], DURATIONS[0], capacity, capacity)
@@ -282,7 +282,7 @@ def test_no_dead_place_outlives_a_clock_that_is_set_back_by_more_than_a_ttl(pair
 
 
 def assert_fits(table: Table) -> None:
-    """Holders are a prefix of the line that fits; nobody holds for longer than the longest life."""
+    """Holders are a prefix of the line that fits; none holds for longer than the longest ttl."""
     spent: dict[str, int] = {}
     waits = set()
     for name, weight, capacity, holds in table.rows(
@@ -342,7 +342,7 @@ def test_who_asks_for_several_names_again_and_again_outlives_a_clock_that_is_set
 
 
 def test_a_holder_that_does_not_know_that_it_holds_can_reserve(pair: Pair) -> None:
-    """The holder before it has expired, and nobody has looked since."""
+    """The holder before it has expired, and no request has come since."""
     pair.join(Ask("x", "holder/x", DURATIONS[0], DURATIONS[0]))
     pair.join(Ask("x", "next/x", DURATIONS[2], DURATIONS[2]))
     pair.tick()

@@ -43,7 +43,7 @@ SELECT {s}.extend_lock('x', 'me', 60);
 SELECT {s}.check_fence('x', 7), {s}.check_fence('x', 8);
 SELECT * FROM {s}.check_rate('x', 10, interval '1 minute', burst => 5, cost => 2);
 SELECT * FROM {s}.check_rate('x', 10, interval '1 minute', burst => 1);
-SELECT * FROM {s}.spend_rate('x', 1.5, 60);
+SELECT * FROM {s}.consume_rate('x', 1.5, 60);
 SELECT * FROM {s}.locks ORDER BY name, fence;
 SELECT {s}.release_lock('x', 'me');
 SELECT {s}.release_lock('x', 'another');
@@ -59,7 +59,7 @@ SELECT {s}.check_fence('x', 6);
 SELECT {s}.check_fence('', 6);
 SELECT {s}.check_rate('', 1, interval '1 s');
 SELECT {s}.check_rate('x', 0, interval '1 s');
-SELECT {s}.spend_rate('x', 'NaN', 1);
+SELECT {s}.consume_rate('x', 'NaN', 1);
 """
 INTERNAL = """
 SELECT {s}.line_draw();
@@ -69,11 +69,11 @@ SELECT {s}.line_head('y', 0, pg_catalog.clock_timestamp());
 SELECT {s}.line_settle('y', 0, pg_catalog.clock_timestamp());
 SELECT {s}.line_check('y', 'me', 1);
 SELECT {s}.line_recheck(true, pg_catalog.clock_timestamp(), pg_catalog.clock_timestamp());
-SELECT {s}.rate_left(1, pg_catalog.clock_timestamp(), pg_catalog.clock_timestamp());
+SELECT {s}.rate_level(1, pg_catalog.clock_timestamp(), pg_catalog.clock_timestamp());
 SELECT {s}.line_join('semaphore', 'me', 30, 3, 2, 1, true, '{{}}', '', '');
 SELECT {s}.line_join('y', 'me', 30, 3, 1, 1, true, '{{}}', '', '50ms');
 SELECT {s}.line_renew('{{y}}', '{{me}}', '{{30}}', '{{3}}', '{{t}}');
-SELECT {s}.line_linger('y', 'me', 0.001, '{{}}', 1, '');
+SELECT {s}.line_reserve('y', 'me', 0.001, '{{}}', 1, '');
 SELECT {s}.line_leave('y', 'me', 1, '50ms');
 SELECT {s}.line_join_all('{{v,w}}', '{{me,us}}', '{{9,9}}', '{{3,3}}', '{{1,1}}', '{{1,1}}', '{{"{{}}","{{}}"}}', '1s');
 SELECT {s}.line_join_all('{{u,v}}', '{{me,us}}', '{{9,9}}', '{{3,3}}', '{{1,1}}', '{{1,1}}', '{{"{{}}","{{}}"}}', '1s');
@@ -187,7 +187,7 @@ def test_every_function_has_a_search_path_of_its_own(server: PostgresServer, sch
     for name, settings, is_resolved in found:
         # These bodies are parsed when they are created, so there is nothing to look up later; with a SET they would not
         # be inlined.
-        is_exempt = is_resolved and name in {"rate_left", "line_recheck"}
+        is_exempt = is_resolved and name in {"rate_level", "line_recheck"}
         assert "search_path=pg_catalog, pg_temp" in (settings or []) or is_exempt, name
 
 
@@ -258,11 +258,11 @@ async def use_leases(party: Party, url: str) -> None:
     await store.renew([Renewal(one.name, one.owner, 30.0, 3.0, claim=True) for one in asks], 5.0)
     await store.reserve(Reservation("a", "me/a", 1.0), 5.0)
     await store.leave("b", "me/b", 5.0, 1.0)
-    await store.spend(RateRequest("r", 1.0, 10.0), 5.0)
+    await store.consume(RateRequest("r", 1.0, 10.0), 5.0)
     await store.inspect("", exact=False)
     await store.inspect("c", exact=True)
     assert (await store.examine())[0].level == "ok"
-    await store._node.ask(store._statements.sweep, (), 5.0)
+    await store._server.ask(store._statements.sweep, (), 5.0)
 
 
 async def test_advisory_locks_run_nothing_that_is_planted(hostile: Hostile, party: Party) -> None:

@@ -20,20 +20,20 @@ def in_thread(work: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def _stand_in_line(turns: Slots, number: int) -> bool:
-    return len(turns._line) == number
+def _stand_in_line(slots: Slots, number: int) -> bool:
+    return len(slots._queue) == number
 
 
 def test_no_more_than_the_limit_go_at_a_time_and_all_do_in_order() -> None:
-    turns = Slots(2)
+    slots = Slots(2)
     order: list[int] = []
     inside: list[int] = []
     most: list[int] = []
-    with turns.take(LONG), ExitStack() as second:
-        second.enter_context(turns.take(LONG))
+    with slots.slot(LONG), ExitStack() as second:
+        second.enter_context(slots.slot(LONG))
 
         def go(number: int) -> None:
-            with turns.take(LONG):
+            with slots.slot(LONG):
                 order.append(number)
                 inside.append(number)
                 most.append(len(inside))
@@ -43,41 +43,41 @@ def test_no_more_than_the_limit_go_at_a_time_and_all_do_in_order() -> None:
         threads = []
         for number in range(5):
             threads.append(in_thread(partial(go, number)))
-            eventually(partial(_stand_in_line, turns, number + 1), "it stands in line")
+            eventually(partial(_stand_in_line, slots, number + 1), "it stands in line")
         assert order == []
         second.close()
         for thread in threads:
             thread.join(LONG)
     assert order == [0, 1, 2, 3, 4]
     assert max(most) == 1
-    assert turns._free == 2
+    assert slots._free == 2
 
 
 def test_a_caller_that_has_waited_long_enough_goes_ahead_and_the_next_does_not_wait() -> None:
-    turns = Slots(1)
+    slots = Slots(1)
     with ExitStack() as stuck:
-        stuck.enter_context(turns.take(LONG))
+        stuck.enter_context(slots.slot(LONG))
         began = time.monotonic()
-        with turns.take(0.05):
+        with slots.slot(0.05):
             assert time.monotonic() - began >= 0.05
         began = time.monotonic()
-        with turns.take(LONG):
+        with slots.slot(LONG):
             assert time.monotonic() - began < 1.0
-    assert turns._free == 1, "one at a time again"
+    assert slots._free == 1, "one at a time again"
 
 
 def test_a_slot_given_to_a_caller_that_has_just_stopped_waiting_is_not_lost() -> None:
-    turns = Slots(1)
+    slots = Slots(1)
     for _ in range(200):
-        stuck = turns.take(LONG)
+        stuck = slots.slot(LONG)
         stuck.__enter__()
 
         def wait() -> None:
-            with turns.take(0.001):
+            with slots.slot(0.001):
                 pass
 
         thread = in_thread(wait)
         time.sleep(0.0008)
         stuck.__exit__(None, None, None)
         thread.join(LONG)
-        assert (turns._free, len(turns._line)) == (1, 0)
+        assert (slots._free, len(slots._queue)) == (1, 0)

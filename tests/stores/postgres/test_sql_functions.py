@@ -47,7 +47,7 @@ def timed(postgres_server: PostgresServer, postgres_schema: str) -> Iterator[Tab
 
 
 def left(table: Table, name: str, holder: str) -> float:
-    """Tell how long a place has to live."""
+    """Return in how many seconds a place expires."""
     statement = "SELECT expires_at - {s}.test_clock() FROM {s}.distributed_locks WHERE name = %s AND holder = %s"
     return float(table.sql(statement, name, holder).total_seconds())
 
@@ -95,7 +95,7 @@ def test_first_come_first_served(timed: Table) -> None:
     assert timed.sql(QUEUE, "x", "first", 60) is None
     assert timed.sql(QUEUE, "x", "second", 60) is None
     timed.sql(RELEASE, "x", "holder")
-    assert timed.sql(ACQUIRE, "x", "passer-by", 60) is None, "nobody overtakes"
+    assert timed.sql(ACQUIRE, "x", "passer-by", 60) is None, "a waiter is not overtaken"
     assert timed.sql(QUEUE, "x", "second", 60) is None
     first = timed.sql(QUEUE, "x", "first", 60)
     assert left(timed, "x", "first") == 60
@@ -357,7 +357,7 @@ def test_a_caller_with_an_old_snapshot_gets_an_error_and_not_a_wrong_answer(
         with pytest.raises(psycopg.errors.FeatureNotSupported, match="cannot be used"):
             table.sql(statement, name, "me", 60, on=user)
         user.rollback()
-    reserve = "SELECT {s}.line_linger(%s, 'other', 60, NULL, 0, '')"
+    reserve = "SELECT {s}.line_reserve(%s, 'other', 60, NULL, 0, '')"
     join_all = "SELECT {s}.line_join_all(ARRAY[%s], '{{me}}', '{{9}}', '{{9}}', '{{1}}', '{{1}}', NULL, '')"
     for statement, *arguments in ((RELEASE, name, "other"), (reserve, name), (join_all, name)):
         with pytest.raises(psycopg.errors.FeatureNotSupported, match="cannot be used"):
@@ -375,7 +375,7 @@ def test_sweeps_keep_the_tables_small(timed: Table) -> None:
         timed.sql("SELECT {s}.sweep_locks()")
     assert timed.rows("SELECT name FROM {s}.distributed_locks") == [("kept",)]
     assert timed.sql("SELECT count(*) FROM {s}.lock_names") == 1
-    assert timed.sql("SELECT count(*) FROM {s}.lock_refusals") == 0
+    assert timed.sql("SELECT count(*) FROM {s}.lock_tombstones") == 0
 
 
 def test_clients_sweep_more_than_they_leave_behind(timed: Table) -> None:
@@ -421,7 +421,7 @@ def test_no_waiter_is_overtaken_or_missed_where_fences_go_back(
 def test_a_bound_is_not_raised_above_who_renewed_at_the_last_moment(
     postgres_server: PostgresServer, postgres_schema: str
 ) -> None:
-    """Who leaves finds a place expired whose renewal is being committed: it lives, and must be seen."""
+    """A leave finds a place expired whose renewal is being committed: it is live, and must be seen."""
     with Table(postgres_server, postgres_schema, changes={"random() < 0.02": "true"}) as table:
         table.sql(ACQUIRE, "x", "holder", 0.2)
         for waiter in ("first", "second"):
@@ -460,15 +460,15 @@ def test_who_leaves_or_asks_reads_only_the_front_of_the_line(table: Table) -> No
 def test_a_sweep_wakes_who_holds_by_it(table: Table) -> None:
     table.sql(ACQUIRE, "x", "gone", 0.01)
     store = table.store()
-    ear = table.connect()
-    heard: list[str] = []
-    ear.add_notify_handler(lambda notice: heard.append(notice.payload))
-    ear.execute(f"LISTEN {store._channel}".encode())
+    subscriber = table.connect()
+    received: list[str] = []
+    subscriber.add_notify_handler(lambda notice: received.append(notice.payload))
+    subscriber.execute(f"LISTEN {store._channel}".encode())
     table.sql("UPDATE {s}.distributed_locks SET expires_at = expires_at + interval '1 hour'")
     assert not isinstance(drive(store.join(Ask("x", "next", 30.0, 30.0), 5.0)), Refusal)
     table.sql("UPDATE {s}.distributed_locks SET expires_at = renewed_at WHERE holder = 'gone'")
     table.sql("SELECT {s}.sweep_locks()")
-    eventually(lambda: ear.execute("SELECT 1") and heard == ["next"], "it is told")
+    eventually(lambda: subscriber.execute("SELECT 1") and received == ["next"], "it receives the notification")
 
 
 def test_a_session_that_stalls_takes_nothing_from_who_has_renewed_meanwhile(

@@ -18,7 +18,7 @@ from tests.servers.process import identity
 from tests.stores.postgres.test_bad_servers import refusal
 
 Start = Callable[..., PostgresServer]
-pytestmark = pytest.mark.parametrize("driver", ["asyncio"])
+pytestmark = pytest.mark.parametrize("runtime_name", ["asyncio"])
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ async def test_a_standby_is_passed_over_until_it_is_promoted_and_has_what_it_rec
     await party.waits(locks, "x")
     await ask(handle.release())
     following = await waiting.result()
-    await party.until(lambda: is_up_to_date(standby, primary), "it has heard of everything")
+    await party.until(lambda: is_up_to_date(standby, primary), "it has received everything")
     other = party.client(fail_over(primary, standby))
     with pytest.raises(LockAcquisitionError):
         await ask(other.acquire("x", timeout=0))
@@ -58,17 +58,17 @@ async def test_a_lock_that_a_synchronous_standby_has_not_received_is_not_held(
         state = "SELECT sync_state FROM pg_stat_replication"
         await party.until(lambda: primary.sql(state) == [("sync",)], "the primary waits for its standby")
         locks = party.client(primary.url, ttl=30)
-        heard = await ask(locks.acquire("heard", timeout=5))
+        replicated = await ask(locks.acquire("replicated", timeout=5))
         link.black_hole()
         with pytest.raises((LockAcquisitionError, StoreError)):
-            await ask(locks.acquire("unheard", timeout=1))
+            await ask(locks.acquire("unreplicated", timeout=1))
         other = party.client(fail_over(primary, standby))
         with pytest.raises(LockAcquisitionError):
-            await ask(other.acquire("heard", timeout=0))
-        assert heard.is_held
-        assert (await ask(other.acquire("unheard", timeout=0))).is_held
+            await ask(other.acquire("replicated", timeout=0))
+        assert replicated.is_held
+        assert (await ask(other.acquire("unreplicated", timeout=0))).is_held
         with suppress(StoreError):  # its server is gone
-            await ask(heard.release())
+            await ask(replicated.release())
 
 
 async def test_a_lock_that_an_asynchronous_standby_has_not_received_may_be_held_twice_with_fences_that_grow(
@@ -78,12 +78,12 @@ async def test_a_lock_that_an_asynchronous_standby_has_not_received_may_be_held_
     with FaultProxy(primary.address) as link:
         standby = follower(primary, link.port, start_postgres)
         link.black_hole()
-        unheard = await ask(party.client(primary.url, ttl=30).acquire("x", timeout=5))
+        unreplicated = await ask(party.client(primary.url, ttl=30).acquire("x", timeout=5))
         taken = await ask(party.client(fail_over(primary, standby)).acquire("x", timeout=0))
-        assert unheard.is_held
-        assert taken.fence > unheard.fence
+        assert unreplicated.is_held
+        assert taken.fence > unreplicated.fence
         with suppress(StoreError):  # its server is gone
-            await ask(unheard.release())
+            await ask(unreplicated.release())
 
 
 def follower(primary: PostgresServer, port: int, start_postgres: Start) -> PostgresServer:

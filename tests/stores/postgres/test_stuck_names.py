@@ -1,4 +1,4 @@
-"""One name that somebody keeps in an open transaction is nobody else's business."""
+"""One name that is kept in an open transaction holds up no other name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_clients_that_wait_for_one_name_hold_up_no_client_of_another(
     with psycopg.connect(server.url) as forgotten:
         forgotten.execute(f"SELECT {schema}.acquire_lock('stuck', 'me', 60)".encode())
         stuck = [party.start(take_stuck()) for _ in range(40)]
-        await party.until(lambda: _waiting(server, schema) > 0, "somebody waits for the name")
+        await party.until(lambda: _waiting(server, schema) > 0, "a session waits for the name")
         slowest = 0.0
         until = time.monotonic() + 2.5
         while time.monotonic() < until:

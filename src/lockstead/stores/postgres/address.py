@@ -1,4 +1,4 @@
-"""Where a server is, and what a URL says of the store: from a URL, or from psycopg's or SQLAlchemy's objects."""
+"""The address of a server and the options of its store, read from a URL, or from an object of psycopg or SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from lockstead.errors import InvalidInputError
 from lockstead.stores.postgres.table.schema import check_schema
 
 LISTS = ("host", "hostaddr", "port")
-"""Of libpq's settings, those that may have a value for each of several servers."""
-_UNSHOWN = {"password", "sslpassword", "options", "listen"}
-"""Settings whose values are in no message, so that an @ in them need not be escaped."""
+"""The settings of libpq that may list a value for each of several servers."""
+_NEVER_SHOWN = {"password", "sslpassword", "options", "listen"}
+"""Settings whose values appear in no message, so that an @ in them need not be escaped."""
 _AMBIGUOUS = (
-    "this postgresql:// URL cannot be read, or in more than one way: percent-encode what is special in its user, "
+    "this postgresql:// URL cannot be read, or in more than one way: percent-encode special characters in its user, "
     "password and options (@ is %40, / is %2F, ? is %3F, # is %23, : is %3A, & is %26, % is %25)"
 )
 _TRUE = {"1", "true", "yes", "on"}
@@ -29,17 +29,17 @@ _FALSE = {"0", "false", "no", "off"}
 
 @dataclass(frozen=True)
 class Address:
-    """One server, or several of which one is right. Shown without the password, in errors and elsewhere."""
+    """One server, or several of which one is the right one. Shown without the password, in errors and elsewhere."""
 
     settings: Mapping[str, Any] = field(repr=False)
-    """libpq's, the hosts among them still in one list."""
+    """Those of libpq; several hosts are still one comma-separated value."""
     label: str
     is_session_pooled: bool = False
-    """Whether a pooler in between is known to give every connection a session of its own."""
+    """The user declares that a pooler before the server gives every connection a session of its own."""
     if_missing: str = ""
-    """What to do where the server lacks a table or a function."""
+    """What an error advises where the server lacks a table or a function."""
     unresponsive_until: dict[str, float] = field(default_factory=dict, repr=False, compare=False)
-    """Which of its servers gave no answer of late, and until when they are tried after the others."""
+    """The servers that did not answer lately, each with the time until which it is tried after the others."""
 
     def __str__(self) -> str:
         return self.label
@@ -50,24 +50,24 @@ class Address:
 
 
 class Options(NamedTuple):
-    """What a URL says of the store besides where it is."""
+    """The options of a store in its URL, besides the address."""
 
     schema: str = "lockstead"
     push: bool = True
-    """Be told when a place holds; without it, waiters ask again with growing pauses."""
+    """Receive a notification when a place holds; without it, waiters poll at growing intervals."""
     listen: str = ""
-    """Where to listen, if a transaction pooler stands before the server."""
+    """The address to listen on, where `LISTEN` cannot work: behind a pooler of transactions."""
     pooler: str = ""
-    """"session": vouch that the pooler in between gives every connection a session of its own."""
+    """"session" declares that the pooler before the server gives every connection a session of its own."""
     advisory: bool = False
-    """Use the server's advisory locks, not the lease table."""
+    """Use the server's advisory locks instead of the lease table."""
 
     def table_only(self) -> list[str]:
-        """Name what is set that makes no difference to advisory locks."""
+        """Name the options given that have no effect on advisory locks."""
         return [name for name in ("schema", "push", "listen") if getattr(self, name) != self._field_defaults[name]]
 
-    def changed(self, given: Mapping[str, Any]) -> Options:
-        """Put what was given by name before what the URL says, and check it."""
+    def with_overrides(self, given: Mapping[str, Any]) -> Options:
+        """Replace options by those given by name, and check them."""
         if unknown := set(given) - set(self._fields):
             msg = f"{', '.join(sorted(unknown))}: no such option; there are {', '.join(self._fields)}"
             raise InvalidInputError(msg)
@@ -80,14 +80,14 @@ class Options(NamedTuple):
 
 
 def parse_url(url: str) -> tuple[Address, Options]:
-    """Read postgresql://, taking out what is meant for us: the rest is libpq's.
+    """Read a postgresql:// URL: the store's options are taken out, the rest is libpq's.
 
-    Nothing of a URL is in a message before it is known that none of it is a part of a password.
+    No message quotes a part of a URL that may be part of a password.
     """
     scheme, _, rest = url.partition(":")
-    place, _, query = rest.partition("?")
+    location, _, query = rest.partition("?")
     given = [pair.partition("=") for pair in query.split("&") if pair]
-    if _may_expose_password(place, given):
+    if _may_expose_password(location, given):
         raise InvalidInputError(_AMBIGUOUS)
     ours: dict[str, Any] = {key: unquote(value) for key, _, value in given if key in Options._fields}
     for name in {"push", "advisory"} & set(ours):
@@ -98,37 +98,39 @@ def parse_url(url: str) -> tuple[Address, Options]:
     theirs = [pair for pair in given if pair[0] not in Options._fields]
     unknown = [key for key, _, _ in theirs if key not in _KEYWORDS | {"ssl"}]
     if unknown and (has_password or any(not re.fullmatch(r"\w+", key) for key in unknown)):
-        raise InvalidInputError(_AMBIGUOUS)  # it may be the end of a password
+        raise InvalidInputError(_AMBIGUOUS)  # an unescaped & or # may have cut a password
     if unknown:
-        msg = f"{', '.join(unknown)}: no such option, neither of libpq's nor of ours: {', '.join(Options._fields)}"
+        msg = f"{', '.join(unknown)}: no such option, neither of libpq nor of lockstead: {', '.join(Options._fields)}"
         raise InvalidInputError(msg)
-    return _address(_read(f"postgresql:{place}?{'&'.join(''.join(pair) for pair in theirs)}")), Options().changed(ours)
+    return _address(
+        _read(f"postgresql:{location}?{'&'.join(''.join(pair) for pair in theirs)}")
+    ), Options().with_overrides(ours)
 
 
-def _may_expose_password(place: str, given: Sequence[tuple[str, str, str]]) -> bool:
-    """Tell whether an @ is where none can be, or what is no port where one is: it may be a part of a password."""
-    authority, _, path = place.removeprefix("//").partition("/")
+def _may_expose_password(location: str, given: Sequence[tuple[str, str, str]]) -> bool:
+    """Return whether an @ is where none can be, or something else where a port is: it may be part of a password."""
+    authority, _, path = location.removeprefix("//").partition("/")
     hosts = authority.rpartition("@")[2].split(",")
     return (
-        not place.startswith("//")
+        not location.startswith("//")
         or authority.count("@") > 1
         or not all(re.fullmatch(r"([^:\[\]]*|\[[^\[\]]*\])(:[0-9]*)?", host) for host in hosts)
         or "@" in path
         or any(
-            "@" in key or ("@" in (value[1:] if key == "host" else value) and key not in _UNSHOWN)
+            "@" in key or ("@" in (value[1:] if key == "host" else value) and key not in _NEVER_SHOWN)
             for key, _, value in given
         )
     )
 
 
 def _read(conninfo: str, **more: Any) -> dict[str, Any]:
-    with suppress(psycopg.Error, ValueError):  # which may quote a password, also as the context of another error
+    with suppress(psycopg.Error, ValueError):  # these may quote a password, even as the context of another error
         return conninfo_to_dict(conninfo, **more)
     raise InvalidInputError(_AMBIGUOUS)
 
 
 def from_object(source: Any) -> Address:
-    """Take the settings of a psycopg connection or pool, or of an SQLAlchemy engine; it is not used itself."""
+    """Take the address of a psycopg connection or pool, or of an SQLAlchemy engine; the object itself is not used."""
     engine = getattr(source, "sync_engine", source)
     url = getattr(engine, "url", None)
     if url is not None and hasattr(url, "get_backend_name"):
@@ -136,12 +138,12 @@ def from_object(source: Any) -> Address:
     if isinstance(source, psycopg.Connection | psycopg.AsyncConnection):
         return _from_connection(source)
     conninfo = getattr(source, "conninfo", None)
-    if isinstance(conninfo, str):  # of psycopg_pool
+    if isinstance(conninfo, str):  # a pool of psycopg_pool
         extra = {key: value for key, value in (source.kwargs or {}).items() if key in _KEYWORDS}
         scheme, _, rest = conninfo.partition(":")
         if scheme in {"postgresql", "postgres"}:
-            place, _, query = rest.partition("?")
-            if _may_expose_password(place, [pair.partition("=") for pair in query.split("&")]):
+            location, _, query = rest.partition("?")
+            if _may_expose_password(location, [pair.partition("=") for pair in query.split("&")]):
                 raise InvalidInputError(_AMBIGUOUS)
         return _address(_read(conninfo, **extra))
     msg = f"{type(source).__name__}: pass a URL, an SQLAlchemy engine, or a psycopg connection or pool"
@@ -159,7 +161,7 @@ def _from_connection(connection: psycopg.Connection[Any] | psycopg.AsyncConnecti
     if connection.info.password:
         settings["password"] = connection.info.password
     if "host" in settings:
-        settings.pop("hostaddr", None)  # what the name led to then
+        settings.pop("hostaddr", None)  # the host's address at that time
     return _address(settings)
 
 
@@ -168,17 +170,17 @@ def _from_sqlalchemy(engine: Any) -> Address:
     if url.get_backend_name() != "postgresql":
         msg = f"the engine is for {url.get_backend_name()}: lockstead needs one for postgresql"
         raise InvalidInputError(msg)
-    rest = [url.database or "", *(str(value) for key, value in url.query.items() if key not in _UNSHOWN)]
-    if any("@" in part for part in rest):  # SQLAlchemy has taken parts of the password for what comes after it
+    rest = [url.database or "", *(str(value) for key, value in url.query.items() if key not in _NEVER_SHOWN)]
+    if any("@" in part for part in rest):  # SQLAlchemy has read a part of the password as something else
         raise InvalidInputError(_AMBIGUOUS)
     if engine.driver in {"psycopg", "psycopg2", "psycopg_async"}:
         _, given = engine.dialect.create_connect_args(url)
-        settings = {key: value for key, value in given.items() if key in _KEYWORDS}  # the others are psycopg's own
+        settings = {key: value for key, value in given.items() if key in _KEYWORDS}  # the others are for psycopg
     else:
         fields = {"host": url.host, "port": url.port, "user": url.username, "password": url.password}
         settings = fields | {"dbname": url.database, **url.query}
     if unknown := settings.keys() - _KEYWORDS:
-        msg = f"{', '.join(sorted(unknown))} of this engine's URL means nothing to libpq: pass a URL of its own instead"
+        msg = f"{', '.join(sorted(unknown))} in this engine's URL is unknown to libpq: pass a postgresql:// URL instead"
         raise InvalidInputError(msg)
     return _address({key: str(value) for key, value in settings.items() if value is not None})
 
@@ -188,13 +190,12 @@ def _address(settings: Mapping[str, Any]) -> Address:
     if len(counts) > 1:
         msg = "a URL must have as many ports as hosts, or one for all"
         raise InvalidInputError(msg)
-    if any(
-        "@" in host[1:] for host in str(settings.get("host") or "").split(",")
-    ):  # it begins that of an abstract socket
+    # An @ may only be first, in the name of an abstract socket.
+    if any("@" in host[1:] for host in str(settings.get("host") or "").split(",")):
         raise InvalidInputError(_AMBIGUOUS)
     for key in ("port", "connect_timeout"):
         for value in str(settings.get(key) or 0).split(","):
-            if value and not re.fullmatch(r"-?\d+", value):  # it may be a password: user:password, and no host
+            if value and not re.fullmatch(r"-?\d+", value):  # it may be a password: user:password without a host
                 msg = f"{key} must be a number: postgresql://user:password@host:port/database?connect_timeout=seconds"
                 raise InvalidInputError(msg)
     kept = {"fallback_application_name": "lockstead", **settings, "client_encoding": "UTF8"}

@@ -1,4 +1,4 @@
-"""PostgreSQL for threads: a connection for each that is asking, and one that hears for all."""
+"""PostgreSQL for threads: one connection for each concurrent request, and one that receives notifications for all."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ from psycopg.pq.abc import PGconn, PGresult
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.postgres import libpq
 from lockstead.stores.postgres.address import Address
-from lockstead.stores.postgres.errors import FAILURES, ends_session, refused, unanswered
-from lockstead.stores.postgres.libpq import ERRORS, Begun, Lane, Params, Row, Statement
+from lockstead.stores.postgres.errors import FAILURES, connection_failure, ends_session, server_error
+from lockstead.stores.postgres.libpq import ERRORS, Lane, OnStart, Params, Row, Statement
 from lockstead.stores.postgres.slots import Slots
 from lockstead.stores.transport.pool import Pool
 
-MOST = 8
-"""How many threads ask at the same time: a server has few connections, each dear, and is no quicker with more."""
+MAX_CONNECTIONS = 8
+"""How many requests of a lane run at a time: a server has few connections, each expensive, and more are no faster."""
 MAX_BLOCKED_CONNECTIONS = 2
-PATIENCE = 0.5
-"""How long a thread waits for another's session before it opens one more."""
+"""How many requests that wait for a locked row run at a time: all they do is wait."""
+SLOT_TIMEOUT = 0.5
+"""Seconds that a request waits for a slot before it opens one more connection: those before it may be stuck."""
 
 
 class Connection:
-    """A session. Not for two threads at once, and not to be used again after an exception."""
+    """A session. Not for two threads at a time, and not to be used again after an exception."""
 
     def __init__(self, connection: PGconn) -> None:
         self.idle_since = 0.0
         self.pgconn = connection
-        self.pgconn.nonblocking = 1  # or a request that the network does not take would know no time-out
+        self.pgconn.nonblocking = 1  # else a request that the network does not accept would have no timeout
         self.is_pooled = False
         self._prepared: set[bytes] = set()
         self._poll = select.poll()
         self._poll.register(connection.socket, select.POLLIN)
 
     def exchange(self, statement: Statement, params: Params, timeout: float) -> PGresult:
-        """Run one statement and return its result, be it an error. Raises TimeoutError and psycopg's errors."""
+        """Run one statement and return its result, which may be an error. Raises TimeoutError and psycopg's errors."""
         deadline = time.monotonic() + timeout
         if not statement.name or self.is_pooled:
             self.pgconn.send_query_params(statement.text, params)
@@ -77,19 +78,19 @@ class Connection:
         if left <= 0 or not self._poll.poll(ceil(left * 1000)):
             raise TimeoutError
 
-    def hear(self, timeout: float) -> list[bytes]:
+    def receive(self, timeout: float) -> list[bytes]:
         self._await_input(time.monotonic() + timeout)
         with _as_connection_reset():
             self.pgconn.consume_input()
             while not self.pgconn.is_busy() and self.pgconn.get_result() is not None:
-                pass  # the answer to a probe
+                pass  # the reply to a ping
         return list(iter(self._next_notice, None))
 
     def _next_notice(self) -> bytes | None:
         notice = self.pgconn.notifies()
         return None if notice is None else notice.extra
 
-    def probe(self) -> None:
+    def ping(self) -> None:
         with _as_connection_reset():
             self.pgconn.send_query_params(libpq.EMPTY_QUERY.text, ())
             self.pgconn.flush()
@@ -110,34 +111,34 @@ class Connection:
 
 @contextmanager
 def _as_connection_reset() -> Iterator[None]:
-    """Tell an ear, which knows nothing of psycopg, that a connection has ended."""
+    """Raise a lost connection as subscribers expect it, which do not know psycopg's errors."""
     try:
         yield
     except psycopg.OperationalError as error:
         raise ConnectionResetError(str(error)) from error
 
 
-def connect(address: Address, timeout: float, begun: Begun = lambda _: None) -> Connection:
-    """Open a session, and find out whether it is one of our own. Raises StoreError, TimeoutError, psycopg's errors."""
+def connect(address: Address, timeout: float, on_start: OnStart = lambda _: None) -> Connection:
+    """Open a session, and find out whether a pooler shares it. Raises StoreError, TimeoutError and psycopg's errors."""
     deadline = time.monotonic() + timeout
-    connection = Connection(libpq.connect(address, timeout, begun))
-    greeting = (b"%d" % connection.pgconn.backend_pid,)
-    ((is_pooled, _),) = ask_on(connection, address, libpq.DETECT_POOLER, greeting, deadline - time.monotonic())
+    connection = Connection(libpq.connect(address, timeout, on_start))
+    announced_pid = (b"%d" % connection.pgconn.backend_pid,)
+    ((is_pooled, _),) = ask_on(connection, address, libpq.DETECT_POOLER, announced_pid, deadline - time.monotonic())
     connection.is_pooled = is_pooled == b"t" and not address.is_session_pooled
     return connection
 
 
 def ask_on(connection: Connection, address: Address, statement: Statement, params: Params, timeout: float) -> list[Row]:
-    """Run a statement on a session; close it whatever goes wrong, an error the server answers with included."""
+    """Run a statement on a session; close it on any failure, also if the server replies with an error."""
     result = exchange_on(connection, statement, params, timeout)
     if result.status in ERRORS:
         connection.close()
-        raise refused(address, result)
+        raise server_error(address, result)
     return libpq.rows(result)
 
 
 def exchange_on(connection: Connection, statement: Statement, params: Params, timeout: float) -> PGresult:
-    """Run a statement on a session that is closed unless there is an answer."""
+    """Run a statement on a session; close it unless there is a reply."""
     try:
         return connection.exchange(statement, params, timeout)
     except BaseException:
@@ -145,15 +146,15 @@ def exchange_on(connection: Connection, statement: Statement, params: Params, ti
         raise
 
 
-class BlockingNode:
-    """The sessions with one server, one for each thread that is asking."""
+class BlockingServer:
+    """The sessions with one server, one for each concurrent request."""
 
     def __init__(self, runtime: ThreadRuntime, address: Address) -> None:
         self._address = address
-        self._pool: Pool[Connection] = Pool(runtime, MOST)
+        self._pool: Pool[Connection] = Pool(runtime, MAX_CONNECTIONS)
         self._slots = {
-            Lane.COMMON: Slots(MOST),
-            Lane.RENEWALS: Slots(MOST),
+            Lane.COMMON: Slots(MAX_CONNECTIONS),
+            Lane.RENEWALS: Slots(MAX_CONNECTIONS),
             Lane.BLOCKED: Slots(MAX_BLOCKED_CONNECTIONS),
         }
         self.is_pooled = False
@@ -161,13 +162,13 @@ class BlockingNode:
 
     async def ask(self, statement: Statement, params: Params, timeout: float, lane: Lane = Lane.COMMON) -> list[Row]:
         deadline = time.monotonic() + timeout
-        turn = self._slots[lane].take(min(timeout / 4, PATIENCE))
+        slot = self._slots[lane].slot(min(timeout / 4, SLOT_TIMEOUT))
         try:
-            turn.begin()
+            slot.acquire()
             rows = self._ask(statement, params, deadline)
-            turn.end()
+            slot.release()
         except BaseException:
-            turn.end()
+            slot.release()
             raise
         return rows
 
@@ -178,12 +179,12 @@ class BlockingNode:
             result = exchange_on(connection, statement, params, deadline - time.monotonic())
         except FAILURES as error:
             if not isinstance(error, TimeoutError):
-                self._pool.drop()  # what befell this session has mostly befallen them all
-            raise unanswered(self._address, error) from error
+                self._pool.drop()  # what ended this session has mostly ended them all
+            raise connection_failure(self._address, error) from error
         if result.status not in ERRORS:
             self._pool.give_back(connection)
             return libpq.rows(result)
-        failure = refused(self._address, result)
+        failure = server_error(self._address, result)
         if ends_session(failure):
             connection.close()
         else:

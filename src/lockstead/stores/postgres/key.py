@@ -1,4 +1,4 @@
-"""The numbers that PostgreSQL's advisory locks are known by."""
+"""The numbers that identify PostgreSQL's advisory locks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _BIGINT = 64
 
 
 class Key(NamedTuple):
-    """One bigint or a pair of int4: two spaces that never meet, in one order, the pairs after the others."""
+    """One bigint or a pair of int4: two separate key spaces. Keys have one order, in which pairs are last."""
 
     is_pair: bool
     number: int
-    """The bigint. Of a pair, the first is the high half and the second the low one."""
+    """The bigint. Of a pair, the first number is the high half and the second the low half."""
 
     @classmethod
     def from_pg_locks(cls, classid: int, objid: int, objsubid: int) -> Self:
@@ -31,15 +31,15 @@ class Key(NamedTuple):
 
     @property
     def arguments(self) -> tuple[int, ...]:
-        """What pg_advisory_lock and its relatives are called with."""
+        """The arguments of pg_advisory_lock and the other lock functions."""
         if self.is_pair:
             return self.number >> _INT4, _signed(self.number, _INT4)
         return (self.number,)
 
     @property
     def sql(self) -> str:
-        """The arguments as SQL; a bare -2147483648 would be a bigint to the server, and no function takes two."""
-        kind = "integer" if self.is_pair else "bigint"  # keywords, which no other type can be named like
+        """The arguments as SQL literals; a bare -2147483648 would be a bigint, and no function takes two of these."""
+        kind = "integer" if self.is_pair else "bigint"  # keywords, so that no other type can have these names
         return ", ".join(f"'{argument}'::{kind}" for argument in self.arguments)
 
     @property
@@ -49,19 +49,19 @@ class Key(NamedTuple):
         return unsigned >> _INT4, unsigned % 2**_INT4, 2 if self.is_pair else 1
 
     def __str__(self) -> str:
-        """Write the name that means this very key."""
+        """Return the lock's name that stands for exactly this key."""
         return "pg:" + ",".join(map(str, self.arguments))
 
 
 def advisory_key(name: Name) -> Key:
     """Turn a lock's name into its key: a number or a pair as it is, a string by its hash.
 
-    The hash is the first eight bytes of the SHA-256 of its UTF-8, so that anybody can compute it, in SQL too::
+    The hash is the first eight bytes of the SHA-256 of its UTF-8, so that any client can compute it, in SQL too::
 
         ('x' || encode(substring(sha256(convert_to(name, 'UTF8')) from 1 for 8), 'hex'))::bit(64)::bigint
 
-    Not so ``pg:7`` and ``pg:7,42``: these mean the number and the pair. Two names may share a hash, and then exclude
-    each other: among a million names that happens once in some 37 million cases.
+    The names ``pg:7`` and ``pg:7,42`` are not hashed: they stand for the number and the pair. Two names may share a
+    hash, and then exclude each other: among a million names that happens once in some 37 million cases.
     Raises InvalidInputError for what is no name and for numbers that do not fit.
     """
     return _from_numbers(name) if isinstance(name, int | tuple) else _from_text(check_name(name))

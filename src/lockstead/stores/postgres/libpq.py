@@ -1,4 +1,4 @@
-"""What both drivers do with libpq, the client library that psycopg brings along."""
+"""What both runtimes do with libpq, the client library that psycopg includes."""
 
 from __future__ import annotations
 
@@ -20,68 +20,61 @@ from psycopg.pq.abc import PGconn, PGresult
 from lockstead.errors import StoreError
 from lockstead.stores.postgres.address import LISTS, Address
 from lockstead.stores.postgres.errors import not_connected
+from lockstead.stores.statements import load
 
 Params = Sequence[bytes | None]
 Row = list[bytes | None]
 
-SILENCE = 10.0
-"""How long a server that gave no answer is tried after the others."""
+UNRESPONSIVE_PENALTY = 10.0
+"""Seconds for which a server that did not answer is tried after the others: it would delay each new connection."""
 
 ERRORS = {pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE}
 
 
 class Statement(NamedTuple):
-    """A statement by its text. One with a name is prepared once on each connection."""
+    """The text of a statement. One with a name is prepared once on each connection."""
 
     text: bytes
     name: bytes = b""
 
 
 class Lane(Enum):
-    """Which requests share a connection, so that none is held up by what it has nothing to do with."""
+    """Which requests share connections, so that a request that waits delays only those of its lane."""
 
-    COMMON = "those that wait for a name at most for a moment"
-    RENEWALS = "those that wait for nobody"
-    BLOCKED = "those that found a name in use, in somebody's open transaction perhaps"
+    COMMON = "requests that wait for a locked row for a moment at most"
+    RENEWALS = "requests that never wait for a locked row"
+    BLOCKED = "requests that found a row locked, perhaps by a transaction that stays open"
 
 
 EMPTY_QUERY = Statement(b"SELECT")
-DETECT_POOLER = Statement(
-    b"SELECT pid OPERATOR(pg_catalog.<>) $1::int, CASE WHEN pid OPERATOR(pg_catalog.=) $1::int THEN pg_catalog.concat("
-    b"pg_catalog.set_config('idle_session_timeout', '0', false),"
-    b" pg_catalog.set_config('extra_float_digits', '1', false),"
-    b" pg_catalog.set_config('default_transaction_isolation', 'read committed', false))"
-    b" END FROM pg_catalog.pg_backend_pid() AS pid"
-)
-"""Tells whether a pooler stands in between: it makes up the process number it greets its clients with. If none does,
-the session is ours, and what the server's administrator prefers for others is set aside."""
+DETECT_POOLER = Statement(load("lockstead.stores.postgres")["detect_pooler"].encode())
+"""Returns whether there is a pooler before the server; if not, sets what the session needs."""
+
+OnStart = Callable[[PGconn], object]
+"""Called with each connection that is being opened, before it is known whether it succeeds."""
 
 
-Begun = Callable[[PGconn], object]
-"""Called with what may become a connection."""
+def connect(address: Address, timeout: float, on_start: OnStart = lambda _: None) -> PGconn:
+    """Connect and log in to the first host that accepts it; none may use up the time of the others.
 
-
-def connect(address: Address, timeout: float, begun: Begun = lambda _: None) -> PGconn:
-    """Connect and log in to the first of the hosts that will have us; none may take the others' time.
-
-    Blocks. Raises StoreError if none will have us, OSError if their names lead nowhere, and TimeoutError.
+    Blocks. Raises StoreError if none accepts it or no name resolves, and TimeoutError if the only one does not answer.
     """
     deadline = time.monotonic() + timeout
-    silent = address.unresponsive_until
+    unresponsive = address.unresponsive_until
     failures: list[str] = []
     attempts = sorted(
-        _attempts(address.settings, failures), key=lambda one: silent.get(_endpoint(one), 0.0) > time.monotonic()
+        _attempts(address.settings, failures), key=lambda one: unresponsive.get(_endpoint(one), 0.0) > time.monotonic()
     )
     wanted = int(address.settings.get("connect_timeout") or 0)
     limit = wanted if wanted > 0 else inf
     for number, attempt in enumerate(attempts):
         try:
             left = (deadline - time.monotonic()) / (len(attempts) - number)
-            return _connect(address, attempt, min(left, limit), begun)
+            return _connect(address, attempt, min(left, limit), on_start)
         except TimeoutError:
             if len(attempts) == 1 and not failures:
                 raise
-            silent[_endpoint(attempt)] = time.monotonic() + SILENCE
+            unresponsive[_endpoint(attempt)] = time.monotonic() + UNRESPONSIVE_PENALTY
             failures.append("no answer in time")
         except StoreError as error:
             if (len(attempts) == 1 and not failures) or not error.transient:
@@ -95,7 +88,7 @@ def _endpoint(attempt: Mapping[str, Any]) -> str:
 
 
 def _attempts(settings: Mapping[str, Any], failures: list[str]) -> Iterator[Mapping[str, Any]]:
-    """Give the settings for each host by itself, and look up what its name leads to: libpq would stop all threads."""
+    """Yield the settings for each host and address. Names are resolved here: in libpq that would block all threads."""
     lists = {key: str(settings[key]).split(",") for key in LISTS if settings.get(key)}
     count = max((len(values) for values in lists.values()), default=1)
     for number in range(count):
@@ -109,14 +102,14 @@ def _attempts(settings: Mapping[str, Any], failures: list[str]) -> Iterator[Mapp
         except OSError as error:
             failures.append(f"{host}: {error.strerror or error}")
             continue
-        for *_, place in found:
-            yield {**settings, **one, "hostaddr": place[0]}
+        for *_, sockaddr in found:
+            yield {**settings, **one, "hostaddr": sockaddr[0]}
 
 
-def _connect(address: Address, settings: Mapping[str, Any], timeout: float, begun: Begun) -> PGconn:
+def _connect(address: Address, settings: Mapping[str, Any], timeout: float, on_start: OnStart) -> PGconn:
     deadline = time.monotonic() + timeout
     connection = pq.PGconn.connect_start(make_conninfo("", **settings).encode())
-    begun(connection)
+    on_start(connection)
     while True:
         if connection.status == pq.ConnStatus.BAD:
             raise not_connected(address, connection.get_error_message())
@@ -138,9 +131,9 @@ def await_socket(connection: PGconn, deadline: float, event: int = select.POLLIN
 
 
 def close_socket(connection: PGconn) -> None:
-    """Let go of a connection in a forked child, since psycopg finishes one only in the process that made it.
+    """Close a connection's socket in a forked child, since psycopg finishes one only in the process that opened it.
 
-    libpq tells the socket only while it is open. One that it closed, unknown to us, has nothing to let go of.
+    libpq returns the socket only while it is open. One that libpq has closed by itself needs nothing.
     """
     with suppress(psycopg.Error, OSError):
         os.close(connection.socket)
@@ -152,6 +145,6 @@ def rows(result: PGresult) -> list[Row]:
 
 
 def array(values: Sequence[str]) -> bytes:
-    """Write a text[]."""
+    """Encode values as a text[] literal."""
     quoted = (value.replace("\\", "\\\\").replace('"', '\\"') for value in values)
     return ("{" + ",".join(f'"{value}"' for value in quoted) + "}").encode()

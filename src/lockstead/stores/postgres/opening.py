@@ -1,4 +1,4 @@
-"""Which of PostgreSQL's stores a URL or an object means."""
+"""Choose between PostgreSQL's two stores: the lease table and advisory locks."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from lockstead.stores.postgres.table.store import TableStore
 
 
 def open_postgres(source: object, runtime: Runtime, options: Mapping[str, Any]) -> Store:
-    """Open the store of a URL, or of psycopg's or SQLAlchemy's object."""
+    """Open the store of a URL, or of an object of psycopg or SQLAlchemy."""
     if isinstance(source, str):
         address, settings = parse_url(source)
     else:
         address, settings = from_object(source), Options()
-    settings = settings.changed(options)
+    settings = settings.with_overrides(options)
     address = replace(address, is_session_pooled=settings.pooler == "session")
     if settings.advisory:
-        if useless := settings.table_only():
-            msg = f"{', '.join(useless)}: this is for the lease table, and advisory locks have none"
+        if ignored := settings.table_only():
+            msg = f"{', '.join(ignored)}: an option of the lease table, without effect on advisory locks: remove it"
             raise InvalidInputError(msg)
         return AdvisoryStore(runtime, address)
-    ear = address
+    subscriber = address
     if settings.listen:
-        ear, heard = parse_url(settings.listen)
-        ear = replace(ear, is_session_pooled=heard.pooler == "session")
-    return TableStore(runtime, address, schema=settings.schema, push=settings.push, ear=ear)
+        subscriber, listen_settings = parse_url(settings.listen)
+        subscriber = replace(subscriber, is_session_pooled=listen_settings.pooler == "session")
+    return TableStore(runtime, address, schema=settings.schema, push=settings.push, subscriber=subscriber)

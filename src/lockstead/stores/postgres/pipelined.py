@@ -1,4 +1,4 @@
-"""PostgreSQL for asyncio: one connection on which everybody's requests follow each other, and one that hears."""
+"""PostgreSQL for asyncio: requests of all tasks are pipelined on one connection; another receives notifications."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.postgres import blocking, libpq
 from lockstead.stores.postgres.address import Address
-from lockstead.stores.postgres.errors import FAILURES, ends_session, refused, unanswered
+from lockstead.stores.postgres.errors import FAILURES, connection_failure, ends_session, server_error
 from lockstead.stores.postgres.libpq import ERRORS, Lane, Params, Row, Statement
 from lockstead.stores.transport.pipeline import MIN_CONNECT_TIMEOUT, Pipeline, QueuedError, Shared
 from lockstead.stores.transport.subscriber import OnMessage
 
 T = TypeVar("T")
 
+PING_TIMEOUT = 60.0
+"""Seconds: longer than the subscriber that sends the ping waits before it closes a silent connection."""
+
 
 class Connection(Pipeline):
-    """A session in pipeline mode: requests do not wait for each other's results, and each is a transaction."""
+    """A session in pipeline mode: requests do not wait for each other's results, and each is its own transaction."""
 
     _socket = -1
 
@@ -38,15 +41,15 @@ class Connection(Pipeline):
         self.on_notice: OnMessage = lambda _: None
         self.on_lost: Callable[[], None] = lambda: None
         self.pgconn: PGconn = opened.pgconn
-        self._socket = os.dup(self.pgconn.socket)  # libpq closes its own when it pleases, unknown to the loop
+        self._socket = os.dup(self.pgconn.socket)  # libpq may close its own at any time, unknown to the loop
         self._prepared: set[bytes] = set()
         self._preparing: deque[bytes] = deque()
-        """For each request that is not answered yet, what it prepares, until that is done."""
+        """For each unanswered request, the statement it prepares; empty once the server has prepared it."""
         self._result: PGresult | None = None
         self._is_writing = False
         self.pgconn.nonblocking = 1
         self.pgconn.enter_pipeline_mode()
-        loop.add_reader(self._socket, self._take_in)
+        loop.add_reader(self._socket, self._read)
 
     def exchange(self, statement: Statement, params: Params, timeout: float) -> asyncio.Future[list[PGresult]]:
         if self._socket < 0:
@@ -65,7 +68,7 @@ class Connection(Pipeline):
             self.pgconn.pipeline_sync()
             self._flush()
         except psycopg.OperationalError as error:
-            self._lose(error)
+            self._handle_loss(error)
             raise
         self._preparing.append(preparing)
         return self._enqueue(1, timeout)
@@ -83,14 +86,14 @@ class Connection(Pipeline):
         try:
             self._flush()
         except psycopg.OperationalError as error:
-            self._lose(error)
+            self._handle_loss(error)
 
-    def _take_in(self) -> None:
+    def _read(self) -> None:
         try:
             self.pgconn.consume_input()
             self._process_results()
         except psycopg.OperationalError as error:
-            self._lose(error)
+            self._handle_loss(error)
             return
         self.is_good = True
         self.on_notice(None)
@@ -113,14 +116,14 @@ class Connection(Pipeline):
                     self._preparing[0] = b""
                 self._result = result
 
-    def _lose(self, error: Exception) -> None:
-        """Notice that the connection is gone."""
+    def _handle_loss(self, error: Exception) -> None:
+        """Close a lost connection, and report the loss."""
         self.close(error)
         self.on_lost()
 
-    def probe(self) -> None:
+    def ping(self) -> None:
         with suppress(*FAILURES):
-            self.exchange(libpq.EMPTY_QUERY, (), 60.0)
+            self.exchange(libpq.EMPTY_QUERY, (), PING_TIMEOUT)
 
     def abort(self) -> None:
         if self._socket >= 0:
@@ -140,13 +143,13 @@ class Connection(Pipeline):
     def __del__(self) -> None:
         if self._socket >= 0:
             os.close(self._socket)
-            self._socket = -1  # what is collected with it may still close it
+            self._socket = -1  # an object that is collected with this one may still call close
 
 
 async def in_thread(loop: asyncio.AbstractEventLoop, work: Callable[[], T], discard: Callable[[T], object]) -> T:
-    """Do what blocks, in a thread of its own: to connect must not wait until somebody else's work is done.
+    """Run blocking work in a thread of its own: in a shared pool, connecting would wait for other work.
 
-    A result that nobody waits for any more is discarded.
+    A result that no task awaits any more is discarded.
     """
     outcome: asyncio.Future[T] = loop.create_future()
 
@@ -177,7 +180,7 @@ async def in_thread(loop: asyncio.AbstractEventLoop, work: Callable[[], T], disc
 
 
 async def connect(runtime: AsyncRuntime, address: Address, timeout: float) -> Connection:
-    """Open a session. To look up a host's name blocks."""
+    """Open a session, in a thread: resolving a host's name blocks."""
     loop = runtime.bind()
     opened = await in_thread(loop, lambda: blocking.connect(address, timeout), blocking.Connection.close)
     return Connection(loop, opened)
@@ -188,12 +191,12 @@ async def ask_on(
 ) -> list[Row]:
     (result,) = await connection.exchange(statement, params, timeout)
     if result.status in ERRORS:
-        raise refused(address, result)
+        raise server_error(address, result)
     return libpq.rows(result)
 
 
-class PipelinedNode:
-    """One server as the tasks of one loop see it: they share one connection for each lane that is used."""
+class PipelinedServer:
+    """One server for the tasks of one loop, which share one connection for each lane in use."""
 
     def __init__(self, runtime: AsyncRuntime, address: Address) -> None:
         self.is_pooled = False
@@ -205,28 +208,28 @@ class PipelinedNode:
     async def ask(self, statement: Statement, params: Params, timeout: float, lane: Lane = Lane.COMMON) -> list[Row]:
         try:
             self._runtime.bind()
-        except RuntimeError:  # no loop runs: the interpreter exits
-            node = blocking.BlockingNode(ThreadRuntime(), self._address)
-            return await node.ask(statement, params, timeout)
+        except RuntimeError:  # no loop is running: the interpreter exits
+            server = blocking.BlockingServer(ThreadRuntime(), self._address)
+            return await server.ask(statement, params, timeout)
         shared = self._lanes[lane]
         deadline = self._runtime.now() + timeout
         try:
             if self._is_closed:
-                return await self._ask_alone(statement, params, timeout)
+                return await self._ask_on_new_connection(statement, params, timeout)
             connection = shared.connection
             if connection is None or not connection.is_good:
                 connection = await self._open(lane, timeout)
             self.is_pooled = connection.is_pooled
             return await ask_on(connection, self._address, statement, params, deadline - self._runtime.now())
         except FAILURES as error:
-            raise unanswered(self._address, error) from error
+            raise connection_failure(self._address, error) from error
         except StoreError as error:
             if ends_session(error):
                 shared.refresh()
             raise
 
     async def _open(self, lane: Lane, timeout: float) -> Connection:
-        """Open a lane; where the server has no connection left for what waits for nobody, the common one will do."""
+        """Open a lane's connection. If the server has none left for renewals, they use the common one."""
         common = self._lanes[Lane.COMMON].connection
         try:
             return await self._lanes[lane].open(timeout)
@@ -239,8 +242,8 @@ class PipelinedNode:
                 raise QueuedError from None
             raise
 
-    async def _ask_alone(self, statement: Statement, params: Params, timeout: float) -> list[Row]:
-        """Ask on a session that is closed again: for whoever has yet to leave when everything is closed."""
+    async def _ask_on_new_connection(self, statement: Statement, params: Params, timeout: float) -> list[Row]:
+        """Run a statement on a session of its own: for a release after the store was closed."""
         deadline = self._runtime.now() + timeout
         connection = await connect(self._runtime, self._address, timeout)
         try:

@@ -1,4 +1,4 @@
-"""For threads: how many may ask a server at the same time."""
+"""For threads: a limit on the concurrent requests to a server."""
 
 from __future__ import annotations
 
@@ -8,81 +8,82 @@ from collections import deque
 from lockstead.core import lifecycle
 
 
-class Turn:
-    """One thread's turn. An interrupt never comes between a turn's being given and its being known to be ours.
+class Slot:
+    """One thread's slot. Whatever is interrupted, `release` knows whether the slot was acquired.
 
-    It may come before the end of a `with` block has begun; where that matters, the end is tried once more.
+    An interrupt may come before `__exit__` has begun; where that matters, the caller releases once more.
     """
 
-    __slots__ = ("_patience", "_slots", "is_ours", "latch")
+    __slots__ = ("_slots", "_timeout", "is_acquired", "wakeup")
 
-    def __init__(self, turns: Slots, patience: float) -> None:
-        self.is_ours = False
-        self.latch: threading.Lock | None = None
-        self._slots = turns
-        self._patience = patience
+    def __init__(self, slots: Slots, timeout: float) -> None:
+        self.is_acquired = False
+        self.wakeup: threading.Lock | None = None
+        self._slots = slots
+        self._timeout = timeout
 
-    def begin(self) -> None:
-        self._slots.begin(self, self._patience)
+    def acquire(self) -> None:
+        self._slots.acquire(self, self._timeout)
 
-    def end(self) -> None:
-        """Let the next have it. Safe to repeat."""
-        self._slots.end(self)
+    def release(self) -> None:
+        """Hand the slot to the next thread in the queue. Safe to repeat."""
+        self._slots.release(self)
 
     def __enter__(self) -> None:
-        self.begin()
+        self.acquire()
 
     def __exit__(self, *error: object) -> None:
-        self.end()
+        self.release()
 
 
 class Slots:
-    """So many at a time, in the order in which they came.
+    """A limited number of slots, handed out first come, first served.
 
-    Whoever has waited long enough goes ahead all the same, and so does one more from then on: those before him may be
-    stuck, and must not hold up everybody. When they are done, it is as many as before.
+    Not promised: that the limit is never exceeded. A thread whose timeout is over proceeds without a free slot, and
+    from then on one more may run: those before it may be stuck, and must not block every thread. When they release, the
+    limit is as before.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._reset()
         lifecycle.at_fork(self, in_child="_reset")
 
     def _reset(self) -> None:
-        self._mutex = threading.RLock()  # a signal handler may ask, too
-        self._free = self._most
-        self._line: deque[Turn] = deque()
+        self._mutex = threading.RLock()  # a signal handler may interrupt its owner, and need a slot
+        self._free = self._limit
+        self._queue: deque[Slot] = deque()
 
-    def take(self, patience: float) -> Turn:
-        """Make a turn, to be waited for at the beginning of a block."""
-        return Turn(self, patience)
+    def slot(self, timeout: float) -> Slot:
+        """Make a slot, to be acquired by `with` or `acquire`."""
+        return Slot(self, timeout)
 
-    def begin(self, turn: Turn, patience: float) -> None:
+    def acquire(self, slot: Slot, timeout: float) -> None:
         with self._mutex:
             if self._free:
-                self._free, turn.is_ours = self._free - 1, True
+                self._free, slot.is_acquired = self._free - 1, True
                 return
-            latch = turn.latch = threading.Lock()
-            latch.acquire()
-            self._line.append(turn)
-        latch.acquire(timeout=patience)
+            wakeup = slot.wakeup = threading.Lock()
+            wakeup.acquire()
+            self._queue.append(slot)
+        wakeup.acquire(timeout=timeout)
         with self._mutex:
-            if turn in self._line:
-                self._line.remove(turn)
-            turn.is_ours = True
+            if slot in self._queue:
+                self._queue.remove(slot)
+            slot.is_acquired = True
 
-    def end(self, turn: Turn) -> None:
-        """End a turn, or the wait for one. Safe to repeat."""
+    def release(self, slot: Slot) -> None:
+        """Release a slot, or stop waiting for it. Safe to repeat."""
         with self._mutex:
-            if turn in self._line:
-                self._line.remove(turn)
-            if not turn.is_ours:
+            if slot in self._queue:
+                self._queue.remove(slot)
+            if not slot.is_acquired:
                 return
-            if self._line:
-                successor = self._line[0]
-                successor.is_ours, turn.is_ours = True, False
-                self._line.popleft()
-                assert successor.latch is not None
-                successor.latch.release()
+            if self._queue:
+                successor = self._queue[0]
+                successor.is_acquired, slot.is_acquired = True, False
+                self._queue.popleft()
+                assert successor.wakeup is not None
+                successor.wakeup.release()
             else:
-                self._free, turn.is_ours = min(self._free + 1, self._most), False
+                self._free, slot.is_acquired = min(self._free + 1, self._limit), False

@@ -1,4 +1,4 @@
-"""Another process with a client of its own: advisory_worker.py URL DRIVER, told line by line [verb, arguments, {}]."""
+"""Another process with a client of its own: advisory.py URL DRIVER, told line by line [verb, arguments, {}]."""
 
 import asyncio
 import inspect
@@ -73,8 +73,8 @@ async def main() -> None:
     await serve(locks)
 
 
-url, driver = sys.argv[1:]
-if driver == "asyncio":
+url, runtime_name = sys.argv[1:]
+if runtime_name == "asyncio":
     asyncio.run(main())
 else:
     client = DistributedLock(url)

@@ -1,4 +1,4 @@
-"""Take locks one way, again and again, and write down when: python -m … WAY URL LOG SEED."""
+"""Take locks one way, again and again, and write down when: mixture.py WAY URL LOG SEED."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def shared_url(shared_postgres: Callable[[PostgresFlavour], PostgresServer]) -> 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
 def user(request: pytest.FixtureRequest, shared_url: str) -> User:
-    """Give somebody with a connection, once for each kind there is; the test finds it in a transaction."""
+    """Give a user with a connection, once for each kind there is; the test finds it in a transaction."""
     return request.param(shared_url)  # type: ignore[no-any-return]
 
 

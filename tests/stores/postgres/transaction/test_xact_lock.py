@@ -408,9 +408,9 @@ def test_what_is_no_connection_is_refused_with_advice(shared_url: str) -> None:
         (engine, r"engine.begin\(\)"),
         (aio.create_async_engine(with_driver(shared_url, "psycopg")), r"engine.begin\(\)"),
         (orm.sessionmaker(engine), "a session that it made"),
-        (Pool(), "a connection that the pool gave you"),
+        (Pool(), "a connection from the pool"),
         (shared_url, "not its address"),
-        (None, "this takes a session or connection of SQLAlchemy"),
+        (None, "pass a session or connection of SQLAlchemy"),
     ]:
         with pytest.raises(InvalidInputError, match=advice):
             xact_lock(wrong, "a")

@@ -27,7 +27,7 @@ from tests.harness.conditions import eventually
 
 
 class User(ABC):
-    """Somebody in a transaction of their own connection."""
+    """A user of the library, in a transaction of its own connection."""
 
     is_async: ClassVar[bool]
     connection: Any
@@ -406,7 +406,7 @@ class Peer(AbstractContextManager["Peer"]):
         return [mode for (mode,) in rows]
 
     def waited(self, name: Name) -> float:
-        """Tell for how many seconds somebody has been waiting for a lock."""
+        """Return for how many seconds a session has been waiting for a lock."""
         rows = self._looking.execute(
             "SELECT extract(epoch FROM clock_timestamp() - min(waitstart))::float FROM pg_locks"
             " WHERE locktype = 'advisory' AND NOT granted"
@@ -417,12 +417,12 @@ class Peer(AbstractContextManager["Peer"]):
 
     @contextmanager
     def when_waited_for(self, name: Name, action: Callable[[], object], seconds: float = 0.0) -> Iterator[None]:
-        """Act beside the block, as soon as somebody has been waiting for a lock for that long."""
+        """Act beside the block, as soon as a session has been waiting for a lock for that long."""
         failures: list[BaseException] = []
 
         def act() -> None:
             try:
-                eventually(lambda: self.waited(name) > seconds, f"somebody waits for {name!r}")
+                eventually(lambda: self.waited(name) > seconds, f"a session waits for {name!r}")
                 action()
             except BaseException as error:
                 failures.append(error)

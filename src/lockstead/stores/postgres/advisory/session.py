@@ -1,6 +1,7 @@
-"""Sessions that hold advisory locks: statements go out in order, and an answer that comes late is still taken in.
+"""PostgreSQL sessions that hold advisory locks.
 
-A time-out must not end such a session, since everything it holds would end with it.
+Statements are sent in order, and a reply that arrives after its timeout is still processed. A timeout must not end
+such a session: every lock it holds would end with it.
 """
 
 from __future__ import annotations
@@ -28,84 +29,74 @@ from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime, native_poll
 from lockstead.stores.postgres import blocking, libpq
 from lockstead.stores.postgres.address import Address
+from lockstead.stores.postgres.advisory.statements import SQL
 from lockstead.stores.postgres.libpq import Statement
 from lockstead.stores.postgres.pipelined import in_thread
 
 _PEER_CLOSED = getattr(select, "POLLRDHUP", 0)
-"""What tells that the other end is closed without telling that there is something to read."""
+"""The poll event of a connection that the server has closed. Data to read does not set it. 0 where poll lacks it."""
 
 MAX_EMPTY_RESULTS = 10
-"""How often libpq has no result in a row, between those of two statements, before it knows of none that is awaited: an
-interrupt has come before it was sent."""
+"""libpq returns NULL between the results of two statements. More in a row than this mean that it expects no result: an
+interrupt came after the reply was registered, before its statement was sent."""
 
-GLANCE = 0.1
-"""How often a greenlet looks whether the other end is closed: what gevent waits for does not tell."""
+HANGUP_POLL_INTERVAL = 0.1
+"""Seconds between a greenlet's checks for closed connections: what gevent polls for does not include that event."""
 
 _KEEPALIVES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 20_000}
-"""So that either end notices within half a minute that the other has vanished."""
+"""Settings of libpq, in seconds and for tcp_user_timeout in milliseconds: the client detects a server that vanished
+within half a minute. `prepare_session` sets the same on the server's side."""
 
-_PREPARE_SESSION = Statement(
-    b"SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(),"
-    b" (SELECT pg_catalog.bool_or(pg_catalog.has_function_privilege(oid, 'EXECUTE')) FROM pg_catalog.pg_proc"
-    b" WHERE pronamespace OPERATOR(pg_catalog.=) 'pg_catalog'::pg_catalog.regnamespace"
-    b" AND proname OPERATOR(pg_catalog.=) 'pg_logical_emit_message'"
-    b" AND proargtypes[2] OPERATOR(pg_catalog.=) 'pg_catalog.text'::pg_catalog.regtype),"
-    b" pg_catalog.count(pg_catalog.set_config(name, value, false)) FROM (VALUES"
-    b" ('tcp_keepalives_idle', '10'), ('tcp_keepalives_interval', '5'), ('tcp_keepalives_count', '3'),"
-    b" ('tcp_user_timeout', '20000'), ('idle_session_timeout', '0'), ('statement_timeout', '0'),"
-    b" ('lock_timeout', '0'), ('transaction_timeout', '0'), ('default_transaction_isolation', 'read committed'))"
-    b" AS wanted(name, value) WHERE pg_catalog.current_setting(name, true) IS NOT NULL"
-)
-_FENCES = (
-    "fences are drawn by a function that this role may not call: "
+_PREPARE_SESSION = Statement(SQL["prepare_session"].encode())
+_NO_FENCES = (
+    "this role may not call the function that draws fences: "
     "GRANT EXECUTE ON FUNCTION pg_logical_emit_message(boolean, text, text) TO it (on PostgreSQL 17 and later with a "
     "fourth argument, boolean)"
 )
-_DETECT_DEAD_CLIENTS = Statement(b"SET client_connection_check_interval = '2s'")
-"""So that whoever dies waiting does not stay in the server's queue. Not every system's server can do that."""
+_DETECT_DEAD_CLIENTS = Statement(SQL["detect_dead_clients"].encode())
 
 
 class Reply:
-    """What a statement is answered with: a result, or nothing if the session ended first."""
+    """The reply to one statement: a result, or None if the session ended first."""
 
-    __slots__ = ("is_over", "preparing", "result", "waiters")
+    __slots__ = ("is_done", "preparing", "result", "waiters")
 
     def __init__(self) -> None:
-        self.is_over = False
+        self.is_done = False
         self.preparing = ""
-        """What is prepared with it, until that is done."""
+        """The text that is prepared with this statement; empty once the server has prepared it."""
         self.result: PGresult | None = None
         self.waiters: list[asyncio.Future[None]] = []
 
-    def settle(self, result: PGresult | None) -> None:
+    def complete(self, result: PGresult | None) -> None:
         self.result = result
-        self.is_over = True
+        self.is_done = True
         for waiter in self.waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
 
 class Session:
-    """What both drivers do with a session. `taken` is the business of whoever uses it."""
+    """What both runtimes do with a session. `locks` belongs to the store, which keeps its requests in it."""
 
     def __init__(self, connection: PGconn, pid: int, on_lost: Callable[[Session], None]) -> None:
         self.pid = pid
         self.is_lost = False
         self._is_reported = False
         self.is_closed = False
-        """We have given it up ourselves."""
+        """This client closed it, on purpose."""
         self.is_overdue = False
-        """An answer is overdue, and nothing was heard since."""
+        """A reply has timed out, and nothing has been received since."""
         self.is_dedicated = False
-        """It is for one lock at a time."""
-        self.taken: dict[Any, Any] = {}
+        """It carries one lock at a time: one that is waited for, or that the common session carries already."""
+        self.locks: dict[Any, Any] = {}
         self.on_end: Callable[[], None] = lambda: None
-        """Called when the session is over for whatever reason."""
+        """Called once when the session ends, for whatever reason."""
         self.descriptor = connection.socket
         self._mutex: AbstractContextManager[Any] = nullcontext()
         self._connection: PGconn | None = connection
         self._on_lost = on_lost
-        self._owed: deque[Reply] = deque()
+        self._unanswered: deque[Reply] = deque()
         self._result: PGresult | None = None
         self._prepared: dict[str, bytes] = {}
         self._last_name = 0
@@ -114,13 +105,16 @@ class Session:
         connection.enter_pipeline_mode()
 
     def send(self, text: bytes) -> Reply:
-        """Send a statement without waiting for anything. Raises ConnectionResetError if the session has ended."""
+        """Send a statement without waiting for its reply. Raises ConnectionResetError if the session has ended."""
         return self._send(lambda connection, _: connection.send_query_params(text, ()))
 
     def execute(self, text: str, params: Sequence[bytes], comment: str) -> Reply:
-        """Send a statement that is planned only once, and an empty one behind it, for its comment to be seen if any."""
+        """Send a statement that each session prepares once.
 
-        def put(connection: PGconn, reply: Reply) -> None:
+        A comment is sent behind it as an empty statement, so that pg_stat_activity shows it.
+        """
+
+        def write(connection: PGconn, reply: Reply) -> None:
             name = self._prepared.get(text)
             if name is None:
                 self._last_name += 1
@@ -131,35 +125,35 @@ class Session:
             if comment:
                 connection.send_prepare(b"", comment.encode())
 
-        return self._send(put)
+        return self._send(write)
 
-    def _send(self, put: Callable[[PGconn, Reply], None]) -> Reply:
+    def _send(self, write: Callable[[PGconn, Reply], None]) -> Reply:
         reply = Reply()
         with self._mutex:
             if self._connection is None or self.is_lost:
                 msg = "the session has ended"
                 raise ConnectionResetError(msg)
             try:
-                self._owed.append(reply)
-                put(self._connection, reply)
+                self._unanswered.append(reply)
+                write(self._connection, reply)
                 self._connection.pipeline_sync()
                 self._flush()
-            except BaseException:  # an interrupt, too, may have come in the middle
+            except BaseException:  # also an interrupt, which may have left half a statement
                 self._end()
                 raise
         return reply
 
     def is_idle(self) -> bool:
-        """Tell whether nothing is taken on it, and no answer awaited."""
-        return not self.taken and not self._owed
+        """Return whether no request uses it, and no reply is outstanding."""
+        return not self.locks and not self._unanswered
 
-    async def arrives(self, reply: Reply, timeout: float) -> bool:
-        """Wait until a reply is over, be it because the session is, or the time is (False)."""
+    async def wait_for(self, reply: Reply, timeout: float) -> bool:
+        """Wait until a reply is done, which it also is when the session ends. False if the time is over first."""
         raise NotImplementedError
 
-    async def answer(self, reply: Reply, timeout: float) -> PGresult:
-        """Wait for a result, be it an error. Raises TimeoutError, or ConnectionResetError if the session has ended."""
-        if not await self.arrives(reply, timeout):
+    async def result_of(self, reply: Reply, timeout: float) -> PGresult:
+        """Wait for a result, maybe an error. Raises TimeoutError, or ConnectionResetError if the session has ended."""
+        if not await self.wait_for(reply, timeout):
             self.is_overdue = True
             raise TimeoutError
         if reply.result is None:
@@ -168,22 +162,22 @@ class Session:
         return reply.result
 
     def read_available(self) -> None:
-        """Take in what has arrived."""
+        """Process what has arrived, without waiting."""
         raise NotImplementedError
 
     def end(self) -> None:
-        """Take note that the session is over."""
+        """End the session, because its connection is lost."""
         with self._mutex:
             self._end()
 
     def close(self) -> None:
-        """Give the session up, and with it everything it holds, without a word to whoever watches."""
+        """Close the session, and with it everything it holds, without calling `on_lost`."""
         self.is_closed = True
         self._on_lost = lambda _: None
         self.end()
 
     def abandon(self) -> None:
-        """Let go of it in a forked child, without a word to the server, which serves the parent."""
+        """Close the socket in a forked child, without sending anything: the server's session is the parent's."""
         if self._connection is not None:
             libpq.close_socket(self._connection)
         self.is_lost = self._is_reported = True
@@ -193,7 +187,7 @@ class Session:
         assert self._connection is not None
         self._is_writing = bool(self._connection.flush())
 
-    def _take_in(self) -> None:
+    def _read(self) -> None:
         with self._mutex:
             if self._connection is None or self.is_lost:
                 return
@@ -211,7 +205,7 @@ class Session:
     def _process_results(self, connection: PGconn) -> None:
         self.is_overdue = False
         nothing = 0
-        while self._owed and not connection.is_busy():
+        while self._unanswered and not connection.is_busy():
             result = connection.get_result()
             nothing = nothing + 1 if result is None else 0
             if result is None:
@@ -219,20 +213,20 @@ class Session:
                     self._end()
             elif result.status == ExecStatus.PIPELINE_SYNC:
                 answer, self._result = self._result, None
-                reply = self._owed.popleft()
-                self._prepared.pop(reply.preparing, None)  # it could not be
-                reply.settle(answer)
+                reply = self._unanswered.popleft()
+                self._prepared.pop(reply.preparing, None)  # the server could not prepare it
+                reply.complete(answer)
             elif result.status == ExecStatus.COMMAND_OK:
-                self._owed[0].preparing = ""
+                self._unanswered[0].preparing = ""
             elif result.status != ExecStatus.PIPELINE_ABORTED:
                 self._result = result
 
     def _end(self) -> None:
-        """End it. Safe to repeat, where an interrupt has come in the middle."""
+        """End the session. Safe to repeat, for an interrupt may have stopped an earlier call halfway."""
         self.is_lost = True
         self._dispose()
-        while self._owed:
-            self._owed.popleft().settle(None)
+        while self._unanswered:
+            self._unanswered.popleft().complete(None)
         if not self._is_reported:
             self._is_reported = True
             self.on_end()
@@ -245,24 +239,24 @@ class Session:
 
 
 class InterruptSafeLock:
-    """A lock whose owner is known, so that a thread interrupted while entering can leave it in any case."""
+    """A lock that knows its owner, so that a thread interrupted while acquiring can release it if it got it."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self.is_ours: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]  # noqa: SLF001
+        self.is_owned: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]  # noqa: SLF001
 
-    def enter(self, timeout: float) -> bool:
-        """Wait for it to be free, and say whether it was in time. Not to be entered twice."""
+    def acquire(self, timeout: float) -> bool:
+        """Wait until it is free, and say whether it was acquired in time. Not to be acquired twice by one thread."""
         return self._lock.acquire(timeout=max(timeout, 0.0))
 
-    def leave(self) -> None:
-        """Free it, if it is ours."""
-        if self.is_ours():
+    def release(self) -> None:
+        """Release it if this thread has it. Safe to repeat."""
+        if self.is_owned():
             self._lock.release()
 
 
 class BlockingSession(Session):
-    """For threads. Of those who wait for a reply, one reads for all."""
+    """For threads. Of the threads that wait for a reply, one reads for all."""
 
     def __init__(self, connection: PGconn, pid: int, on_lost: Callable[[Session], None]) -> None:
         super().__init__(connection, pid, on_lost)
@@ -271,26 +265,26 @@ class BlockingSession(Session):
         self._poll = select.poll()
         self._poll.register(self.descriptor, select.POLLIN)
 
-    async def arrives(self, reply: Reply, timeout: float) -> bool:
+    async def wait_for(self, reply: Reply, timeout: float) -> bool:
         deadline = time.monotonic() + timeout
         try:
             in_time = True
-            while in_time and not reply.is_over and self._read_lock.enter(deadline - time.monotonic()):
-                while not reply.is_over:
+            while in_time and not reply.is_done and self._read_lock.acquire(deadline - time.monotonic()):
+                while not reply.is_done:
                     in_time = self._await_input(max(deadline - time.monotonic(), 0.0))
                     if not in_time:
                         break
-                    self._take_in()
+                    self._read()
                 self._release_read_lock()
         except BaseException:
             self._release_read_lock()
             raise
-        return reply.is_over
+        return reply.is_done
 
     def read_available(self) -> None:
         try:
-            if self._read_lock.enter(0.0):  # else another thread is reading
-                self._take_in()
+            if self._read_lock.acquire(0.0):  # else another thread is reading
+                self._read()
                 self._release_read_lock()
         except BaseException:
             self._release_read_lock()
@@ -304,21 +298,21 @@ class BlockingSession(Session):
         return bool(poll.poll(ceil(timeout * 1000)))
 
     def _release_read_lock(self) -> None:
-        """Let another thread read. Safe to repeat."""
-        self._read_lock.leave()
+        """Let another thread read, and close a lost connection. Safe to repeat."""
+        self._read_lock.release()
         if self.is_lost:
             with self._mutex:
                 self._dispose()
 
     def _dispose(self) -> None:
-        """Close the socket, but not while somebody waits for it: its number may at once be another's."""
+        """Close the socket, but not while a thread polls it: the descriptor may be reused at once."""
         if self._connection is None:
             return
-        if not self._read_lock.is_ours() and self._read_lock.enter(0.0):
+        if not self._read_lock.is_owned() and self._read_lock.acquire(0.0):
             super()._dispose()
-            self._read_lock.leave()
+            self._read_lock.release()
         else:
-            # libpq tells its own socket only while it is open: the number may be another's by now.
+            # Ask libpq for the socket, which it returns only while it is open: `descriptor` may be reused by now.
             with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self._connection.socket)) as copy:
                 copy.shutdown(socket.SHUT_RDWR)
 
@@ -335,29 +329,29 @@ class LoopSession(Session):
     ) -> None:
         super().__init__(connection, pid, on_lost)
         self._loop = loop
-        loop.add_reader(self.descriptor, self._take_in)
+        loop.add_reader(self.descriptor, self._read)
 
-    async def arrives(self, reply: Reply, timeout: float) -> bool:
-        if reply.is_over or timeout <= 0:
-            return reply.is_over
+    async def wait_for(self, reply: Reply, timeout: float) -> bool:
+        if reply.is_done or timeout <= 0:
+            return reply.is_done
         waiter = self._loop.create_future()
         reply.waiters.append(waiter)
-        alarm = self._loop.call_later(timeout, _wake, waiter)
+        alarm = self._loop.call_later(timeout, _resolve, waiter)
         try:
             await waiter
         finally:
             alarm.cancel()
             reply.waiters.remove(waiter)
-        return reply.is_over
+        return reply.is_done
 
     def read_available(self) -> None:
-        """Do nothing: the loop takes in whatever arrives."""
+        """Do nothing: the loop reads whatever arrives."""
 
     def _flush(self) -> None:
         was_writing = self._is_writing
         super()._flush()
         if self._is_writing and not was_writing:
-            self._loop.add_writer(self.descriptor, self._take_in)
+            self._loop.add_writer(self.descriptor, self._read)
         elif was_writing and not self._is_writing:
             self._loop.remove_writer(self.descriptor)
 
@@ -368,7 +362,7 @@ class LoopSession(Session):
         super()._dispose()
 
 
-def _wake(waiter: asyncio.Future[None]) -> None:
+def _resolve(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)
 
@@ -377,29 +371,29 @@ Find = Callable[[], Session | None]
 Opened = Callable[[Session], None]
 
 
-class WorkerRuntime(Protocol):
-    """Opens sessions as threads, or as the tasks of a loop, use them."""
+class SessionFactory(Protocol):
+    """Opens sessions for one runtime: for threads, or for the tasks of a loop."""
 
     def is_running(self) -> bool:
-        """Tell whether anything may be awaited."""
+        """Return whether replies can be awaited: not when the interpreter exits and no loop runs."""
         ...
 
     async def open(self, timeout: float) -> Session:
         """Open a session. Raises StoreError, TimeoutError, OSError and psycopg's errors."""
         ...
 
-    async def once(self, find: Find, opened: Opened, timeout: float) -> Session:
-        """Find a session, or open one for all who ask meanwhile, even if whoever asked first has gone."""
+    async def open_shared(self, find: Find, opened: Opened, timeout: float) -> Session:
+        """Find a session, or open one for all concurrent callers, even if the first of them is cancelled."""
         ...
 
     def forked(self) -> None:
-        """Start afresh, in a forked child."""
+        """Drop the parent's connections and threads, in a forked child."""
         ...
 
 
 class BlockingSessionFactory:
     def __init__(self, runtime: ThreadRuntime, address: Address, on_lost: Callable[[Session], None]) -> None:
-        self._opening = PendingConnections(address)
+        self._pending = PendingConnections(address)
         self._on_lost = on_lost
         self._reset()
 
@@ -409,40 +403,40 @@ class BlockingSessionFactory:
         self._finalizer = finalize(self, self._watcher.stop)
 
     def forked(self) -> None:
-        self._opening.forked()
-        self._finalizer.detach()  # the parent's watcher may have been in the middle of something
-        self._watcher.abandon()
+        self._pending.forked()
+        self._finalizer.detach()  # it would wait for a mutex that the parent's thread may have held
+        self._watcher.close_sockets()
         self._reset()
 
     def is_running(self) -> bool:
         return True
 
     async def open(self, timeout: float) -> Session:
-        connection, pid = self._opening.open(timeout)
+        connection, pid = self._pending.open(timeout)
         session = BlockingSession(connection, pid, self._on_lost)
         try:
-            session.on_end = self._watcher.ring
+            session.on_end = self._watcher.wake
             self._watcher.add(session)
         except BaseException:
             session.close()
             raise
         return session
 
-    async def once(self, find: Find, opened: Opened, timeout: float) -> Session:
+    async def open_shared(self, find: Find, opened: Opened, timeout: float) -> Session:
         deadline = time.monotonic() + timeout
         session: Session | None = None
         is_new = False
         try:
-            if not self._open_lock.enter(timeout):
-                raise TimeoutError  # noqa: TRY301 (within the block that leaves the door)
+            if not self._open_lock.acquire(timeout):
+                raise TimeoutError  # noqa: TRY301 (within the block that releases the lock)
             session = find()
             if session is None:
                 session = await self.open(max(deadline - time.monotonic(), 0.0))
                 is_new = True
                 opened(session)
-            self._open_lock.leave()
+            self._open_lock.release()
         except BaseException:
-            self._open_lock.leave()
+            self._open_lock.release()
             if is_new and session is not None:
                 session.close()
             raise
@@ -452,12 +446,12 @@ class BlockingSessionFactory:
 class LoopSessionFactory:
     def __init__(self, runtime: AsyncRuntime, address: Address, on_lost: Callable[[Session], None]) -> None:
         self._runtime = runtime
-        self._opening = PendingConnections(address)
+        self._pending = PendingConnections(address)
         self._on_lost = on_lost
         self._task: asyncio.Task[Session] | None = None
 
     def forked(self) -> None:
-        self._opening.forked()
+        self._pending.forked()
         self._task = None
 
     def is_running(self) -> bool:
@@ -469,10 +463,10 @@ class LoopSessionFactory:
 
     async def open(self, timeout: float) -> Session:
         loop = self._runtime.bind()
-        connection, pid = await in_thread(loop, lambda: self._opening.open(timeout), lambda opened: opened[0].finish())
+        connection, pid = await in_thread(loop, lambda: self._pending.open(timeout), lambda opened: opened[0].finish())
         return LoopSession(loop, connection, pid, self._on_lost)
 
-    async def once(self, find: Find, opened: Opened, timeout: float) -> Session:
+    async def open_shared(self, find: Find, opened: Opened, timeout: float) -> Session:
         if (found := find()) is not None:
             return found
         opening = self._task
@@ -494,40 +488,43 @@ class LoopSessionFactory:
 
 
 class PendingConnections:
-    """Connections that are just being made: a child that is forked meanwhile must not keep their sockets open."""
+    """Connections that are being opened: a child that is forked meanwhile must close its copies of their sockets."""
 
     def __init__(self, address: Address) -> None:
         self._address = with_keepalives(address)
-        self._begun: set[PGconn] = set()
+        self._started: set[PGconn] = set()
 
     def open(self, timeout: float) -> tuple[PGconn, int]:
-        begun: list[PGconn] = []
+        started: list[PGconn] = []
 
         def on_start(connection: PGconn) -> None:
-            begun.append(connection)
-            self._begun.add(connection)
+            started.append(connection)
+            self._started.add(connection)
 
         try:
             return open_connection(self._address, timeout, on_start)
         finally:
-            self._begun.difference_update(begun)
+            self._started.difference_update(started)
 
     def forked(self) -> None:
-        begun, self._begun = self._begun, set()
-        for connection in begun:
+        started, self._started = self._started, set()
+        for connection in started:
             libpq.close_socket(connection)
 
 
-def open_connection(address: Address, timeout: float, begun: Callable[[PGconn], object]) -> tuple[PGconn, int]:
-    """Open a session on which locks can be held, and tell the process behind it."""
+def open_connection(address: Address, timeout: float, on_start: Callable[[PGconn], object]) -> tuple[PGconn, int]:
+    """Open a session that can hold locks, and return it with the pid of its server process.
+
+    Raises StoreError if it goes through a pooler or to a standby, or may not draw fences.
+    """
     deadline = time.monotonic() + timeout
-    connection = blocking.connect(address, timeout, begun)
+    connection = blocking.connect(address, timeout, on_start)
     if connection.is_pooled:
         connection.close()
         msg = (
-            f"{address}: a pooler stands before the server, and one that pools transactions gives an advisory lock to "
-            "several at once: connect to the server itself; or add pooler=session if it pools sessions; or use the "
-            "lease table, postgresql://…, which works through it"
+            f"{address}: there is a pooler before the server, and one that pools transactions grants an advisory lock "
+            "to several clients at once: connect to the server itself; or add pooler=session if it pools sessions; or "
+            "use the lease table, postgresql://…, which works through it"
         )
         raise StoreError(msg)
     ((pid, is_standby, draws_fences, _),) = blocking.ask_on(
@@ -536,13 +533,13 @@ def open_connection(address: Address, timeout: float, begun: Callable[[PGconn], 
     if is_standby == b"t":
         connection.close()
         msg = (
-            f"{address}: this is a standby, whose advisory locks exclude nobody elsewhere: name all servers, and add "
-            "target_session_attrs=read-write"
+            f"{address}: this is a standby, whose advisory locks exclude no client of the primary: name all servers, "
+            "and add target_session_attrs=read-write"
         )
         raise StoreError(msg, transient=True)
     if draws_fences != b"t":
         connection.close()
-        raise StoreError(f"{address}: {_FENCES}")
+        raise StoreError(f"{address}: {_NO_FENCES}")
     try:
         connection.exchange(_DETECT_DEAD_CLIENTS, (), deadline - time.monotonic())
     except BaseException:
@@ -553,20 +550,20 @@ def open_connection(address: Address, timeout: float, begun: Callable[[PGconn], 
 
 
 def with_keepalives(address: Address) -> Address:
-    """Have the kernel notice a server that has vanished, unless the user has asked for something else."""
+    """Have the kernel detect a server that has vanished. What the user has set comes first."""
     return replace(address, settings=_KEEPALIVES | dict(address.settings))
 
 
 class Watcher:
-    """One thread that notices when a session ends while nobody waits for an answer on it.
+    """One thread that detects the end of a session while no reply is awaited on it.
 
-    Where the system does not tell that apart from something to read, the renewals notice it.
+    Where poll has no event for that, renewals detect it.
     """
 
     def __init__(self) -> None:
-        self._mutex = threading.RLock()  # a finalizer may stop it in the middle of anything
+        self._mutex = threading.RLock()  # a finalizer may call stop() in a thread that has it
         self._sessions: list[Session] = []
-        self._bell: socket.socket | None = None
+        self._wake_sender: socket.socket | None = None
         self._wake_receiver: socket.socket | None = None
 
     def add(self, session: Session) -> None:
@@ -574,64 +571,64 @@ class Watcher:
             return
         with self._mutex:
             self._sessions = [*(known for known in self._sessions if not known.is_lost), session]
-            if self._bell is not None:
-                self._ring()
+            if self._wake_sender is not None:
+                self._wake()
                 return
             try:
-                self._bell, self._wake_receiver = socket.socketpair()
-                self._bell.setblocking(False)
-                hears = self._wake_receiver
-                threading.Thread(target=self._watch, args=(hears,), name="lockstead-watch", daemon=True).start()
-            except RuntimeError:  # no more threads to be had: the renewals notice
-                self.abandon()
-            except BaseException:  # an interrupt: if the thread has begun, it finds its other end closed
-                if self._bell is not None:
-                    self._bell.close()
-                self._bell = self._wake_receiver = None
+                self._wake_sender, self._wake_receiver = socket.socketpair()
+                self._wake_sender.setblocking(False)
+                receiver = self._wake_receiver
+                threading.Thread(target=self._watch, args=(receiver,), name="lockstead-watch", daemon=True).start()
+            except RuntimeError:  # the system has no more threads: renewals detect it
+                self.close_sockets()
+            except BaseException:  # an interrupt: a thread that has started finds its sender closed, and ends
+                if self._wake_sender is not None:
+                    self._wake_sender.close()
+                self._wake_sender = self._wake_receiver = None
                 raise
 
-    def ring(self) -> None:
-        """Have the thread look again at what there is to watch."""
+    def wake(self) -> None:
+        """Have the thread read the list of sessions again."""
         with self._mutex:
-            self._ring()
+            self._wake()
 
     def stop(self) -> None:
         with self._mutex:
             self._sessions = []
-            self._ring()
+            self._wake()
 
-    def abandon(self) -> None:
-        """Let go of the descriptors, for instance in a forked child, where no thread has come along."""
-        for end in (self._bell, self._wake_receiver):
-            if end is not None:
-                end.close()
-        self._bell = self._wake_receiver = None
+    def close_sockets(self) -> None:
+        """Close the sockets: when there is nothing to watch, or in a forked child, which has no such thread."""
+        for each in (self._wake_sender, self._wake_receiver):
+            if each is not None:
+                each.close()
+        self._wake_sender = self._wake_receiver = None
 
-    def _ring(self) -> None:
-        if self._bell is not None:
+    def _wake(self) -> None:
+        if self._wake_sender is not None:
             with suppress(BlockingIOError):
-                self._bell.send(b"!")
+                self._wake_sender.send(b"!")
 
-    def _watch(self, hears: socket.socket) -> None:
+    def _watch(self, receiver: socket.socket) -> None:
         is_green = select.poll is not native_poll()
-        while self._wake_receiver is hears:  # else this greenlet goes on in a forked child, which has let go of it
+        while self._wake_receiver is receiver:  # else this greenlet runs in a forked child, which has closed it
             with self._mutex:
                 watched = {session.descriptor: session for session in self._sessions if not session.is_lost}
-                if hears is not self._wake_receiver:
-                    hears.close()
+                if receiver is not self._wake_receiver:
+                    receiver.close()
                     return
                 if not watched:
-                    self.abandon()
+                    self.close_sockets()
                     return
             poll = native_poll()()
-            poll.register(hears, select.POLLIN)
+            poll.register(receiver, select.POLLIN)
             for descriptor in watched:
                 poll.register(descriptor, _PEER_CLOSED)
             ready = poll.poll(0 if is_green else None)
             if not ready:
-                time.sleep(GLANCE)
+                time.sleep(HANGUP_POLL_INTERVAL)
             for descriptor, _ in ready:
-                if descriptor == hears.fileno():
-                    hears.recv(4096)
+                if descriptor == receiver.fileno():
+                    receiver.recv(4096)
                 else:
                     watched[descriptor].end()

@@ -1,8 +1,6 @@
-"""What is said to the server about advisory locks, and what it shows of them.
+"""The statements about advisory locks, and what the server shows of them.
 
-Everything is named with its schema, operators too, so that what is planted in a schema of the search_path does not run.
-
-The last statement of a session begins with a comment that names what it holds, so that pg_stat_activity tells people.
+The last statement of a session begins with a comment that names the locks it holds: pg_stat_activity shows it.
 """
 
 from __future__ import annotations
@@ -14,102 +12,77 @@ from itertools import islice
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from lockstead.core.model import Session as Client
+from lockstead.core.model import SessionInfo
 from lockstead.errors import InvalidInputError
 from lockstead.stores.postgres.key import Key, advisory_key
 from lockstead.stores.postgres.libpq import Row
+from lockstead.stores.statements import load
 
-MOST = 20
-"""Locks that are tried to be put into a comment: hardly more could fit."""
-COMMENT = 900
-"""Bytes of a comment: the server shows the first 1024 of a statement unless told otherwise."""
+MAX_LABELS = 20
+"""How many locks a comment may name: hardly more could fit."""
+MAX_COMMENT = 900
+"""Bytes of a comment: the server shows the first 1024 of a statement, unless track_activity_query_size is changed."""
 
-_FENCE = "pg_catalog.pg_logical_emit_message(false, 'lockstead', '') OPERATOR(pg_catalog.-) '0/0'::pg_catalog.pg_lsn"
-"""The position in the server's log behind a message of ours: it grows, and needs no table."""
-_NOW = "extract(epoch FROM pg_catalog.clock_timestamp())"
+SQL = load("lockstead.stores.postgres.advisory")
 
 
 class Prepared(NamedTuple):
-    """A statement that every session plans only once."""
+    """A statement that each session prepares once."""
 
     text: str
     params: tuple[bytes, ...] = ()
     remark: str = ""
-    """What pg_stat_activity is to show behind the comment."""
+    """What pg_stat_activity shows behind the comment."""
 
 
-TAKEN = "-- pg_try_advisory_lock"
+_TRY_LOCK_REMARK = "-- pg_try_advisory_lock"
 
-PING = Prepared(f"SELECT {_NOW}")
+PING = Prepared(SQL["ping"])
 
 
 @lru_cache(1024)
 def try_lock(key: Key, *, shared: bool) -> Prepared:
-    """Take a lock if it is free, and then draw the fence: NULL if it is not.
-
-    A CASE evaluates what it needs only, so the fence is drawn after the lock was taken.
-    """
-    return Prepared(
-        f"SELECT CASE WHEN pg_catalog.pg_try_advisory_lock{_suffix(shared)}({_marks(key)}) THEN {_FENCE} END, {_NOW}",
-        _params(key),
-        TAKEN,
-    )
+    text = SQL["try_lock"].format(suffix=_suffix(shared), key=_placeholders(key), fence=SQL["fence"])
+    return Prepared(text, _params(key), _TRY_LOCK_REMARK)
 
 
 def await_lock(key: Key, *, shared: bool) -> str:
-    """Wait in the server's queue for a lock, and then draw the fence."""
-    taken = f"pg_catalog.pg_advisory_lock{_suffix(shared)}({key.sql})::pg_catalog.text IS NOT NULL"
-    return f"SELECT CASE WHEN {taken} THEN {_FENCE} END, {_NOW}"
+    return SQL["await_lock"].format(suffix=_suffix(shared), key=key.sql, fence=SQL["fence"])
 
 
 @lru_cache(1024)
 def unlock(key: Key, *, shared: bool) -> Prepared:
-    return Prepared(f"SELECT pg_catalog.pg_advisory_unlock{_suffix(shared)}({_marks(key)})", _params(key))
+    return Prepared(SQL["unlock"].format(suffix=_suffix(shared), key=_placeholders(key)), _params(key))
 
 
 def unlock_if_held(key: Key, *, shared: bool) -> str:
-    """Give back what may not be held: the server would write a warning into its log."""
-    return (
-        f"SELECT pg_catalog.pg_advisory_unlock{_suffix(shared)}({key.sql}) FROM pg_catalog.pg_locks"
-        " WHERE locktype OPERATOR(pg_catalog.=) 'advisory' AND granted"
-        f" AND pid OPERATOR(pg_catalog.=) pg_catalog.pg_backend_pid() AND {_is(key)}"
-    )
+    return SQL["unlock_if_held"].format(suffix=_suffix(shared), key=key.sql, matches_key=_matches(key))
 
 
-UNLOCK_ALL = "SELECT pg_catalog.pg_advisory_unlock_all()"
+UNLOCK_ALL = SQL["unlock_all"]
 
 
 def cancel(pid: int) -> str:
-    return f"SELECT pg_catalog.pg_cancel_backend({pid})"
+    return SQL["cancel"].format(pid=pid)
 
 
 def terminate(pid: int) -> str:
-    return f"SELECT pg_catalog.pg_terminate_backend({pid})"
+    return SQL["terminate"].format(pid=pid)
 
 
-def look(keys: Iterable[Key] | None = None) -> str:
-    """Show who holds and awaits advisory locks of this database: all, or these. Draws a ticket, too."""
+def list_locks(keys: Iterable[Key] | None = None) -> str:
+    """List the sessions that hold or await advisory locks of this database: all locks, or these."""
     which = ""
     if keys is not None:
-        which = f" AND ({' OR '.join(map(_is, keys))})"
-    return (
-        f"SELECT (SELECT {_FENCE}), {_NOW}, classid, objid, objsubid, lock.pid, granted,"
-        " mode OPERATOR(pg_catalog.=) 'ShareLock', extract(epoch FROM"
-        " (pg_catalog.to_jsonb(lock) OPERATOR(pg_catalog.->>) 'waitstart')::pg_catalog.timestamptz), application_name,"
-        " pg_catalog.host(client_addr), query, extract(epoch FROM state_change), extract(epoch FROM backend_start)"
-        # What the views pg_locks and pg_stat_activity show, but planned in half the time.
-        " FROM pg_catalog.pg_lock_status() AS lock LEFT JOIN LATERAL pg_catalog.pg_stat_get_activity(lock.pid) ON true"
-        " WHERE locktype OPERATOR(pg_catalog.=) 'advisory' AND database OPERATOR(pg_catalog.=) (SELECT oid"
-        " FROM pg_catalog.pg_database WHERE datname OPERATOR(pg_catalog.=) pg_catalog.current_database())"
-        f"{which}"
-    )
+        which = f"AND ({' OR '.join(map(_matches, keys))})"
+    return SQL["list_locks"].format(fence=SQL["fence"], which=which)
 
 
-def _is(key: Key) -> str:
-    return f"(classid::bigint, objid::bigint, objsubid) OPERATOR(pg_catalog.=) {key.pg_locks}"
+def _matches(key: Key) -> str:
+    return SQL["matches_key"].format(key=key.pg_locks)
 
 
-def _marks(key: Key) -> str:
+def _placeholders(key: Key) -> str:
     return "$1::integer, $2::integer" if key.is_pair else "$1::bigint"
 
 
@@ -127,10 +100,10 @@ def label(name: str, owner: str) -> str:
 
 
 def comment(labels: Iterable[str]) -> str:
-    """Tell what a session holds, as much of it as is shown."""
+    """Name what a session holds, as much of it as the server shows."""
     text = ""
-    for each in islice(labels, MOST):
-        if len(text) + len(each) < COMMENT:
+    for each in islice(labels, MAX_LABELS):
+        if len(text) + len(each) < MAX_COMMENT:
             text += f" {each}"
     return text and f"/* lockstead{text} */ "
 
@@ -139,13 +112,13 @@ _COMMENT_PATTERN = re.compile(r"/\* lockstead ([!-)+-~ ]*)")
 
 
 def read_comment(query: str) -> list[tuple[str, str]]:
-    """Read names and owners out of a statement, which may have been cut off, or be anybody's."""
+    """Read names and owners out of a statement, which may be truncated, or that of another program."""
     found = _COMMENT_PATTERN.match(query)
     if found is None:
         return []
     words = found[1].split(" ")
     if not query.startswith("*/", found.end()):
-        words.pop()  # it may be a part only
+        words.pop()  # it may be truncated
     pairs = ((unquote(name), unquote(owner)) for name, owner in zip(words[::2], words[1::2], strict=False) if owner)
     return [(name, owner) for name, owner in pairs if name.isprintable() and owner.isprintable()]
 
@@ -158,18 +131,20 @@ class SessionLock(NamedTuple):
     granted: bool
     shared: bool
     since: float
-    """When it was taken, at the earliest, or when the wait began."""
-    client: Client
+    """The earliest time at which it may have been acquired, or when the wait began."""
+    client: SessionInfo
     name: str
-    """As the session's last statement says, else by its key."""
+    """From the comment of the session's last statement, else the key's."""
     owner: str
 
 
 class LockSnapshot(NamedTuple):
+    """The locks that `list_locks` found, and a ticket drawn with it."""
+
     ticket: int
     now: float
     locks: list[SessionLock]
-    """Holders first, then who waits, in their order."""
+    """Holders first, then waiters, in the order in which they began."""
 
 
 def read_snapshot(rows: Sequence[Row]) -> LockSnapshot:
@@ -185,26 +160,26 @@ def _session_lock(row: Row) -> SessionLock:
     key = Key.from_pg_locks(*(int(part or 0) for part in (classid, objid, objsubid)))
     pid, granted = int(pid_ or 0), granted_ == b"t"
     application, query = _text(application_), _text(query_)
-    said = read_comment(query)
+    labels = read_comment(query)
     name, owner = next(
-        ((name, owner) for name, owner in said if _has_key(name, key)),
+        ((name, owner) for name, owner in labels if _has_key(name, key)),
         (str(key), f"{application or 'unknown'}:{pid}/0"),
     )
     if not granted:
-        since = waiting or now  # it is not there yet for a moment after the wait began
-    elif len(said) == 1 and "advisory_lock" in query:
-        since = changed or began  # the statement that took it was the last
+        since = waiting or now  # the server sets waitstart a moment after the wait began
+    elif len(labels) == 1 and "advisory_lock" in query:
+        since = changed or began  # the session's last statement acquired it
     else:
         since = began
     return SessionLock(
-        key, pid, granted, shared == b"t", float(since or 0), Client(pid, application, _text(address)), name, owner
+        key, pid, granted, shared == b"t", float(since or 0), SessionInfo(pid, application, _text(address)), name, owner
     )
 
 
 def _has_key(name: str, key: Key) -> bool:
     try:
         return advisory_key(name) == key
-    except InvalidInputError:  # somebody else's comment
+    except InvalidInputError:  # the comment of another program
         return False
 
 

@@ -1,4 +1,4 @@
-"""What runs the migrations of the lease table."""
+"""Run the migrations of the lease table."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from lockstead.errors import InvalidInputError
 from lockstead.stores.postgres.address import Address
 from lockstead.stores.postgres.errors import not_connected
 from lockstead.stores.postgres.table.schema import migration_sql, quoted
+from lockstead.stores.statements import load
 
 LOCK_TIMEOUT = 10.0
-"""Seconds a migration waits for whoever uses the tables. All others queue behind it meanwhile."""
+"""Seconds that a migration waits for transactions that use the tables. All other clients queue behind it meanwhile."""
 
-_TOO_NEW = "LH002"
-_ONE_AT_A_TIME = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('lockstead migrate', 0))"
+_TOO_NEW = "LS002"
+_SQL = load("lockstead.stores.postgres.table")
 
 
 class Migrated(NamedTuple):
-    """What a migration found, and where."""
+    """The version that a migration found, None if there was no table, and the database it ran in."""
 
     was: int | None
     database: str
@@ -28,15 +29,15 @@ class Migrated(NamedTuple):
 
 
 def migrate(address: Address, schema: str, roles: Sequence[str] = (), timeout: float = 10.0) -> Migrated:
-    """Make the lease table, or bring it up to date, in one transaction.
+    """Create the lease table, or bring it up to date, in one transaction.
 
-    Raises InvalidInputError where the server refuses, with what it takes, and StoreError if it cannot be reached.
+    Raises InvalidInputError where the server refuses, with what it needs, and StoreError if it cannot be reached.
     """
     sql = migration_sql(schema, grant=roles)
     try:
         with psycopg.connect(address.conninfo, connect_timeout=max(int(timeout), 2)) as connection:
             connection.execute(f"SET LOCAL lock_timeout = {int(LOCK_TIMEOUT * 1000)}".encode())
-            connection.execute(_ONE_AT_A_TIME)
+            connection.execute(_SQL["lock_migration"].encode())
             was = _version(connection, schema)
             connection.execute(sql.encode())
             return Migrated(was, connection.info.dbname, f"{connection.info.host}:{connection.info.port}")
@@ -50,10 +51,10 @@ def migrate(address: Address, schema: str, roles: Sequence[str] = (), timeout: f
 
 
 def _version(connection: psycopg.Connection, schema: str) -> int | None:
-    row = connection.execute("SELECT pg_catalog.to_regclass(%s)", [f"{quoted(schema)}.lock_state"]).fetchone()
+    row = connection.execute(_SQL["find_table"].encode(), {"table": f"{quoted(schema)}.lock_state"}).fetchone()
     if row is None or row[0] is None:
         return None
-    row = connection.execute(f"SELECT version FROM {quoted(schema)}.lock_state".encode()).fetchone()
+    row = connection.execute(_SQL["version"].format(schema=quoted(schema)).encode()).fetchone()
     return None if row is None else int(row[0])
 
 
@@ -64,7 +65,7 @@ def _explained(error: psycopg.Error, schema: str) -> str:
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         return (
             f"{text}. A migration needs the right to create schemas (GRANT CREATE ON DATABASE … TO …), or a schema of "
-            f"its own (CREATE SCHEMA {quoted(schema)} AUTHORIZATION …); later ones, to be the same role. "
+            f"its own (CREATE SCHEMA {quoted(schema)} AUTHORIZATION …); later ones must run as the same role. "
             "Or have an administrator run what `lockstead migrate --print --grant ROLE` prints"
         )
     if isinstance(error, psycopg.errors.UndefinedObject):

@@ -1,4 +1,4 @@
-"""The SQL that makes the lease table, for a schema of one's choice."""
+"""The SQL that creates the lease table, in a schema of the user's choice."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from lockstead.errors import InvalidInputError
+from lockstead.stores.statements import load
 
 VERSION = 2
 """The last migration that this release has, and needs."""
 MAX_IDENTIFIER = 63
+"""Bytes of an identifier: the server truncates longer ones."""
+
+_SQL = load("lockstead.stores.postgres.table")
+_GRANTS = ("grant_schema", "grant_tables", "grant_sequences", "grant_functions")
 
 
 def check_schema(schema: str) -> str:
-    """Accept what is safe in any part of a script: in quotes of either kind, and between dollars."""
+    """Accept a name that is safe anywhere in a script: in quotes of either kind, and in dollar quotes."""
     if isinstance(schema, str) and re.fullmatch(r"[\w-]+", schema) and len(schema.encode()) <= MAX_IDENTIFIER:
         return schema
     msg = f"schema must be 1 to {MAX_IDENTIFIER} bytes of letters, digits, '_' and '-', got {schema!r}"
@@ -22,12 +27,12 @@ def check_schema(schema: str) -> str:
 
 
 def quoted(identifier: str) -> str:
-    """Write an identifier as SQL wants it, whatever is in it."""
+    """Quote an identifier for SQL, whatever is in it."""
     return '"' + identifier.replace('"', '""') + '"'
 
 
 def script(schema: str) -> str:
-    """Give all migrations, in order, as one statement. It may be run again, on a schema of any earlier version."""
+    """Return all migrations, in order, as one statement. It may be run again, on a schema of any earlier version."""
     check_schema(schema)
     folder = files("lockstead.stores.postgres.table")
     steps = sorted(folder.joinpath("migrations").iterdir(), key=lambda file: file.name)
@@ -42,21 +47,16 @@ def script(schema: str) -> str:
 
 
 def grants(schema: str, roles: Sequence[str]) -> str:
-    """Give what lets these roles use the lease table, and no more."""
+    """Return the statements that let these roles use the lease table, and no more."""
     if not roles:
         return ""
-    to, place = ", ".join(map(quoted, roles)), quoted(schema)
-    return (
-        f"GRANT USAGE ON SCHEMA {place} TO {to};\n"
-        f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {place} TO {to};\n"
-        f"GRANT USAGE, SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA {place} TO {to};\n"
-        f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {place} TO {to};\n"
-    )
+    parts = {"schema": quoted(schema), "roles": ", ".join(map(quoted, roles))}
+    return "".join(f"{_SQL[grant].format(**parts)};\n" for grant in _GRANTS)
 
 
 def migration_sql(schema: str = "lockstead", *, grant: Sequence[str] = ()) -> str:
-    """Give the SQL that makes the lease table or brings it up to date, for a migration of your own.
+    """Return the SQL that creates the lease table or brings it up to date, for a migration of your own.
 
-    Run it as it stands, without parameters: with Alembic's `op.execute`, or Django's `migrations.RunSQL`.
+    Run it as it is, without parameters: with Alembic's `op.execute`, or Django's `migrations.RunSQL`.
     """
     return script(schema) + grants(schema, grant)

@@ -1,6 +1,7 @@
-"""A connection to PostgreSQL that is the user's, whichever library it comes from.
+"""The user's own connection to PostgreSQL, of any supported library.
 
-Only the library that made it is ever imported. Statements are written with ``$1``, ``$2``, as the server has them.
+Only the library that the connection belongs to is imported. Parameters are written ``$1`` and ``$2``, as the server has
+them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Rows = Sequence[Sequence[Any]]
 _PARAMETER = re.compile(r"\$(\d)")
 _ADVICE = {
     "cursor": "pass the cursor's connection",
-    "pool": "pass a connection that the pool gave you",
+    "pool": "pass a connection from the pool",
     "engine": "pass a connection: with engine.begin() as connection",
     "sessionmaker": "pass a session that it made",
     "str": "pass an open connection, not its address",
@@ -25,7 +26,7 @@ _ADVICE = {
 
 
 class UserConnection(ABC):
-    """Whatever asks the user's connection something; blocking ones never suspend."""
+    """Runs statements on a connection of the user's. The coroutines of a blocking one never suspend."""
 
     is_async: ClassVar[bool]
 
@@ -37,9 +38,9 @@ class UserConnection(ABC):
         return type(self._connection).__name__
 
     async def check_transaction(self) -> None:
-        """Raise InvalidInputError if a statement would be a transaction of its own, or not go to PostgreSQL.
+        """Raise InvalidInputError if a statement would be a transaction of its own, or not be sent to PostgreSQL.
 
-        A connection that is closed, or a transaction that has failed, passes: the next statement will say so.
+        A closed connection or a failed transaction passes: the next statement raises the library's own error.
         """
         if obstacle := await self._obstacle():
             raise InvalidInputError(obstacle)
@@ -58,7 +59,9 @@ class _Psycopg(UserConnection):
         from psycopg.pq import PipelineStatus, TransactionStatus  # noqa: PLC0415
 
         if self._connection.info.pipeline_status != PipelineStatus.OFF:
-            return "a pipeline goes on before it has an answer, so before the lock is held: take the lock outside of it"
+            return (
+                "a pipeline continues before it has a reply, so before the lock is held: acquire the lock outside of it"
+            )
         status = self._connection.info.transaction_status
         if self._connection.autocommit and status in {TransactionStatus.IDLE, TransactionStatus.ACTIVE}:
             return _no_transaction("this connection is in autocommit mode", "'with connection.transaction()'")
@@ -67,7 +70,7 @@ class _Psycopg(UserConnection):
     async def fetch(self, sql: str, *args: Any) -> Rows:
         from psycopg import Cursor, rows  # noqa: PLC0415
 
-        # Not connection.cursor(): its user may have chosen dictionaries for rows, or another style of parameters.
+        # Not connection.cursor(): the user may have configured rows as dictionaries, or another style of parameters.
         with Cursor(self._connection, row_factory=rows.tuple_row) as cursor:
             cursor.execute(*_named(sql, args, r"%(p\1)s"))
             return cursor.fetchall() if cursor.description else ()
@@ -120,7 +123,7 @@ class _Sqlalchemy(UserConnection):
         connection = await self._connect()
         if connection.dialect.name != "postgresql":
             return _not_postgresql(connection.dialect.name)
-        # Every driver has this attribute, and unlike SQLAlchemy's options it tells what is true of this connection.
+        # Every driver has this attribute, and unlike SQLAlchemy's options it shows the state of this connection.
         if getattr(await self._driver(connection), "autocommit", False):
             return _no_transaction("its isolation level is AUTOCOMMIT", "choosing another")
         return ""
@@ -144,7 +147,7 @@ class _Sqlalchemy(UserConnection):
 
 class _SqlalchemySession(_Sqlalchemy):
     async def _connect(self) -> Any:
-        # The session's own execute and begin_nested would flush it, and expire its objects on the way back.
+        # The session's own execute and begin_nested would flush it, and expire its objects on a rollback.
         return self._connection.connection()
 
 
@@ -179,22 +182,25 @@ _KINDS: dict[str, type[UserConnection]] = {
 }
 
 
-def borrow(connection: object) -> UserConnection:
-    """Recognise a connection, or a subclass of one, by where its class was defined."""
+def wrap(connection: object) -> UserConnection:
+    """Recognise a connection, or a subclass of one, by the module and name of its class.
+
+    Raises InvalidInputError for anything else.
+    """
     kind = type(connection)
     for base in kind.__mro__:
         if known := _KINDS.get(f"{base.__module__}.{base.__qualname__}"):
             return known(connection)
     advice = next((advice for word, advice in _ADVICE.items() if word in kind.__name__.lower()), "")
     msg = (
-        "this takes a session or connection of SQLAlchemy, a connection of psycopg 3 or asyncpg, or Django's; "
+        "pass a session or connection of SQLAlchemy, a connection of psycopg 3 or asyncpg, or Django's connection; "
         f"got {kind.__module__}.{kind.__qualname__}{advice and f': {advice}'}"
     )
     raise InvalidInputError(msg)
 
 
 def sqlstate(error: BaseException | None) -> str:
-    """Find the server's code for an error, however many libraries have wrapped it."""
+    """Find the server's code of an error, however many libraries have wrapped it."""
     while error is not None:
         code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
         if code:

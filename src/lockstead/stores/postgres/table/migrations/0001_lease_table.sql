@@ -1,11 +1,13 @@
 -- The lease table, for Python and for any language that can call a function.
--- Tables are lock_state, lock_names, distributed_locks, lock_refusals, lock_guards;
--- for you are acquire_lock, extend_lock, release_lock, check_fence, sweep_locks and the view locks.
+-- The tables are lock_state, lock_names, distributed_locks, lock_tombstones and lock_fences.
+-- The functions acquire_lock, extend_lock, release_lock, check_fence and sweep_locks, and the view locks, are for any
+-- client; the functions line_* are for lockstead's own clients.
 --
--- Every function has a search_path of its own. With the caller's, a role that may create in the schema public could plant
--- an operator there that fits better than the server's, public.*(numeric, integer) say, and have it run as the caller.
+-- Every function has its own search_path. With the caller's, a role that may create objects in the schema public could
+-- create an operator there that fits better than the server's, say public.*(numeric, integer), and it would run as the
+-- caller.
 
--- One row: which migrations have run, and how far the sweep has come.
+-- One row: the last migration, and the name up to which the last sweep has come.
 CREATE TABLE IF NOT EXISTS {schema}.lock_state (
     singleton boolean PRIMARY KEY DEFAULT true CHECK (singleton),
     version integer NOT NULL,
@@ -13,54 +15,56 @@ CREATE TABLE IF NOT EXISTS {schema}.lock_state (
 );
 INSERT INTO {schema}.lock_state (version) VALUES (1) ON CONFLICT DO NOTHING;
 
--- The last fence drawn, of all names.
+-- The last fence drawn, for all names.
 CREATE SEQUENCE IF NOT EXISTS {schema}.lock_fence CACHE 1;
 
--- A row for every name in use. Whoever changes a line locks it first: an empty line has no other row to lock.
--- It is hardly ever written, for a row that is written often gets slow while anybody has an old snapshot: `first` is
--- a bound below which there are no places, raised now and then, which spares those who look for them the dead rows.
+-- A row for every name in use. Every change of a line locks it first: an empty line has no other row to lock.
+-- It is rarely updated, since reading a row that is updated often gets slow while any client has an old snapshot.
+-- `first` is a lower bound of the fences of all places, raised from time to time, so that a scan of the line skips dead
+-- rows.
 CREATE TABLE IF NOT EXISTS {schema}.lock_names (
     name text COLLATE "C" PRIMARY KEY,
     first bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 70);
 
--- Every place in every line, in the order of fences. You hold if everything up to and including you fits.
+-- Every place in every line, in the order of fences. You hold if everything up to and including you fits in the
+-- capacity.
 CREATE TABLE IF NOT EXISTS {schema}.distributed_locks (
     name text COLLATE "C" NOT NULL,
     fence bigint NOT NULL,
     holder text COLLATE "C" NOT NULL,
     capacity integer NOT NULL CHECK (capacity > 0),
     weight integer NOT NULL CHECK (weight BETWEEN 1 AND capacity),
-    acquired_at timestamptz,                -- null while it waits
+    acquired_at timestamptz,                -- null while the place waits
     renewed_at timestamptz NOT NULL,
     expires_at timestamptz NOT NULL,
     metadata jsonb NOT NULL DEFAULT '{}',
-    channel text NOT NULL DEFAULT '',       -- where its process listens, if it does
+    channel text NOT NULL DEFAULT '',       -- on which its client listens; empty if it does not
     backend integer NOT NULL DEFAULT pg_backend_pid(),
     application text NOT NULL DEFAULT current_setting('application_name'),
     client_address inet DEFAULT inet_client_addr(),
     PRIMARY KEY (name, fence),
     UNIQUE (name, holder)
 ) WITH (fillfactor = 70);
--- IF NOT EXISTS would lock the table before it looks, and stop everybody until the oldest transaction has ended.
+-- IF NOT EXISTS would lock the table before the check, and block every client until the oldest transaction has ended.
 IF NOT EXISTS (SELECT FROM pg_indexes WHERE schemaname = {schema_text} AND indexname = 'distributed_locks_expires_at') THEN
     CREATE INDEX distributed_locks_expires_at ON {schema}.distributed_locks (expires_at);
 END IF;
 
--- Owners that gave up while a request of theirs may still be on its way. It must find no place when it arrives.
-CREATE TABLE IF NOT EXISTS {schema}.lock_refusals (
+-- Owners that left while a join of theirs may still arrive. A late join of such an owner must not get a place.
+CREATE TABLE IF NOT EXISTS {schema}.lock_tombstones (
     holder text COLLATE "C" PRIMARY KEY,
     until timestamptz NOT NULL
 );
 
--- The newest fence that has written to each guarded resource.
-CREATE TABLE IF NOT EXISTS {schema}.lock_guards (
+-- The newest fence that check_fence has accepted for each resource.
+CREATE TABLE IF NOT EXISTS {schema}.lock_fences (
     resource text COLLATE "C" PRIMARY KEY,
     fence bigint NOT NULL
 );
 
--- Draw the next fence. It follows the clock, so that it grows even where the sequence was lost or went back, as after
--- a fail-over. The name is locked, so that its fences are drawn one after another.
+-- Draw the next fence. It is at least the clock in microseconds, so that it grows even if the sequence was lost or set
+-- back, as after a failover. The caller has locked the name, so that its fences are drawn one after another.
 CREATE OR REPLACE FUNCTION {schema}.line_draw() RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -74,8 +78,8 @@ BEGIN
 END
 $$;
 
--- Whoever waited for a name must see what was done meanwhile, which a snapshot that is kept for the whole transaction
--- does not show: he would find the line empty, and hold beside the other.
+-- A client that waited for a name's lock must see what others committed meanwhile. A snapshot for the whole transaction
+-- does not show it: the client would find the line empty, and be a second holder.
 CREATE OR REPLACE FUNCTION {schema}.line_check_isolation() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -87,7 +91,7 @@ BEGIN
 END
 $$;
 
--- Lock a name, and give its `first`.
+-- Lock a name, and return its `first`.
 CREATE OR REPLACE FUNCTION {schema}.line_lock(_name text) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -103,9 +107,9 @@ BEGIN
 END
 $$;
 
--- Look at the front of a line without touching it: what its holders weigh, the first of them, when the first of them
--- ends, the fence of the first who waits, and whether anything there has to be settled.
--- Nothing is sorted: the planner cannot know that mostly the first two are looked at, however long the line is.
+-- Read the front of a line without changing it: the capacity, the holders' total weight, the first holder, the earliest
+-- expiry of a holder, the fence of the first waiter, and whether line_settle has anything to do.
+-- Without a sort: the planner cannot know that mostly two places are read, however long the line is.
 CREATE OR REPLACE FUNCTION {schema}.line_head(
     _name text, _first bigint, _now timestamptz,
     OUT capacity integer, OUT spent bigint, OUT holder text, OUT ends timestamptz,
@@ -140,8 +144,8 @@ BEGIN
 END
 $$;
 
--- Drop what has expired at the front of a line, and wake who holds by that. The caller has locked the name.
--- Renewals do not lock the name, so that what looks expired is looked at again before it is deleted.
+-- Delete expired places at the front of a line, grant the places that then fit, and notify their clients. The caller
+-- has locked the name. Renewals do not lock it, so a place that seems expired is checked again when it is deleted.
 CREATE OR REPLACE FUNCTION {schema}.line_settle(_name text, _first bigint, _now timestamptz) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_sort = off AS $$
 DECLARE
@@ -152,8 +156,8 @@ BEGIN
         SELECT l.fence, l.holder, l.capacity, l.weight, l.acquired_at, l.renewed_at, l.expires_at, l.channel
         FROM {schema}.distributed_locks l WHERE l.name = _name AND l.fence >= _first ORDER BY l.fence
     LOOP
-        -- The clock was set back: without this, the dead would outlive it. Asked of the clock itself: _now is older, and
-        -- who has renewed meanwhile must lose nothing of what was promised.
+        -- The clock was set back: without this, places of dead clients would last longer by the step. Compared with the
+        -- clock, not with _now, which is older: a place that was renewed meanwhile must not be shortened.
         IF place.renewed_at > clock_timestamp() THEN
             UPDATE {schema}.distributed_locks l
             SET expires_at = l.expires_at - (l.renewed_at - clock_timestamp()), renewed_at = clock_timestamp()
@@ -170,8 +174,9 @@ BEGIN
         spent := spent + place.weight;
         IF place.acquired_at IS NULL THEN
             UPDATE {schema}.distributed_locks l SET acquired_at = _now WHERE l.name = _name AND l.fence = place.fence;
-            -- A full queue would fail the whole transaction, at its end, where nothing can catch it. To ask for its usage
-            -- also makes the server drop what every session has read, which it may not do for long by itself.
+            -- A full NOTIFY queue would fail the transaction at its commit, where nothing can catch it. Reading its
+            -- usage also makes the server remove what every session has received, which otherwise may not happen for
+            -- long.
             IF place.channel <> '' AND pg_notification_queue_usage() < 0.5 THEN
                 PERFORM pg_notify(place.channel, place.holder);
             END IF;
@@ -180,17 +185,17 @@ BEGIN
 END
 $$;
 
--- In how many seconds a waiter is to ask by itself: when the first lease of the holders ends, if it is next in line; soon,
--- if nothing would notify it.
+-- In how many seconds a waiter renews without a notification: when the first holder's lease expires, if it is the first
+-- waiter; soon, if the NOTIFY queue is too full.
 CREATE OR REPLACE FUNCTION {schema}.line_recheck(_is_next boolean, _ends timestamptz, _now timestamptz)
-RETURNS double precision LANGUAGE sql  -- as rate_left is: inlined, and resolved here and now
+RETURNS double precision LANGUAGE sql  -- without SET, see rate_level
 RETURN least(
     CASE WHEN pg_notification_queue_usage() >= 0.5 THEN 0.1 END,
     CASE WHEN _is_next THEN extract(epoch FROM _ends - _now) END
 );
 
--- Take a place, or refresh the one the owner has. No ticket: refused, because of another capacity if that is told.
--- `_lock_timeout` is set for the rest of the transaction, so only for one of the caller's own.
+-- Take a place, or refresh the one the owner has. No ticket: refused, because of another capacity if that is returned.
+-- `_lock_timeout`, unless empty, is set for the rest of the transaction: only for a transaction of this call's own.
 CREATE OR REPLACE FUNCTION {schema}.line_join(
     _name text, _owner text, _ttl double precision, _heartbeat double precision, _capacity integer, _weight integer,
     _queue boolean, _metadata jsonb, _channel text, _lock_timeout text,
@@ -207,7 +212,7 @@ BEGIN
     IF _lock_timeout <> '' THEN
         PERFORM set_config('lock_timeout', _lock_timeout, true);
     END IF;
-    IF NOT _queue THEN  -- whoever only asks whether it is free writes nothing if it is not
+    IF NOT _queue THEN  -- a request that does not queue writes nothing if the name is not free
         PERFORM {schema}.line_check_isolation();
         moment := clock_timestamp();
         SELECT n.first INTO bound FROM {schema}.lock_names n WHERE n.name = _name;
@@ -263,14 +268,14 @@ BEGIN
         recheck := extract(epoch FROM head.ends - moment);
         RETURN;
     END IF;
-    IF EXISTS (SELECT FROM {schema}.lock_refusals r WHERE r.holder = _owner AND r.until > moment) THEN
+    IF EXISTS (SELECT FROM {schema}.lock_tombstones r WHERE r.holder = _owner AND r.until > moment) THEN
         RETURN;
     END IF;
-    -- Whatever became of the sequence and of the clock, nobody may come before the bound, where he would not be seen,
-    -- nor before those who are there already.
+    -- Whatever happened to the sequence and the clock: a fence below the bound would not be seen, and one below those
+    -- of the places in the line would overtake them.
     ticket := greatest({schema}.line_draw(), bound);
     IF head.holder IS NOT NULL THEN
-        DELETE FROM {schema}.distributed_locks l WHERE l.name = _name AND l.holder = _owner;  -- expired behind the front
+        DELETE FROM {schema}.distributed_locks l WHERE l.name = _name AND l.holder = _owner;  -- expired, behind the front
         SELECT greatest(ticket, max(l.fence) + 1) INTO ticket FROM {schema}.distributed_locks l WHERE l.name = _name;
     END IF;
     INSERT INTO {schema}.distributed_locks
@@ -287,8 +292,8 @@ BEGIN
 END
 $$;
 
--- Let places live on. No row for one that is gone; `ticket` is null for one that somebody is just changing: ask again.
--- Waits for nobody, so that one name that is stuck in a transaction holds up none of the others.
+-- Renew places. No row for one that is gone; `ticket` is null for one that another transaction has locked: ask again.
+-- It skips locked rows, so that a name which an open transaction has locked delays none of the others.
 CREATE OR REPLACE FUNCTION {schema}.line_renew(
     _names text[], _owners text[], _ttls double precision[], _heartbeats double precision[], _claims boolean[]
 ) RETURNS TABLE (
@@ -349,7 +354,7 @@ BEGIN
                         head := {schema}.line_head(place.name, bound, moment);
                     END IF;
                 EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-                    NULL;  -- somebody else is settling it just now, and wakes whom it concerns
+                    NULL;  -- another transaction is settling the line, and notifies the new holders
                 END;
             END IF;
             UPDATE {schema}.distributed_locks l
@@ -361,7 +366,7 @@ BEGIN
             held := FOUND;
             IF NOT held THEN
                 holder := head.holder;
-                recheck := CASE  -- soon, where somebody else may be settling by what he saw before
+                recheck := CASE  -- soon, where another transaction may be settling by an older state
                     WHEN head.unsettled THEN 0.05
                     ELSE {schema}.line_recheck(head.waiting = ticket, head.ends, moment)
                 END;
@@ -372,9 +377,10 @@ BEGIN
 END
 $$;
 
--- Give a place up, say whether it was alive, and wake who holds by that. Safe to repeat.
+-- Remove a place, grant the places that then fit, and return whether the place was alive. Safe to repeat.
+-- `_tombstone`: for how many seconds late joins of this owner are refused. `_lock_timeout` as in line_join.
 CREATE OR REPLACE FUNCTION {schema}.line_leave(
-    _name text, _owner text, _unsure double precision, _lock_timeout text
+    _name text, _owner text, _tombstone double precision, _lock_timeout text
 ) RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     moment timestamptz;
@@ -385,7 +391,7 @@ BEGIN
         PERFORM set_config('lock_timeout', _lock_timeout, true);
     END IF;
     PERFORM {schema}.line_check_isolation();
-    IF _unsure > 0 THEN  -- a join that is just being carried out may have made the name, which nobody else sees yet
+    IF _tombstone > 0 THEN  -- a join that is not committed yet may have created the name, invisible to others
         bound := {schema}.line_lock(_name);
     ELSE
         SELECT n.first INTO bound FROM {schema}.lock_names n WHERE n.name = _name FOR UPDATE;
@@ -393,13 +399,13 @@ BEGIN
     moment := clock_timestamp();
     DELETE FROM {schema}.distributed_locks l WHERE l.name = _name AND l.holder = _owner
     RETURNING l.fence, l.expires_at INTO left_behind;
-    IF _unsure > 0 THEN
-        INSERT INTO {schema}.lock_refusals AS r (holder, until)
-        VALUES (_owner, moment + make_interval(secs => _unsure))
+    IF _tombstone > 0 THEN
+        INSERT INTO {schema}.lock_tombstones AS r (holder, until)
+        VALUES (_owner, moment + make_interval(secs => _tombstone))
         ON CONFLICT (holder) DO UPDATE SET until = greatest(r.until, excluded.until);
     END IF;
     PERFORM {schema}.line_settle(_name, bound, moment);
-    IF random() < 0.02 THEN  -- looked at anew, for who seemed to have expired may have been renewed meanwhile
+    IF random() < 0.02 THEN  -- read again, for a place that seemed expired may have been renewed meanwhile
         UPDATE {schema}.lock_names n SET first = greatest(n.first, coalesce(
             (SELECT min(l.fence) FROM {schema}.distributed_locks l WHERE l.name = _name AND l.fence >= bound),
             left_behind.fence + 1, 0
@@ -410,8 +416,8 @@ BEGIN
 END
 $$;
 
--- Remove what nobody asks for any more: some at a time, and by one at a time. lockstead's Python clients call it now and
--- then; where there are none, call it from time to time. Waits for nobody who is in a transaction.
+-- Delete expired places and unused names: some at a time, one sweep at a time. lockstead's Python clients call it every
+-- so many joins; without such clients, call it from time to time. It skips rows that a transaction has locked.
 CREATE OR REPLACE FUNCTION {schema}.sweep_locks(_names integer DEFAULT 1000) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '200ms' AS $$
 DECLARE
@@ -427,7 +433,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    DELETE FROM {schema}.lock_refusals r WHERE r.until <= moment;
+    DELETE FROM {schema}.lock_tombstones r WHERE r.until <= moment;
 
     FOR moved IN
         WITH expired AS (
@@ -449,13 +455,13 @@ BEGIN
                 PERFORM {schema}.line_settle(moved, 0, moment);
             END IF;
         EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-            NULL;  -- who holds now finds out at its next heartbeat
+            NULL;  -- the new holder learns of its grant at its next heartbeat
         END;
     END LOOP;
 
     SELECT max(h.name), count(*) INTO reached, seen
     FROM (SELECT n.name FROM {schema}.lock_names n WHERE n.name > start ORDER BY n.name LIMIT _names) h;
-    -- In two statements: only the second sees who took a place before the name was locked.
+    -- In two statements: only the second sees a place that was taken before the name was locked.
     SELECT array_agg(u.name) INTO unused FROM (
         SELECT h.name FROM {schema}.lock_names h
         WHERE h.name > start AND h.name <= reached
@@ -468,6 +474,7 @@ BEGIN
 END
 $$;
 
+-- Check the arguments of the functions for any client.
 CREATE OR REPLACE FUNCTION {schema}.line_check(_name text, _holder text, _ttl double precision) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -479,19 +486,19 @@ BEGIN
     IF coalesce(_holder, '') = '' OR octet_length(_holder) > 256 THEN
         RAISE invalid_parameter_value USING
             MESSAGE = format('a holder has 1 to 256 bytes, not %s', quote_nullable(_holder)),
-            HINT = 'make one that nobody else has, such as host:pid:random';
+            HINT = 'make one that no other client has, such as host:pid:random';
     END IF;
     IF _ttl IS NULL OR NOT (_ttl > 0 AND _ttl <= 31536000) THEN  -- NaN is greater than everything
         RAISE invalid_parameter_value USING
             MESSAGE = format('ttl_seconds must be above 0 and at most a year, not %s', coalesce(_ttl::text, 'null')),
-            HINT = 'a lock always ends by itself: choose how soon';
+            HINT = 'every lock expires unless it is extended: choose after how many seconds';
     END IF;
 END
 $$;
 
--- Acquire, or extend what this holder has: the fence, or null if another holds.
--- With `queue` it takes a place in the line instead, which is kept by asking again within ten seconds (within the ttl,
--- if that is shorter) until the fence comes; release_lock gives it up.
+-- Acquire a lock, or extend the one this holder has. Returns the fence, or null if another client holds the lock.
+-- With `queue` it then takes a place in the line: call it again within ten seconds (within the ttl, if that is
+-- shorter), as the heartbeat of the place, until it returns the fence; release_lock removes the place.
 CREATE OR REPLACE FUNCTION {schema}.acquire_lock(
     name text, holder text, ttl_seconds double precision, metadata jsonb DEFAULT '{}', queue boolean DEFAULT false
 ) RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
@@ -510,13 +517,13 @@ BEGIN
     IF standing.other_capacity IS NOT NULL THEN
         RAISE object_in_use USING
             MESSAGE = format('%L is in use with a capacity of %s, not 1', name, standing.other_capacity),
-            HINT = 'all who share a name must agree on it';
+            HINT = 'all clients that share a name must use the same capacity';
     END IF;
     RETURN CASE WHEN standing.held THEN standing.ticket END;
 END
 $$;
 
--- Let a held lock live at least this long from now. False: this holder does not hold it (any more).
+-- Extend a held lock to at least this long from now. False: this holder does not hold it (any more).
 CREATE OR REPLACE FUNCTION {schema}.extend_lock(name text, holder text, ttl_seconds double precision) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 BEGIN
@@ -533,7 +540,7 @@ BEGIN
 END
 $$;
 
--- Give a lock, or a place in its line, up. False: this holder did not have it (any more).
+-- Release a lock, or remove a place in its line. False: this holder did not have it (any more).
 CREATE OR REPLACE FUNCTION {schema}.release_lock(name text, holder text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 BEGIN
@@ -543,7 +550,7 @@ END
 $$;
 
 -- Call it in your own transaction, before you write what a lock protects: it raises if a newer holder has written
--- already, and until your transaction ends no other holder gets past it. Fences of exclusive locks only.
+-- already, and blocks other holders that call it until your transaction ends. Fences of exclusive locks only.
 CREATE OR REPLACE FUNCTION {schema}.check_fence(resource text, fence bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
@@ -555,19 +562,19 @@ BEGIN
             MESSAGE = format('check_fence needs a resource and a fence, not %L and %L', resource, fence),
             HINT = 'the fence is what acquire_lock returned, or a Python handle''s fence';
     END IF;
-    INSERT INTO {schema}.lock_guards AS g (resource, fence) VALUES (resource, fence)
-    ON CONFLICT ON CONSTRAINT lock_guards_pkey DO UPDATE SET fence = greatest(g.fence, excluded.fence)
+    INSERT INTO {schema}.lock_fences AS g (resource, fence) VALUES (resource, fence)
+    ON CONFLICT ON CONSTRAINT lock_fences_pkey DO UPDATE SET fence = greatest(g.fence, excluded.fence)
     RETURNING g.fence INTO newest;
     IF newest > fence THEN
         RAISE EXCEPTION USING
-            ERRCODE = 'LH001',
+            ERRCODE = 'LS001',
             MESSAGE = format('fence %s is stale: %L was written with fence %s already', fence, resource, newest),
-            HINT = 'this holder has lost its lock and another has gone on: roll back, and acquire it again';
+            HINT = 'this holder has lost its lock, and another has written since: roll back, and acquire it again';
     END IF;
 END
 $$;
 
--- Who holds and who waits, as of now.
+-- The live places: who holds, and who waits.
 CREATE OR REPLACE VIEW {schema}.locks AS
 SELECT
     name,
