@@ -16,7 +16,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "rig" not in metafunc.fixturenames:
         return
     if marked("each_family"):
-        metafunc.parametrize(("rig", "driver"), FAMILIES.items(), ids=FAMILIES, indirect=True)
+        metafunc.parametrize(("rig", "runtime_name"), FAMILIES.items(), ids=FAMILIES, indirect=True)
     if not marked("every_store"):
         return
     stores = list(STORES)
@@ -28,16 +28,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if marked("no_store"):
         stores = ["memory"]
     cases = [
-        (store, driver) for store in stores for driver in (["threads"] if store in from_threads else RUNTIME_NAMES)
+        (store, runtime_name)
+        for store in stores
+        for runtime_name in (["threads"] if store in from_threads else RUNTIME_NAMES)
     ]
-    metafunc.parametrize(("rig", "driver"), cases, indirect=True)
+    metafunc.parametrize(("rig", "runtime_name"), cases, indirect=True)
 
 
 @pytest.fixture
-def driver(request: pytest.FixtureRequest) -> str:
+def runtime_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-def rig(request: pytest.FixtureRequest, driver: str) -> Rig:
-    return Rig(driver, STORES[request.param](request.getfixturevalue))
+def rig(request: pytest.FixtureRequest, runtime_name: str) -> Rig:
+    return Rig(runtime_name, STORES[request.param](request.getfixturevalue))

@@ -101,18 +101,18 @@ STORES: dict[str, Callable[[Fixture], Opener]] = {
 ONE_VERSION = [name for name in STORES if name.partition("-")[2] in {"", "polling", VALKEY9.name, POSTGRES18.name}]
 """One version of each server: for what is ours alone. The stores' own contract runs on all."""
 VARIANTS = {*STORES} - {*ONE_VERSION} | {"sqlite-polling", "postgres-polling", "redis+sentinel", "redis+cluster"}
-"""Other ways to what is in the contract already: for these, one driver is enough."""
+"""Other ways to what is in the contract already: for these, one runtime is enough."""
 EACH_CLOCK = [
     "memory",
     "sqlite",
     "redlock",
     *(name for name in ONE_VERSION if name.endswith(("valkey9", "postgres18"))),
 ]
-"""One store for each clock that leases end by: for what takes a lease's whole life."""
+"""One store for each clock that leases end by: for what takes a whole ttl."""
 FAMILIES = {
     "memory": "threads",
     "sqlite": "threads",
     next(name for name in STORES if name.startswith("redis-")): "asyncio",
     next(name for name in STORES if name.startswith("postgres-")): "asyncio",
 }
-"""One store of each family, and one driver: for crowds. That they all keep the same rule is the contract's business."""
+"""One store of each family, and one runtime: for what takes many clients. The contract compares the others."""

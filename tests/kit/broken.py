@@ -10,7 +10,7 @@ from lockstead.port import Ask, Place, Refusal, Renewal, Standing, rule
 
 
 class AnyOwnerLeaves(FileStore):
-    """Whoever leaves takes the first place of the line along."""
+    """A leave removes the first place of the line as well."""
 
     async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
         lines = await self.inspect(name, exact=True)
@@ -25,7 +25,7 @@ class RenewalsResurrect(FileStore):
 
 
 class NewcomersOvertake(FileStore):
-    """Whoever comes sees those who hold only."""
+    """A newcomer sees only the places that hold."""
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
         class Holders(FileLine):
@@ -39,7 +39,7 @@ class NewcomersOvertake(FileStore):
 
 
 class TicketsRepeat(FileStore):
-    """Whoever finds nobody in the line begins to count anew."""
+    """In an empty line the tickets start again."""
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
         class Forgetful(FileLine):
@@ -59,15 +59,15 @@ class RefusalsAreForgotten(FileStore):
 
 
 class WaitersLiveOn(FileStore):
-    """Whoever waits is given the life of one who holds."""
+    """A waiting place gets the ttl of a holding one."""
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
         return await super().join(ask._replace(heartbeat=ask.ttl), timeout)
 
 
 class StepsMix(FileStore):
-    """Nobody is kept out while a step is taken."""
+    """Steps of several clients are not kept apart."""
 
     @contextmanager
-    def _alone(self, timeout: float) -> Iterator[None]:
+    def _exclusively(self, timeout: float) -> Iterator[None]:
         yield

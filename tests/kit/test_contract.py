@@ -6,14 +6,22 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lockstead.testing import contract
 from lockstead.testing.contract import suite
+from tests.harness.tree import ROOT
 
-ROOT = Path(__file__).parents[2]
+PUBLIC = {
+    *("lockstead", "lockstead.fencing", "lockstead.port", "lockstead.stores", "lockstead.transactions"),
+    *("lockstead.testing", "lockstead.testing.contract", "lockstead.testing.proxy", "lockstead.testing.torture"),
+}
+OF_STORES = {"store": "stores", "abilities": "stores"}
+"""Subjects of the contract that are not behaviour of the client."""
 BROKEN = {
     "AnyOwnerLeaves": "test_only_the_owner_leaves_and_only_once",
     "RenewalsResurrect": "test_a_renewal_never_resurrects",
@@ -24,8 +32,6 @@ BROKEN = {
     "StepsMix": "test_of_many_joins_at_once_one_holds_and_all_have_tickets_of_their_own[threads]",
 }
 """What is broken, and which test says so."""
-OF_STORES = {"store": "stores/test_contract.py", "abilities": "stores/test_capabilities.py"}
-"""Subjects of the contract that are not behaviour of the client, and where they run on ours."""
 
 AUTHORS_TESTS = """
 import pytest
@@ -71,14 +77,27 @@ def run(folder: Path, *tests: str) -> str:
 def test_every_test_of_every_subject_comes_by_the_one_import() -> None:
     modules = {path.stem for path in Path(contract.__file__).parent.glob("*.py")} - {"__init__", "rigs", "suite"}
     assert set(suite.SUBJECTS) == modules
-    assert all(
-        (ROOT / "tests" / OF_STORES.get(each, f"behaviour/{each}/test_contract.py")).exists() for each in modules
-    )
-    tests = [name for each in modules for name in vars(getattr(contract, each)) if name.startswith("test_")]
-    assert sorted([*tests, "driver", "rig"]) == sorted(suite.__all__)
+    tests = [name for each in modules for name in names_and_tests(vars(getattr(contract, each)))]
+    assert sorted([*tests, "runtime_name", "rig"]) == sorted(suite.__all__)
+
+
+@pytest.mark.parametrize("subject", suite.SUBJECTS)
+def test_every_test_of_a_subject_runs_on_our_stores_and_is_named_where_it_runs(subject: str) -> None:
+    path = ROOT / "tests" / OF_STORES.get(subject, f"behaviour/{subject}") / "test_contract.py"
+    module = import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    wanted = names_and_tests(vars(getattr(contract, subject)))
+    assert wanted
+    assert {name: vars(module).get(name) for name in wanted} == wanted
+    assert set(wanted) <= set(re.findall(r"^    (test_\w+),$", path.read_text("utf-8"), re.MULTILINE)), "not by a star"
+    marks = module.pytestmark if isinstance(module.pytestmark, list) else [module.pytestmark]
+    assert "every_store" in {mark.name for mark in marks}
+
+
+def names_and_tests(namespace: dict[str, Any]) -> dict[str, Any]:
+    return {name: test for name, test in namespace.items() if name.startswith("test_")}
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_an_example_uses_only_what_is_public(example: Path) -> None:
-    imports = re.findall(r"^ *(?:from|import) .*", example.read_text("utf-8"), re.MULTILINE)
-    assert [each for each in imports if re.search(r"\b_[a-z]", each)] == []
+    imports = set(re.findall(r"^ *(?:from|import) (lockstead\S*)", example.read_text("utf-8"), re.MULTILINE))
+    assert imports <= PUBLIC

@@ -15,10 +15,8 @@ from examples.own_store import FileStore, open_file
 from lockstead import AsyncDistributedLock, DistributedLock, InvalidInputError
 from lockstead.cli import main
 from lockstead.port import Runtime
-from lockstead.stores import register
-from lockstead.stores.registry import SCHEMES, _registered
-
-ROOT = Path(__file__).parents[2]
+from lockstead.stores.registry import SCHEMES, _registered, register
+from tests.harness.tree import ROOT
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ def test_nothing_forbidden_happens_to_a_store_of_ones_own(tmp_path: Path) -> Non
     )
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # whoever is told nonsense may leave coroutines unawaited
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a client that gets wrong answers may leave coroutines unawaited
 @pytest.mark.parametrize("store", BROKEN, ids=lambda store: store.__name__)
 def test_a_store_that_is_broken_is_found_out(store: type[FileStore], tmp_path: Path) -> None:
     clock = Clock()

@@ -33,7 +33,7 @@ class UnfairStore(own_store.FileStore):
 
 
 class LeakyStore(own_store.FileStore):
-    """Whoever leaves takes the next one along."""
+    """A leave removes the next place as well."""
 
     async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
         was_there = await super().leave(name, owner, timeout, tombstone)
@@ -65,7 +65,7 @@ def test_a_store_of_ones_own_survives(reports: list[Report]) -> None:
 
 def test_what_a_store_cannot_carry_is_not_asked_of_it(reports: list[Report]) -> None:
     assert {"lock granted", "read granted", "permit granted", "leader granted"} <= {*reports[0].operations}
-    assert "rates spent" not in reports[0].operations
+    assert "rate requests allowed" not in reports[0].operations
 
 
 def test_a_store_that_is_wrong_is_found_out(reports: list[Report]) -> None:

@@ -6,10 +6,9 @@ import pytest
 
 from lockstead.core.store import MultiJoining, RateLimiting, Reserving
 from lockstead.stores.quorum.store import Quorum
-from lockstead.testing.contract.abilities import *  # noqa: F403
 from lockstead.testing.contract.abilities import all_of, reservation
 from lockstead.testing.contract.rigs import Rig
-from lockstead.testing.contract.store import TIMEOUT, join, wish
+from lockstead.testing.contract.store import TIMEOUT, join, make_ask
 
 pytestmark = pytest.mark.every_store
 
@@ -43,10 +42,10 @@ def test_members_of_a_quorum_that_come_back_empty_wait_for_leases_but_not_for_re
         if not isinstance(store, Quorum):
             return
         for name, seconds in (("x", 30 * 86400.0), ("y", 1.0)):
-            ask = wish("alice", name=name)
+            ask = make_ask("alice", name=name)
             await join(store, ask)
             assert await store.reserve(reservation("alice", seconds, name=name), TIMEOUT)
-            longest = sorted([(await member.probe(TIMEOUT)).longest for member in store._members])
+            longest = sorted([(await member.probe(TIMEOUT)).longest for member in store._stores])
             assert longest[len(longest) // 2] == ask.ttl
 
     rig.run(test())

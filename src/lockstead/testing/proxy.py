@@ -1,4 +1,4 @@
-"""A network that can be bad: it stands in front of a server and does to its connections what it is told."""
+"""A TCP proxy in front of a server that injects network faults into its connections."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ CHUNK = 1 << 16
 
 
 class Dialect(Protocol):
-    """One connection's conversation, told apart by requests and their replies, so that one of them can be lost.
+    """Splits the traffic of one connection into requests and their replies, so that a single one can be lost.
 
-    It yields nothing more once it cannot be understood.
+    It yields nothing more once it cannot parse the traffic.
     """
 
     @staticmethod
     def is_handshake(command: Command) -> bool:
-        """Tell what clients say when they connect, which whoever loses "the next request" does not mean."""
+        """Return whether clients send this on connecting: losing "the next request" skips those."""
 
     def requests(self, chunk: bytes) -> Iterator[Command]: ...
 
@@ -39,7 +39,7 @@ class Dialect(Protocol):
 
 
 class Chunks:
-    """Any protocol: whatever comes at a time is a request, or the reply to one."""
+    """Any protocol: each chunk that arrives counts as a request, or as the reply to one."""
 
     @staticmethod
     def is_handshake(command: Command) -> bool:
@@ -53,10 +53,10 @@ class Chunks:
 
 
 class FaultProxy:
-    """A port in front of a server's, whose faults befall connections that are open as well as new ones.
+    """A port in front of a server's. Faults apply to open connections as well as to new ones.
 
-    With a context for TLS, it speaks that to the clients, for servers that do not. Where TLS is spoken to the server,
-    a dialect understands nothing: faults by command do not work there.
+    With a TLS context it terminates TLS for the clients, for servers without it. If a client speaks TLS to the server
+    through it, a dialect cannot parse the traffic: faults by command do not work there.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class FaultProxy:
         self.accepted = 0
         """Connections so far."""
         self.commands = 0
-        """Commands seen so far, those of handshakes too; also those that were not let through."""
+        """Commands received so far, including those of handshakes and those that were not delivered."""
         self.lost = 0
         """Requests and replies lost by `lose_request` and `lose_reply`."""
         self.dropped = 0
-        """Chunks that fell into a black hole."""
+        """Chunks dropped by `black_hole`."""
         self._server = server
         self._port = port
         self._tls = tls
@@ -109,23 +109,23 @@ class FaultProxy:
         return len(self._links)
 
     def delay(self, seconds: float, direction: Direction = "both", *, steady: bool = True) -> None:
-        """Let every chunk take so much longer; or up to so much, each on its own, by which some are overtaken."""
+        """Delay every chunk by so many seconds; or, not steady, each by a random time up to that."""
         self._background.do(lambda: self._delay(seconds, direction, steady=steady))
 
     def black_hole(self, direction: Direction = "both") -> None:
-        """Accept everything and deliver nothing, never: connections that lost something are reset by `heal`."""
+        """Accept everything and never deliver it: `heal` resets connections that lost something."""
         self._background.do(lambda: self.swallowed.update(_ways(direction)))
 
     def hold(self, direction: Direction = "both") -> None:
-        """Deliver nothing until `heal`, which delivers it late: as TCP does after a cut."""
+        """Deliver nothing until `heal`, which delivers it late: as TCP does after a network partition."""
         self._background.do(lambda: self.held.update(_ways(direction)))
 
     def freeze(self) -> None:
-        """Hold what goes over the connections that are open now until `heal`; new ones go on."""
+        """Hold the traffic of connections that are open now until `heal`; new ones are not affected."""
         self._background.do(self._freeze)
 
     def refuse(self) -> None:
-        """Refuse new connections; open ones go on."""
+        """Refuse new connections; open ones are not affected."""
         self._background.run(self._stop_listening())
 
     def reset_all(self) -> None:
@@ -133,15 +133,15 @@ class FaultProxy:
         self._background.do(self._reset_all)
 
     def lose_reply(self, count: int = 1, when: Callable[[Command], bool] | None = None) -> None:
-        """Let the server execute the next commands of a kind, and reset the connection in place of each reply."""
+        """Let the server execute the next commands of a kind, and reset the connection instead of each reply."""
         self._background.do(lambda: self.losses.append(_Loss("replies", count, when or self._is_not_handshake)))
 
     def lose_request(self, count: int = 1, when: Callable[[Command], bool] | None = None) -> None:
-        """Reset the connection in place of delivering the next commands of a kind."""
+        """Reset the connection instead of delivering the next commands of a kind."""
         self._background.do(lambda: self.losses.append(_Loss("requests", count, when or self._is_not_handshake)))
 
     def heal(self) -> None:
-        """Be a good network from now on; what was swallowed stays lost."""
+        """End all faults; dropped data stays lost."""
         self._background.run(self._heal())
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class FaultProxy:
             self._background.close()
 
     def loses(self, way: str, command: Command) -> bool:
-        """Tell whether this command, or its reply, is one to lose, and take note that it is."""
+        """Return whether this command, or its reply, is one to lose, and count it."""
         for loss in self.losses:
             if loss.way == way and loss.count and loss.when(command):
                 loss.count -= 1
@@ -174,7 +174,7 @@ class FaultProxy:
             listener, self._listener = self._listener, None
             for listening in listener.sockets:
                 asyncio.get_running_loop().remove_reader(listening.fileno())
-            await asyncio.sleep(0)  # asyncio forgets to close whom it has just let in if it closes before that
+            await asyncio.sleep(0)  # closed before this, asyncio leaks the connections it has just accepted
             listener.close()
 
     def _delay(self, seconds: float, direction: Direction, *, steady: bool) -> None:
@@ -204,7 +204,7 @@ class FaultProxy:
 
     async def _end(self) -> None:
         await self._stop_listening()
-        for _ in range(50):  # whoever was let in before is served only now
+        for _ in range(50):  # connections accepted before may start only now
             for link in self._links:
                 link.stop()
             if not (tasks := asyncio.all_tasks() - {asyncio.current_task()}):
@@ -230,7 +230,7 @@ class FaultProxy:
 
 
 class _Loss:
-    """What to lose, and how many times more."""
+    """Which messages to lose, and how many more."""
 
     def __init__(self, way: str, count: int, when: Callable[[Command], bool]) -> None:
         self.way = way
@@ -239,7 +239,7 @@ class _Loss:
 
 
 class _Link:
-    """A client's connection and the server's that belongs to it."""
+    """A client's connection and the connection to the server that belongs to it."""
 
     def __init__(self, proxy: FaultProxy, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self._proxy = proxy
@@ -248,7 +248,7 @@ class _Link:
         self._dialect = proxy.dialect()
         self.is_frozen = False
         self.has_lost_something = False
-        """In a black hole. Heal resets it: no TCP goes on without what was lost."""
+        """By `black_hole`. `heal` resets it, as TCP cannot continue without the lost data."""
         self._ways: list[asyncio.Task[None]] = []
         self._doomed: deque[bool] = deque()
         """For each command that is not answered yet, whether its reply is to be lost."""
@@ -258,7 +258,7 @@ class _Link:
         _reset(self._server)
 
     async def carry(self, client: asyncio.StreamReader, server: asyncio.StreamReader) -> None:
-        """Carry both ways until both ends have closed, or something is to be reset."""
+        """Forward both directions until both ends have closed, or the connection is to be reset."""
         self._ways = [
             asyncio.create_task(self._carry("requests", client, self._server, self._is_request_lost)),
             asyncio.create_task(self._carry("replies", server, self._client, self._is_reply_lost)),
@@ -289,7 +289,7 @@ class _Link:
                 to.write(chunk)
                 await to.drain()
         else:
-            # The end is lost in a black hole like everything else.
+            # A black hole drops the FIN like everything else.
             await self._until(lambda: not self.is_frozen and not {way} & (self._proxy.held | self._proxy.swallowed))
             if not self.has_lost_something and to.can_write_eof():
                 to.write_eof()
@@ -321,7 +321,7 @@ def _ways(direction: Direction) -> list[str]:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close with RST in place of FIN."""
+    """Close with RST instead of FIN."""
     # A TLS connection that is closed already has no socket, a plain one has a closed one.
     if connection := writer.get_extra_info("socket"):
         with suppress(OSError):

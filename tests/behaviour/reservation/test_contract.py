@@ -1,9 +1,12 @@
-"""Names that stay taken, on every store that can leave a name taken."""
+"""Names that stay reserved after their release, on every store."""
 
 from __future__ import annotations
 
 import pytest
 
-from lockstead.testing.contract.reservation import *  # noqa: F403
+from lockstead.testing.contract.reservation import (
+    test_a_name_is_reserved_however_its_holder_ends,
+    test_a_reserved_name_keeps_waiters_out_until_the_reservation_ends,
+)
 
 pytestmark = [pytest.mark.every_store, pytest.mark.one_version]

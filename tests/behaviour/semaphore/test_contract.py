@@ -1,9 +1,14 @@
-"""Permits, on every store that carries them."""
+"""Semaphores, on every store."""
 
 from __future__ import annotations
 
 import pytest
 
-from lockstead.testing.contract.semaphore import *  # noqa: F403
+from lockstead.testing.contract.semaphore import (
+    test_a_guard_may_be_entered_by_many_at_a_time_and_left_by_another,
+    test_a_name_is_one_kind_of_thing_at_a_time,
+    test_permits_are_given_by_weight_and_never_too_many,
+    test_permits_of_the_dead_come_back,
+)
 
 pytestmark = [pytest.mark.every_store, pytest.mark.one_version]

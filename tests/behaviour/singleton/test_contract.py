@@ -1,9 +1,12 @@
-"""Jobs that one of many runs, on every store."""
+"""Jobs that one of many clients runs, on every store."""
 
 from __future__ import annotations
 
 import pytest
 
-from lockstead.testing.contract.singleton import *  # noqa: F403
+from lockstead.testing.contract.singleton import (
+    test_a_job_that_died_is_free_after_at_most,
+    test_of_many_clients_that_fire_a_tick_one_runs_it,
+)
 
 pytestmark = [pytest.mark.every_store, pytest.mark.one_version]

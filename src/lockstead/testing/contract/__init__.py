@@ -8,7 +8,7 @@ In a test module of yours, import all of it and say how your store is opened: th
     def open_store(tmp_path):
         return lambda runtime: MyStore(runtime, tmp_path)
 
-Each test runs under threads and under asyncio, with a server that nobody has used before. `open_store` gives a function
+Each test runs under threads and under asyncio, with a server that was not used before. `open_store` gives a function
 that opens one more store object of that server each time. What a store says it cannot do, by its `capabilities` or by
 having no such method, is not asked of it.
 """

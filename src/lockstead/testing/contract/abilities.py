@@ -1,4 +1,4 @@
-"""What some stores promise the engine beyond a line. A test is of those that can do what it is about."""
+"""Tests of optional protocols; a test returns at once on a store that lacks its protocol."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from lockstead.core.model import RESERVED, Ask, Place, RateRequest, RateResult, Refusal, Reservation, Standing
 from lockstead.core.store import MultiJoining, RateLimiting, Reserving, Store
 from lockstead.testing.contract.rigs import Rig
-from lockstead.testing.contract.store import TIMEOUT, begin_to_listen, join, leave, life, renew, wish
+from lockstead.testing.contract.store import TIMEOUT, begin_to_listen, join, leave, make_ask, make_renewal, renew
 
 
 def reservation(owner: str, seconds: float = 60.0, **changes: Any) -> Reservation:
@@ -36,13 +36,13 @@ def test_a_name_stays_reserved_and_no_request_of_its_holder_finds_it(rig: Rig) -
         store = rig.store()
         if not isinstance(store, Reserving):
             return
-        held = await join(store, wish("alice", metadata='{"job": 1}'))
+        held = await join(store, make_ask("alice", metadata='{"job": 1}'))
         assert await store.reserve(reservation("alice"), TIMEOUT)
-        assert await renew(store, life("alice", ttl=600.0)) is None
+        assert await renew(store, make_renewal("alice", ttl=600.0)) is None
         assert not await leave(store, "alice")
         assert not await store.reserve(reservation("alice", 600.0), TIMEOUT)
         for owner in ("alice", "bob"):
-            refusal = await join(rig.store(), wish(owner, queue=False))
+            refusal = await join(rig.store(), make_ask(owner, queue=False))
             assert refusal == Refusal(f"alice/1{RESERVED}", nearly(60.0))
         (place,) = await places(store)
         assert place.reserved
@@ -56,14 +56,14 @@ def test_a_reservation_may_be_shorter_than_the_hold_and_the_first_waiter_then_ho
         store = rig.store()
         if not isinstance(store, Reserving):
             return
-        held = await join(store, wish("alice"))
+        held = await join(store, make_ask("alice"))
         for owner in ("bob", "carol"):
-            await join(store, wish(owner))
+            await join(store, make_ask(owner))
         began = time.monotonic()
         assert await store.reserve(reservation("alice", 0.1), TIMEOUT)
 
         async def bob_is_in() -> bool:
-            standing = await join(store, wish("bob"))
+            standing = await join(store, make_ask("bob"))
             return isinstance(standing, Standing) and standing.held and standing.ticket > held.ticket
 
         await rig.until(bob_is_in)
@@ -78,7 +78,7 @@ def test_a_reservation_may_show_other_metadata_than_the_hold(rig: Rig) -> None:
         store = rig.store()
         if not isinstance(store, Reserving):
             return
-        await join(store, wish("alice", metadata='{"job": 1}'))
+        await join(store, make_ask("alice", metadata='{"job": 1}'))
         assert await store.reserve(reservation("alice", metadata='{"result": "ü"}'), TIMEOUT)
         assert [place.metadata for place in await places(store)] == ['{"result": "ü"}']
 
@@ -91,8 +91,8 @@ def test_a_place_that_does_not_hold_leaves_instead_of_reserving(rig: Rig) -> Non
         if not isinstance(store, Reserving):
             return
         assert not await store.reserve(reservation("alice"), TIMEOUT)
-        await join(store, wish("alice"))
-        await join(store, wish("bob"))
+        await join(store, make_ask("alice"))
+        await join(store, make_ask("bob"))
         assert not await store.reserve(reservation("bob"), TIMEOUT)
         assert await owners(store) == ["alice/1"]
 
@@ -105,11 +105,11 @@ def test_a_place_that_leaves_instead_of_reserving_wakes_the_next_waiter(rig: Rig
         if not isinstance(store, Reserving) or not store.capabilities.push:
             return
         for owner, weight in (("alice", 2), ("bob", 2), ("carol", 1)):
-            await join(store, wish(owner, capacity=3, weight=weight))
+            await join(store, make_ask(owner, capacity=3, weight=weight))
         await begin_to_listen(store, "carol")
         assert not await store.reserve(reservation("bob"), TIMEOUT)
         assert await store.wait("x", "carol/1", TIMEOUT)
-        assert (await renew(store, life("carol"))).held  # type: ignore[union-attr]
+        assert (await renew(store, make_renewal("carol"))).held  # type: ignore[union-attr]
 
     rig.run(test())
 
@@ -120,15 +120,15 @@ def test_one_of_several_holders_reserves_and_the_others_are_as_before(rig: Rig) 
         if not isinstance(store, Reserving) or not store.capabilities.semaphore:
             return
         for owner in ("alice", "bob", "carol", "dave"):
-            await join(store, wish(owner, capacity=3))
+            await join(store, make_ask(owner, capacity=3))
         assert await store.reserve(reservation("bob"), TIMEOUT)
         assert await owners(store) == ["alice/1", f"bob/1{RESERVED}", "carol/1", "dave/1"]
         for owner, held in (("alice", True), ("carol", True), ("dave", False)):
-            standing = await renew(store, life(owner))
+            standing = await renew(store, make_renewal(owner))
             assert standing is not None
             assert standing.held == held
         assert await leave(store, "alice")
-        assert (await renew(store, life("dave"))).held  # type: ignore[union-attr]
+        assert (await renew(store, make_renewal("dave"))).held  # type: ignore[union-attr]
         assert await leave(store, "carol")
         assert await owners(store) == [f"bob/1{RESERVED}", "dave/1"]
 
@@ -140,14 +140,14 @@ def test_a_late_join_of_a_reserving_owner_is_released_and_blocks_no_client(rig: 
         store = rig.store()
         if not isinstance(store, Reserving) or not store.capabilities.semaphore:
             return
-        held = await join(store, wish("alice", capacity=2))
+        held = await join(store, make_ask("alice", capacity=2))
         assert await store.reserve(reservation("alice"), TIMEOUT)
-        assert (await join(store, wish("alice", capacity=2))).held
+        assert (await join(store, make_ask("alice", capacity=2))).held
         assert not await store.reserve(reservation("alice"), TIMEOUT)
         assert [(place.owner, place.ticket) for place in await places(store)] == [(f"alice/1{RESERVED}", held.ticket)]
         await store.reserve(reservation("alice", tombstone=30.0), TIMEOUT)
-        assert isinstance(await join(store, wish("alice", capacity=2)), Refusal)
-        assert (await join(store, wish("bob", capacity=2))).held
+        assert isinstance(await join(store, make_ask("alice", capacity=2)), Refusal)
+        assert (await join(store, make_ask("bob", capacity=2))).held
 
     rig.run(test())
 
@@ -157,7 +157,7 @@ def test_a_late_join_after_a_reservation_in_doubt_is_refused(rig: Rig) -> None:
         store = rig.store()
         if not isinstance(store, Reserving):
             return
-        await join(store, wish("alice"))
+        await join(store, make_ask("alice"))
         another = rig.store()  # which knows as little of her joins as the engine of such a holder does
         assert isinstance(another, Reserving)
         assert await another.reserve(reservation("alice", 0.001, tombstone=30.0), TIMEOUT)
@@ -166,8 +166,8 @@ def test_a_late_join_after_a_reservation_in_doubt_is_refused(rig: Rig) -> None:
             return not await places(store)
 
         await rig.until(is_free)
-        assert await join(store, wish("alice")) == Refusal()
-        assert (await join(store, wish("bob"))).held
+        assert await join(store, make_ask("alice")) == Refusal()
+        assert (await join(store, make_ask("bob"))).held
 
     rig.run(test())
 
@@ -232,10 +232,10 @@ def test_one_line_that_refuses_leaves_nothing_in_the_others_and_is_named(rig: Ri
     rig.run(test())
 
 
-async def spend(
-    store: RateLimiting, cost: float, limit: float = 20.0, patience: float = 0.0, name: str = "x"
+async def consume(
+    store: RateLimiting, cost: float, limit: float = 20.0, max_wait: float = 0.0, name: str = "x"
 ) -> RateResult:
-    return await store.spend(RateRequest(name, cost, limit, patience), TIMEOUT)
+    return await store.consume(RateRequest(name, cost, limit, max_wait), TIMEOUT)
 
 
 def test_a_burst_is_allowed_at_once_and_no_more_and_a_refused_request_costs_nothing(rig: Rig) -> None:
@@ -243,14 +243,14 @@ def test_a_burst_is_allowed_at_once_and_no_more_and_a_refused_request_costs_noth
         store, other = rig.store(), rig.store()
         if not isinstance(store, RateLimiting) or not isinstance(other, RateLimiting):
             return
-        assert await spend(store, 0.0) == RateResult(True, 0.0)
-        assert await spend(store, 10.0) == RateResult(True, 10.0)
-        assert await spend(other, 10.0) == RateResult(True, nearly(20.0))
+        assert await consume(store, 0.0) == RateResult(True, 0.0)
+        assert await consume(store, 10.0) == RateResult(True, 10.0)
+        assert await consume(other, 10.0) == RateResult(True, nearly(20.0))
         for _ in range(2):
-            assert await spend(store, 10.0) == RateResult(False, nearly(20.0))
-            assert await spend(other, 0.0) == RateResult(True, nearly(20.0))
-        assert await spend(store, 0.0, limit=15.0) == RateResult(False, nearly(20.0))
-        assert await spend(store, 10.0, name="y") == RateResult(True, 10.0)
+            assert await consume(store, 10.0) == RateResult(False, nearly(20.0))
+            assert await consume(other, 0.0) == RateResult(True, nearly(20.0))
+        assert await consume(store, 0.0, limit=15.0) == RateResult(False, nearly(20.0))
+        assert await consume(store, 10.0, name="y") == RateResult(True, 10.0)
         assert await store.inspect() == []
 
     rig.run(test())
@@ -261,11 +261,11 @@ def test_a_request_that_may_wait_reserves_its_turn_in_advance(rig: Rig) -> None:
         store = rig.store()
         if not isinstance(store, RateLimiting):
             return
-        await spend(store, 20.0)
-        assert await spend(store, 10.0, patience=5.0) == RateResult(False, nearly(20.0))
-        assert await spend(store, 10.0, patience=10.0) == RateResult(True, nearly(30.0))
-        assert await spend(store, 10.0, patience=15.0) == RateResult(False, nearly(30.0))
-        assert await spend(store, 100.0, patience=inf) == RateResult(True, nearly(130.0))
+        await consume(store, 20.0)
+        assert await consume(store, 10.0, max_wait=5.0) == RateResult(False, nearly(20.0))
+        assert await consume(store, 10.0, max_wait=10.0) == RateResult(True, nearly(30.0))
+        assert await consume(store, 10.0, max_wait=15.0) == RateResult(False, nearly(30.0))
+        assert await consume(store, 100.0, max_wait=inf) == RateResult(True, nearly(130.0))
 
     rig.run(test())
 
@@ -275,8 +275,8 @@ def test_a_sum_of_fractions_may_be_off_by_a_little(rig: Rig) -> None:
         store = rig.store()
         if not isinstance(store, RateLimiting):
             return
-        assert not (await spend(store, 1 + 1e-8, limit=1.0)).allowed
-        assert (await spend(store, 1 + 1e-10, limit=1.0)).allowed
+        assert not (await consume(store, 1 + 1e-8, limit=1.0)).allowed
+        assert (await consume(store, 1 + 1e-10, limit=1.0)).allowed
 
     rig.run(test())
 
@@ -287,10 +287,10 @@ def test_a_used_burst_is_allowed_again_with_time(rig: Rig) -> None:
         if not isinstance(store, RateLimiting):
             return
         began = time.monotonic()
-        assert (await spend(store, 0.05, limit=0.05)).allowed
+        assert (await consume(store, 0.05, limit=0.05)).allowed
 
         async def may_again() -> bool:
-            return (await spend(store, 0.05, limit=0.05)).allowed
+            return (await consume(store, 0.05, limit=0.05)).allowed
 
         await rig.until(may_again)
         assert 0.04 < time.monotonic() - began < 5.0

@@ -1,4 +1,4 @@
-"""What elections promise, on every store and under both drivers."""
+"""What elections promise, on every store and under both runtimes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lockstead.testing.contract.rigs import Rig, ask
 
 
 class Diary:
-    """Callbacks that write down what they are told, in what order, by whom."""
+    """Callbacks that record their calls, in order, with the leadership they were given."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[str, str]] = []
@@ -36,7 +36,7 @@ async def has_waiters(client: Any, number: int) -> bool:
 
 
 async def waits(rig: Rig, client: Any) -> None:
-    """Wait until somebody stands behind the leader; where there is no line, nobody can tell."""
+    """Wait until a candidate stands behind the leader; where there is no line, that cannot be seen."""
     await rig.until(lambda: has_waiters(client, int(rig.has_line)))
 
 
@@ -74,7 +74,7 @@ def test_a_block_leads_and_resigns_at_its_end(rig: Rig) -> None:
 
         async def lead(client: Any) -> None:
             guard = client.election("x").lead(timeout=10)
-            if rig.driver == "threads":
+            if rig.runtime_name == "threads":
                 with guard as leadership:
                     led.append(leadership.fence)
             else:
@@ -112,7 +112,7 @@ def test_in_the_background_one_leads_until_it_stops_and_then_another(rig: Rig) -
         await ask(bob.stop())
         assert diary.entries[3:] == [("bob", "lost")]
         assert await ask(bob.leader()) is None
-        if rig.driver == "threads":
+        if rig.runtime_name == "threads":
             assert diary.threads <= {"lockstead-elected", "lockstead-candidate"}
 
     rig.run(test())
@@ -131,7 +131,7 @@ def test_the_lock_is_given_up_only_after_on_lost_has_ended(rig: Rig) -> None:
         def slow_plainly(leadership: Any) -> None:
             drive(slow(leadership))
 
-        on_lost = slow_plainly if rig.driver == "threads" else slow
+        on_lost = slow_plainly if rig.runtime_name == "threads" else slow
         leadership = await ask(alice.election("x", ttl=10, on_lost=on_lost).campaign())
 
         async def resign() -> None:
@@ -142,7 +142,7 @@ def test_the_lock_is_given_up_only_after_on_lost_has_ended(rig: Rig) -> None:
         assert calls == [False]
         assert not leadership.is_leader
         assert await ask(bob.try_acquire("x")) is None
-        may_end.ring()
+        may_end.set()
         await ask(bob.acquire("x", timeout=10))
         assert seen[0].holder_id == alice.holder_id
 
@@ -222,7 +222,7 @@ def test_a_block_whose_leadership_is_lost_ends_with_an_error(rig: Rig) -> None:
         alice, bob = rig.client(), rig.client()
         guard = alice.election("x", ttl=0.5, **diary.of("alice")).lead()
         with pytest.raises(LockLostError):
-            if rig.driver == "threads":
+            if rig.runtime_name == "threads":
                 with guard as leadership:
                     bob.force_release("x")
                     assert leadership.lost.wait(5)
@@ -248,7 +248,7 @@ def test_watching_shows_every_leader_and_every_vacancy(rig: Rig) -> None:
 
         async def watch() -> None:
             leaders = election.watch(interval=0.005)
-            if rig.driver == "threads":
+            if rig.runtime_name == "threads":
                 for leader in leaders:
                     if note(leader):
                         return

@@ -147,10 +147,10 @@ def test_without_renewal_a_lease_expires_and_its_holder_is_notified(rig: Rig) ->
         handle = await ask(alice.acquire("x", ttl=1.5, renew=False, on_lost=told.append))
         lost = handle.lost
         successor = await ask(bob.acquire("x", timeout=10))
-        assert lost.is_set(), "told before anybody else holds"
+        assert lost.is_set(), "signalled before another client holds"
         assert not handle.is_held
         assert handle.remaining == 0
-        with pytest.raises(LockLostError, match="its time was up"):
+        with pytest.raises(LockLostError, match="its lease expired after renewal had stopped"):
             handle.check()
         with pytest.raises(LockLostError):
             await ask(handle.extend(5))
@@ -373,7 +373,7 @@ def test_a_failing_on_lost_is_logged_and_has_no_other_effect(rig: Rig, caplog: p
     async def test() -> None:
         client = rig.client()
         handle = await ask(client.acquire("x", ttl=0.2, renew=False, on_lost=fail))
-        await rig.until(lambda: "on_lost of 'x' failed" in caplog.text)
+        await rig.until(lambda: "on_lost callback of 'x' failed" in caplog.text)
         assert (await ask(client.acquire("x", timeout=5))).fence > handle.fence
 
     rig.run(test())
@@ -400,7 +400,7 @@ def test_the_longest_and_shortest_that_are_allowed_work(rig: Rig) -> None:
 
 def test_a_lock_is_released_from_whichever_thread_has_the_handle(rig: Rig) -> None:
     """Ownership lives in the handle, not in the thread."""
-    if rig.driver == "asyncio":
+    if rig.runtime_name == "asyncio":
         return
 
     async def test() -> None:
@@ -415,8 +415,8 @@ def test_a_lock_is_released_from_whichever_thread_has_the_handle(rig: Rig) -> No
 
 
 def test_a_time_out_around_a_wait_or_inside_a_block_leaves_nothing(rig: Rig) -> None:
-    """Tasks only: nobody can be interrupted in the midst of a thread's wait."""
-    if rig.driver == "threads":
+    """Tasks only: a thread's wait cannot be interrupted from outside."""
+    if rig.runtime_name == "threads":
         return
 
     async def test() -> None:

@@ -1,4 +1,4 @@
-"""Several names at once, on every store."""
+"""Several names held at once, on every store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lockstead import (
     LockAcquisitionError,
     LockLostError,
 )
-from lockstead.testing.contract.rigs import Rig, ask, names, stands
+from lockstead.testing.contract.rigs import Rig, ask, line_is, names
 
 
 def test_several_names_are_held_together_or_not_at_all(rig: Rig) -> None:
@@ -24,7 +24,7 @@ def test_several_names_are_held_together_or_not_at_all(rig: Rig) -> None:
         for bad in ([], "abc", [""], ["a", 7]):
             with pytest.raises(InvalidInputError, match="name"):
                 alice.multi_lock(bad)
-        with pytest.raises(InvalidInputError, match="re-entered"):
+        with pytest.raises(InvalidInputError, match="not re-entrant"):
             alice.multi_lock(["a"], reentrant=True)
         handle = await ask(alice.multi_lock(["c", "b", "c"]).acquire())
         assert handle.names == ("b", "c")
@@ -32,9 +32,9 @@ def test_several_names_are_held_together_or_not_at_all(rig: Rig) -> None:
         if rig.can.records:
             assert handle.fences == {info.name: info.fence for info in await ask(bob.inspect())}
         everything = bob.multi_lock(["d", "c", "a"], timeout=10)
-        for patience in (0, 0.4):
+        for timeout in (0, 0.4):
             with pytest.raises(LockAcquisitionError) as refusal:
-                await ask(everything.acquire(patience))
+                await ask(everything.acquire(timeout))
             assert (refusal.value.name, refusal.value.holder) == ("c", alice.holder_id)
             assert await names(bob) == ["b", "c"], "all or nothing"
         assert await ask(everything.try_acquire()) is None
@@ -44,13 +44,13 @@ def test_several_names_are_held_together_or_not_at_all(rig: Rig) -> None:
             got.append(await ask(everything.acquire()))
 
         rig.start(wait)
-        await rig.until(partial(stands, bob, 1, int(rig.has_line), "c"))
-        await rig.until(partial(stands, bob, 1, 0, "a"))
+        await rig.until(partial(line_is, bob, 1, int(rig.has_line), "c"))
+        await rig.until(partial(line_is, bob, 1, 0, "a"))
         await ask(handle.release())
         await rig.until(lambda: got)
         assert await names(alice) == ["a", "c", "d"]
         assert got[0].fences["c"] > handle.fences["c"]
-        assert got[0].remaining > 20, "all have been bought their full lives"
+        assert got[0].remaining > 20, "the full ttl of all was claimed"
         await ask(got[0].extend(100))
         assert got[0].remaining > 95
         for info in await ask(alice.inspect()) if rig.can.expiry else ():
@@ -77,7 +77,7 @@ def test_the_loss_of_one_of_several_names_is_the_loss_of_all(rig: Rig) -> None:
         with pytest.raises(LockLostError):
             await ask(handle.release())
         assert await names(bob) == []
-        if rig.driver == "asyncio":
+        if rig.runtime_name == "asyncio":
             with pytest.raises(LockLostError):
                 async with guard as cancelled:
                     await bob.force_release("b")
@@ -108,7 +108,7 @@ def test_a_decorated_call_holds_names_made_of_its_arguments(rig: Rig) -> None:
             held.append([info.name for info in await client.inspect()])
             return giver + taker
 
-        body = look if rig.driver == "threads" else look_on
+        body = look if rig.runtime_name == "threads" else look_on
         guard = client.multi_lock(["account:{taker}", "account:{giver}", lambda giver, taker: f"pair:{giver}-{taker}"])
         move = guard(body)
         assert await ask(move("b", "a")) == "ba"

@@ -1,4 +1,4 @@
-"""Things that are done once, on every store that can leave a name taken."""
+"""What is done once and remembered, on every store that can keep the outcome."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_what_failed_is_not_done_and_what_cannot_be_kept_is(rig: Rig) -> None:
         with pytest.raises(InvalidInputError, match="is done"):
             await ask(once.run(as_function(rig, object)))
         for unkept in ("again", "a\0b"):
-            with pytest.raises(InvalidInputError, match="could not be remembered"):
+            with pytest.raises(InvalidInputError, match="could not be stored"):
                 await ask(once.run(as_function(rig, lambda unkept=unkept: unkept)))
         with pytest.raises(InvalidInputError, match="NUL"):
             await ask(client.once("nul", 60).run(as_function(rig, lambda: "a\0b")))

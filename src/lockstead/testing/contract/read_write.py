@@ -1,4 +1,4 @@
-"""Readers and writers, on every store that carries them."""
+"""Read-write locks, on every store that carries them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from lockstead import (
     LockAcquisitionError,
 )
-from lockstead.testing.contract.rigs import Rig, ask, block, cannot, line, stands
+from lockstead.testing.contract.rigs import Rig, ask, block, cannot, line, line_is
 
 
 def test_readers_hold_together_and_writers_alone_in_the_order_they_came(rig: Rig) -> None:
@@ -37,11 +37,11 @@ def test_readers_hold_together_and_writers_alone_in_the_order_they_came(rig: Rig
         queue = [bob.write_lock("x"), alice.read_lock("x"), bob.read_lock("x"), alice.write_lock("x")]
         for number, guard in enumerate(queue):
             rig.start(waits(number, guard, 2 if number in {1, 2} else 1))
-            await rig.until(partial(stands, alice, 2, number + 1))
-        assert await ask(bob.read_lock("x").try_acquire()) is None, "nobody overtakes a writer"
+            await rig.until(partial(line_is, alice, 2, number + 1))
+        assert await ask(bob.read_lock("x").try_acquire()) is None, "a writer is not overtaken"
         await ask(first.release())
         await ask(second.release())
-        await rig.until(partial(stands, alice, 0, 0))
+        await rig.until(partial(line_is, alice, 0, 0))
         assert seen[0] == [0]
         assert seen[1] == [1, 2]
         assert seen[-1] == [3]

@@ -1,4 +1,4 @@
-"""Names that stay taken, on every store that can leave a name taken."""
+"""Names that stay reserved after their release, on every store that can reserve."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_reserved_name_keeps_waiters_out_until_the_reservation_ends(rig: Rig) 
             assert await ask(alice.info("x")) is None
             return
         await ask((await ask(alice.acquire("y", at_least=60))).release())
-        with pytest.raises(LockAcquisitionError, match="left it taken"):
+        with pytest.raises(LockAcquisitionError, match="has released it, but reserved the name"):
             await ask(bob.acquire("y", timeout=0))
         started = bob._engine.runtime.now()
         await ask((await ask(alice.acquire("x", at_least=0.3))).release())

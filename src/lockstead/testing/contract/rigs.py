@@ -1,4 +1,4 @@
-"""What the tests of the contract run on: a store under each driver."""
+"""What the tests of the contract run on: a store under each runtime."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ RUNTIME_NAMES = ("threads", "asyncio")
 
 
 class Rig:
-    """One server, and clients of one driver.
+    """One server, and clients of one runtime.
 
     Tests are coroutines over `ask`, which awaits what the asyncio façade returns and passes on what the
     blocking one has done already: so one test serves both.
     """
 
-    def __init__(self, driver: str, open_store: Opener) -> None:
-        self.driver = driver
+    def __init__(self, runtime_name: str, open_store: Opener) -> None:
+        self.runtime_name = runtime_name
         self._open_store = open_store
         self._opened: list[Any] = []
         self._failures: list[Exception] = []
-        self._runtime: Runtime = ThreadRuntime() if driver == "threads" else AsyncRuntime()
+        self._runtime: Runtime = ThreadRuntime() if runtime_name == "threads" else AsyncRuntime()
 
     def run(self, test: Coroutine[Any, Any, None]) -> None:
-        if self.driver == "threads":
+        if self.runtime_name == "threads":
             drive(self._tidily(test))
         else:
             asyncio.run(self._tidily(test))
@@ -61,7 +61,7 @@ class Rig:
 
     def client(self, **options: Any) -> Any:
         """Make one more client, as another process would be."""
-        kind = DistributedLock if self.driver == "threads" else AsyncDistributedLock
+        kind = DistributedLock if self.runtime_name == "threads" else AsyncDistributedLock
         client = kind(self.store(), **options)
         self._opened.append(client)
         return client
@@ -77,7 +77,7 @@ class Rig:
         self._runtime.spawn(watched, "test")
 
     async def until(self, condition: Callable[[], Any], seconds: float = 10.0) -> float:
-        """Wait for a condition, and tell how long it took."""
+        """Wait for a condition, and return how long it took."""
         began = time.monotonic()
         while not await ask(condition()):
             if self._failures:
@@ -99,9 +99,9 @@ async def ask(answer: Any) -> Any:
 
 
 async def cannot(guard: Any, client: Any) -> bool:
-    """Tell whether the store does not carry what a guard would hold. If so, it must say so."""
-    (wish, *_) = guard._plan.asks
-    if client._engine.store.capabilities.carry(wish.capacity, wish.weight):
+    """Return whether the store does not carry what a guard would hold. If so, its refusal is checked."""
+    (request, *_) = guard._plan.asks
+    if client._engine.store.capabilities.carry(request.capacity, request.weight):
         return False
     for attempt in (guard.acquire, guard.try_acquire):
         with pytest.raises(UnsupportedError):
@@ -112,7 +112,7 @@ async def cannot(guard: Any, client: Any) -> bool:
 
 @asynccontextmanager
 async def block(guard: Any) -> AsyncIterator[Any]:
-    """Hold something for a block of either driver."""
+    """Hold something for a block of either runtime."""
     if hasattr(guard, "__aenter__"):
         async with guard as handle:
             yield handle
@@ -122,14 +122,14 @@ async def block(guard: Any) -> AsyncIterator[Any]:
 
 
 async def line(client: Any, name: str = "x") -> tuple[int, int]:
-    """Count who holds a name, and who waits for it."""
+    """Count the holders of a name, and its waiters."""
     found = await client._engine.find(name)
     places = found.places if found else ()
     held = sum(place.acquired_at is not None for place in places)
     return held, len(places) - held
 
 
-async def stands(client: Any, held: int, waiting: int, name: str = "x") -> bool:
+async def line_is(client: Any, held: int, waiting: int, name: str = "x") -> bool:
     return await line(client, name) == (held, waiting)
 
 
@@ -142,8 +142,8 @@ def cannot_reserve(client: Any) -> bool:
 
 
 def as_function(rig: Rig, body: Any) -> Any:
-    """Make what the driver's decorators take of a plain function."""
-    if rig.driver == "threads":
+    """Make what the runtime's decorators take of a plain function."""
+    if rig.runtime_name == "threads":
         return body
 
     @wraps(body)
@@ -154,10 +154,10 @@ def as_function(rig: Rig, body: Any) -> Any:
 
 
 @pytest.fixture(params=RUNTIME_NAMES)
-def driver(request: pytest.FixtureRequest) -> str:
+def runtime_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-def rig(driver: str, open_store: Opener) -> Rig:
-    return Rig(driver, open_store)
+def rig(runtime_name: str, open_store: Opener) -> Rig:
+    return Rig(runtime_name, open_store)

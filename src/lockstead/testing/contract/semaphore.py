@@ -1,4 +1,4 @@
-"""Permits, on every store that carries them."""
+"""Semaphores, on every store that carries them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lockstead import (
     LockAcquisitionError,
 )
 from lockstead.core.model import WHOLE, Ask
-from lockstead.testing.contract.rigs import Rig, ask, block, cannot, line, names, stands
+from lockstead.testing.contract.rigs import Rig, ask, block, cannot, line, line_is, names
 
 
 def test_permits_are_given_by_weight_and_never_too_many(rig: Rig) -> None:
@@ -41,9 +41,9 @@ def test_permits_are_given_by_weight_and_never_too_many(rig: Rig) -> None:
             got.append(await ask(bob.semaphore("x", 5, 5, timeout=10).acquire()))
 
         rig.start(wait)
-        await rig.until(partial(stands, alice, 3, 1))
+        await rig.until(partial(line_is, alice, 3, 1))
         await ask(third.release())
-        assert await ask(alice.semaphore("x", 5).try_acquire()) is None, "nobody overtakes a heavy one"
+        assert await ask(alice.semaphore("x", 5).try_acquire()) is None, "a heavy waiter is not overtaken"
         await ask(first.release())
         await ask(second.release())
         await rig.until(lambda: got)
@@ -125,15 +125,15 @@ def test_a_guard_may_be_entered_by_many_at_a_time_and_left_by_another(rig: Rig) 
         assert 1 < max(most) <= 3
         assert await line(client) == (0, 0)
 
-        stack: Any = ExitStack() if rig.driver == "threads" else AsyncExitStack()
-        enter_into = stack.enter_context if rig.driver == "threads" else stack.enter_async_context
+        stack: Any = ExitStack() if rig.runtime_name == "threads" else AsyncExitStack()
+        enter_into = stack.enter_context if rig.runtime_name == "threads" else stack.enter_async_context
         for _ in range(3):
             await ask(enter_into(guard))
         assert await line(client) == (3, 0)
         left: list[Any] = []
 
         async def leave() -> None:
-            left.append(await ask(stack.close() if rig.driver == "threads" else stack.aclose()))
+            left.append(await ask(stack.close() if rig.runtime_name == "threads" else stack.aclose()))
 
         rig.start(leave)
         await rig.until(lambda: left)
@@ -142,12 +142,12 @@ def test_a_guard_may_be_entered_by_many_at_a_time_and_left_by_another(rig: Rig) 
         entered: list[Any] = []
 
         async def only_enter() -> None:
-            entered.append(await ask(guard.__enter__() if rig.driver == "threads" else guard.__aenter__()))
+            entered.append(await ask(guard.__enter__() if rig.runtime_name == "threads" else guard.__aenter__()))
 
         for _ in range(3):
             rig.start(only_enter)
         await rig.until(lambda: len(entered) == 3)
-        leave_block = guard.__exit__ if rig.driver == "threads" else guard.__aexit__
+        leave_block = guard.__exit__ if rig.runtime_name == "threads" else guard.__aexit__
         for _ in range(3):
             await ask(leave_block(None, None, None))
         assert await line(client) == (0, 0)

@@ -1,4 +1,4 @@
-"""Jobs that one of many runs, on every store."""
+"""Jobs that one of many clients runs, on every store that can carry them."""
 
 from __future__ import annotations
 

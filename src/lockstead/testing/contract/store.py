@@ -17,11 +17,13 @@ from lockstead.testing.contract.rigs import Rig
 TIMEOUT = 5.0
 
 
-def wish(owner: str, name: str = "x", **changes: Any) -> Ask:
+def make_ask(owner: str, name: str = "x", **changes: Any) -> Ask:
     return Ask(name, f"{owner}/1", ttl=30.0, heartbeat=3.0)._replace(**changes)
 
 
-def life(owner: str, name: str = "x", ttl: float = 30.0, heartbeat: float = 3.0, *, claim: bool = True) -> Renewal:
+def make_renewal(
+    owner: str, name: str = "x", ttl: float = 30.0, heartbeat: float = 3.0, *, claim: bool = True
+) -> Renewal:
     return Renewal(name, f"{owner}/1", ttl, heartbeat, claim)
 
 
@@ -31,7 +33,7 @@ async def join(store: Store, ask: Ask) -> Any:
 
 
 async def with_retries(store: Store, ask: Ask) -> Any:
-    """Join, and again if nobody could tell what came of it, as the engine would."""
+    """Join, and again while the outcome is unknown, as the engine would."""
     for attempt in range(7):
         try:
             return await join(store, ask)
@@ -43,28 +45,28 @@ async def with_retries(store: Store, ask: Ask) -> Any:
 
 
 async def cannot_wait(store: Store) -> bool:
-    """Tell whether a store has no line to wait in. If so, it must say so."""
+    """Return whether a store has no line to wait in. If so, its refusal is checked."""
     if not store.capabilities.fifo:
         with pytest.raises(UnsupportedError):
-            await store.join(wish("nobody", "nothing", queue=True), TIMEOUT)
+            await store.join(make_ask("no-client", "nothing", queue=True), TIMEOUT)
         assert await store.inspect("nothing", exact=True) == []
     return not store.capabilities.fifo
 
 
 async def cannot_share(store: Store) -> bool:
-    """Tell whether a store carries exclusive locks only. If so, it must say so."""
+    """Return whether a store carries exclusive locks only. If so, its refusal is checked."""
     if not store.capabilities.semaphore:
         with pytest.raises(UnsupportedError):
-            await store.join(wish("nobody", "nothing", queue=False, capacity=2), TIMEOUT)
+            await store.join(make_ask("no-client", "nothing", queue=False, capacity=2), TIMEOUT)
         assert await store.inspect("nothing", exact=True) == []
     return not store.capabilities.semaphore
 
 
 async def cannot_read(store: Store) -> bool:
-    """Tell whether a store has no readers beside each other. If so, it must say so."""
+    """Return whether a store has no shared (read) locks. If so, its refusal is checked."""
     if not store.capabilities.shared:
         with pytest.raises(UnsupportedError):
-            await store.join(wish("nobody", "nothing", queue=False, capacity=WHOLE), TIMEOUT)
+            await store.join(make_ask("no-client", "nothing", queue=False, capacity=WHOLE), TIMEOUT)
         assert await store.inspect("nothing", exact=True) == []
     return not store.capabilities.shared
 
@@ -83,8 +85,8 @@ async def begin_to_listen(store: Store, owner: str) -> None:
     await store.wait("x", f"{owner}/1", 0.02)
 
 
-async def lives(store: Store, owner: str, least: float, most: float = 1e9) -> bool:
-    """Tell whether the place of an owner will live that long; where nothing expires, it must say so."""
+async def expires_in(store: Store, owner: str, least: float, most: float = 1e9) -> bool:
+    """Return whether the place of an owner expires in `least` to `most` seconds; never on a store without expiry."""
     (line,) = await store.inspect("x", exact=True)
     (place,) = (place for place in line.places if place.owner == f"{owner}/1")
     if not store.capabilities.expiry:
@@ -93,12 +95,12 @@ async def lives(store: Store, owner: str, least: float, most: float = 1e9) -> bo
 
 
 def until_expiry(store: Store, seconds: float) -> Any:
-    """Expect somebody to be told when a holder expires, which is never where nothing expires."""
+    """Expect a time to look again when a holder expires, which is never where nothing expires."""
     return pytest.approx(seconds - 0.5, abs=0.5) if store.capabilities.expiry else inf
 
 
 async def join_without_renewal(rig: Rig, ask: Ask) -> Any:
-    """Join and be heard of no more: without expiry, that takes the end of the session."""
+    """Join and never renew; on a store without expiry, close the session instead."""
     store = rig.store()
     standing = await join(store, ask)
     if not store.capabilities.expiry:
@@ -108,7 +110,7 @@ async def join_without_renewal(rig: Rig, ask: Ask) -> Any:
 
 def test_the_first_to_join_holds(rig: Rig) -> None:
     async def test() -> None:
-        standing = await join(rig.store(), wish("alice"))
+        standing = await join(rig.store(), make_ask("alice"))
         assert standing.held
         assert standing.ticket > 0
 
@@ -120,8 +122,8 @@ def test_the_second_waits_and_learns_which_client_holds(rig: Rig) -> None:
         store = rig.store()
         if await cannot_wait(store):
             return
-        first = await join(store, wish("alice"))
-        second = await join(rig.store(), wish("bob"))
+        first = await join(store, make_ask("alice"))
+        second = await join(rig.store(), make_ask("bob"))
         assert not second.held
         assert second.holder == "alice/1"
         assert second.recheck == until_expiry(store, 30.0)
@@ -136,7 +138,7 @@ def test_only_the_first_waiter_gets_a_time_to_look_again(rig: Rig) -> None:
         if await cannot_wait(store):
             return
         for owner in ("alice", "bob", "carol"):
-            standing = await join(store, wish(owner))
+            standing = await join(store, make_ask(owner))
         assert standing.recheck == float("inf")
 
     rig.run(test())
@@ -145,8 +147,8 @@ def test_only_the_first_waiter_gets_a_time_to_look_again(rig: Rig) -> None:
 def test_a_join_that_will_not_wait_is_refused_and_leaves_no_trace(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
-        await join(store, wish("alice"))
-        refusal = await join(store, wish("bob", queue=False))
+        await join(store, make_ask("alice"))
+        refusal = await join(store, make_ask("bob", queue=False))
         assert isinstance(refusal, Refusal)
         assert refusal.holder == "alice/1"
         assert refusal.recheck == until_expiry(store, 30.0)
@@ -159,16 +161,16 @@ def test_a_join_that_will_not_wait_is_refused_and_leaves_no_trace(rig: Rig) -> N
 def test_a_repeated_join_finds_its_own_place_and_refreshes_it(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
-        first = await join(store, wish("alice", ttl=5.0))
-        again = await join(store, wish("alice", ttl=50.0))
+        first = await join(store, make_ask("alice", ttl=5.0))
+        again = await join(store, make_ask("alice", ttl=50.0))
         assert again.held
         assert again.ticket == first.ticket
-        assert await lives(store, "alice", 45.0)
+        assert await expires_in(store, "alice", 45.0)
         if await cannot_wait(store):
             return
-        waiting = await join(store, wish("bob"))
-        assert (await join(store, wish("bob"))).ticket == waiting.ticket
-        assert not (await join(store, wish("bob", queue=False))).held
+        waiting = await join(store, make_ask("bob"))
+        assert (await join(store, make_ask("bob"))).ticket == waiting.ticket
+        assert not (await join(store, make_ask("bob", queue=False))).held
 
     rig.run(test())
 
@@ -176,13 +178,13 @@ def test_a_repeated_join_finds_its_own_place_and_refreshes_it(rig: Rig) -> None:
 def test_a_renewal_lengthens_and_never_shortens(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
-        await join(store, wish("alice", ttl=10.0))
-        standing = await renew(store, life("alice", ttl=60.0))
+        await join(store, make_ask("alice", ttl=10.0))
+        standing = await renew(store, make_renewal("alice", ttl=60.0))
         assert standing is not None
         assert standing.held
-        assert await lives(store, "alice", 55.0)
-        await renew(store, life("alice", ttl=1.0))
-        assert await lives(store, "alice", 55.0)
+        assert await expires_in(store, "alice", 55.0)
+        await renew(store, make_renewal("alice", ttl=1.0))
+        assert await expires_in(store, "alice", 55.0)
 
     rig.run(test())
 
@@ -190,13 +192,13 @@ def test_a_renewal_lengthens_and_never_shortens(rig: Rig) -> None:
 def test_a_renewal_never_resurrects(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
-        assert await renew(store, life("nobody")) is None
-        await join(store, wish("alice"))
+        assert await renew(store, make_renewal("no-client")) is None
+        await join(store, make_ask("alice"))
         await leave(store, "alice")
-        assert await renew(store, life("alice")) is None
-        await join_without_renewal(rig, wish("bob", ttl=0.05))
+        assert await renew(store, make_renewal("alice")) is None
+        await join_without_renewal(rig, make_ask("bob", ttl=0.05))
         await rig.until(lambda: gone(store))
-        assert await renew(store, life("bob")) is None
+        assert await renew(store, make_renewal("bob")) is None
         assert await store.inspect() == []
 
     async def gone(store: Store) -> bool:
@@ -208,9 +210,9 @@ def test_a_renewal_never_resurrects(rig: Rig) -> None:
 def test_a_renewal_by_another_owner_does_nothing(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
-        await join(store, wish("alice", ttl=10.0))
-        assert await renew(store, life("mallory", ttl=600.0)) is None
-        assert await lives(store, "alice", 0.0, 10.0)
+        await join(store, make_ask("alice", ttl=10.0))
+        assert await renew(store, make_renewal("mallory", ttl=600.0)) is None
+        assert await expires_in(store, "alice", 0.0, 10.0)
 
     rig.run(test())
 
@@ -218,10 +220,12 @@ def test_a_renewal_by_another_owner_does_nothing(rig: Rig) -> None:
 def test_one_batch_renews_what_is_there_and_reports_what_is_not(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
-        await join(store, wish("alice", "x"))
-        await join(store, wish("bob", "x"))
-        await join(store, wish("carol", "y"))
-        standings = await store.renew([life("carol", "y"), life("bob"), life("nobody"), life("alice")], TIMEOUT)
+        await join(store, make_ask("alice", "x"))
+        await join(store, make_ask("bob", "x"))
+        await join(store, make_ask("carol", "y"))
+        standings = await store.renew(
+            [make_renewal("carol", "y"), make_renewal("bob"), make_renewal("no-client"), make_renewal("alice")], TIMEOUT
+        )
         bob = False if store.capabilities.fifo else None
         assert [standing and standing.held for standing in standings] == [True, bob, None, True]
         assert await store.renew([], TIMEOUT) == []
@@ -232,7 +236,7 @@ def test_one_batch_renews_what_is_there_and_reports_what_is_not(rig: Rig) -> Non
 def test_only_the_owner_leaves_and_only_once(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
-        await join(store, wish("alice"))
+        await join(store, make_ask("alice"))
         assert not await leave(store, "mallory")
         assert not await leave(store, "alice", name="another")
         assert await store.inspect("x", exact=True)
@@ -249,10 +253,10 @@ def test_the_line_is_served_in_the_order_of_joining(rig: Rig) -> None:
         if await cannot_wait(store):
             return
         owners = ["alice", "bob", "carol", "dave"]
-        tickets = [(await join(store, wish(owner))).ticket for owner in owners]
+        tickets = [(await join(store, make_ask(owner))).ticket for owner in owners]
         assert tickets == sorted(set(tickets))
         for position, owner in enumerate(owners):
-            standings = await store.renew([life(each) for each in owners[position:]], TIMEOUT)
+            standings = await store.renew([make_renewal(each) for each in owners[position:]], TIMEOUT)
             assert [standing is not None and standing.held for standing in standings] == [
                 True,
                 *[False] * (len(owners) - position - 1),
@@ -271,7 +275,7 @@ def test_of_many_joins_at_once_one_holds_and_all_have_tickets_of_their_own(rig: 
 
         async def come(number: int) -> None:
             for name in names:
-                outcome = await with_retries(stores[number % 3], wish(f"{name}-{number}", name))
+                outcome = await with_retries(stores[number % 3], make_ask(f"{name}-{number}", name))
                 outcomes.append((name, outcome))
 
         async def go(number: int) -> None:
@@ -298,9 +302,9 @@ def test_a_newcomer_does_not_overtake_a_waiter(rig: Rig) -> None:
         store = rig.store()
         if await cannot_wait(store) or await cannot_share(store):
             return
-        await join(store, wish("alice", capacity=3, weight=2))
-        await join(store, wish("bob", capacity=3, weight=3))
-        assert isinstance(await join(store, wish("carol", capacity=3, weight=1, queue=False)), Refusal)
+        await join(store, make_ask("alice", capacity=3, weight=2))
+        await join(store, make_ask("bob", capacity=3, weight=3))
+        assert isinstance(await join(store, make_ask("carol", capacity=3, weight=1, queue=False)), Refusal)
 
     rig.run(test())
 
@@ -310,15 +314,15 @@ def test_leaving_wakes_the_next_waiter_and_no_other(rig: Rig) -> None:
         alice, bob, carol = rig.store(), rig.store(), rig.store()
         if not alice.capabilities.push:
             return
-        await join(alice, wish("alice"))
-        await join(bob, wish("bob"))
-        await join(carol, wish("carol"))
+        await join(alice, make_ask("alice"))
+        await join(bob, make_ask("bob"))
+        await join(carol, make_ask("carol"))
         await begin_to_listen(bob, "bob")
         await begin_to_listen(carol, "carol")
         await leave(alice, "alice")
         assert await bob.wait("x", "bob/1", TIMEOUT)
         assert not await carol.wait("x", "carol/1", 0.05)
-        assert (await renew(bob, life("bob"))).held  # type: ignore[union-attr]
+        assert (await renew(bob, make_renewal("bob"))).held  # type: ignore[union-attr]
 
     rig.run(test())
 
@@ -329,10 +333,10 @@ def test_a_waiter_that_gave_up_is_passed_over(rig: Rig) -> None:
         if await cannot_wait(store):
             return
         for owner in ("alice", "bob", "carol"):
-            await join(store, wish(owner))
+            await join(store, make_ask(owner))
         await leave(store, "bob")
         await leave(store, "alice")
-        standing = await renew(store, life("carol"))
+        standing = await renew(store, make_renewal("carol"))
         assert standing is not None
         assert standing.held
 
@@ -342,11 +346,11 @@ def test_a_waiter_that_gave_up_is_passed_over(rig: Rig) -> None:
 def test_the_dead_make_room_after_their_ttl(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
-        dead = await join_without_renewal(rig, wish("alice", ttl=0.1))
+        dead = await join_without_renewal(rig, make_ask("alice", ttl=0.1))
         got: list[Standing] = []
 
         async def bob_holds() -> bool:
-            outcome = await join(store, wish("bob"))
+            outcome = await join(store, make_ask("bob"))
             got.append(outcome)
             return isinstance(outcome, Standing) and outcome.held
 
@@ -362,17 +366,17 @@ def test_a_waiting_place_lives_for_a_heartbeat_not_for_its_ttl(rig: Rig) -> None
         store = rig.store()
         if await cannot_wait(store):
             return
-        await join(store, wish("alice"))
-        await join(store, wish("bob", heartbeat=3.0))
-        assert await lives(store, "bob", 0.0, 3.0)
-        await join_without_renewal(rig, wish("carol", heartbeat=0.05))
+        await join(store, make_ask("alice"))
+        await join(store, make_ask("bob", heartbeat=3.0))
+        assert await expires_in(store, "bob", 0.0, 3.0)
+        await join_without_renewal(rig, make_ask("carol", heartbeat=0.05))
 
         async def carol_is_gone() -> bool:
             (line,) = await store.inspect()
             return all(place.owner != "carol/1" for place in line.places)
 
         await rig.until(carol_is_gone)
-        assert await renew(store, life("carol")) is None
+        assert await renew(store, make_renewal("carol")) is None
 
     rig.run(test())
 
@@ -382,14 +386,14 @@ def test_a_place_that_comes_to_hold_buys_its_ttl_with_its_own_claim(rig: Rig) ->
         store = rig.store()
         if await cannot_wait(store):
             return
-        await join(store, wish("alice"))
-        await join(store, wish("bob"))
+        await join(store, make_ask("alice"))
+        await join(store, make_ask("bob"))
         await leave(store, "alice")
-        assert await lives(store, "bob", 0.0, 3.0)
-        assert (await renew(store, life("bob", claim=False))).held  # type: ignore[union-attr]
-        assert await lives(store, "bob", 0.0, 3.0)
-        assert (await renew(store, life("bob"))).held  # type: ignore[union-attr]
-        assert await lives(store, "bob", 25.0)
+        assert await expires_in(store, "bob", 0.0, 3.0)
+        assert (await renew(store, make_renewal("bob", claim=False))).held  # type: ignore[union-attr]
+        assert await expires_in(store, "bob", 0.0, 3.0)
+        assert (await renew(store, make_renewal("bob"))).held  # type: ignore[union-attr]
+        assert await expires_in(store, "bob", 25.0)
 
     rig.run(test())
 
@@ -404,10 +408,10 @@ def test_readers_hold_together_and_a_writer_alone(rig: Rig) -> None:
         assert (await join(another, reader("carol"))).held
         assert isinstance(await join(another, writer("dave", queue=False)), Refusal)
         assert not (await join(another, writer("dave"))).held
-        assert not (await join(store, reader("erin"))).held, "nobody overtakes a writer"
+        assert not (await join(store, reader("erin"))).held, "a writer is not overtaken"
         assert isinstance(await join(store, reader("frank", queue=False)), Refusal)
         for owner, home in (("alice", store), ("bob", store), ("carol", another)):
-            assert (await renew(store, life("erin"))).held is False  # type: ignore[union-attr]
+            assert (await renew(store, make_renewal("erin"))).held is False  # type: ignore[union-attr]
             await leave(home, owner)
         assert await rig.until(lambda: holds(another, "dave")) < 5.0
         assert not await holds(store, "erin")
@@ -415,14 +419,14 @@ def test_readers_hold_together_and_a_writer_alone(rig: Rig) -> None:
         assert await rig.until(lambda: holds(store, "erin")) < 5.0
 
     async def holds(store: Store, owner: str) -> bool:
-        standing = await renew(store, life(owner))
+        standing = await renew(store, make_renewal(owner))
         return standing is not None and standing.held
 
     def reader(owner: str, **changes: Any) -> Ask:
-        return wish(owner, capacity=WHOLE, weight=1, **changes)
+        return make_ask(owner, capacity=WHOLE, weight=1, **changes)
 
     def writer(owner: str, **changes: Any) -> Ask:
-        return wish(owner, capacity=WHOLE, weight=WHOLE, **changes)
+        return make_ask(owner, capacity=WHOLE, weight=WHOLE, **changes)
 
     rig.run(test())
 
@@ -433,9 +437,9 @@ def test_capacity_is_shared_by_weight(rig: Rig) -> None:
         if await cannot_share(store):
             return
         for owner, weight, held in (("alice", 2, True), ("bob", 2, True), ("carol", 2, False), ("dave", 1, False)):
-            assert (await join(store, wish(owner, capacity=5, weight=weight))).held is held
+            assert (await join(store, make_ask(owner, capacity=5, weight=weight))).held is held
         await leave(store, "alice")
-        standings = await store.renew([life("carol"), life("dave")], TIMEOUT)
+        standings = await store.renew([make_renewal("carol"), make_renewal("dave")], TIMEOUT)
         assert [standing is not None and standing.held for standing in standings] == [True, True]
 
     rig.run(test())
@@ -446,12 +450,12 @@ def test_another_capacity_is_refused_until_the_line_is_empty(rig: Rig) -> None:
         store = rig.store()
         if await cannot_share(store):
             return
-        await join(store, wish("alice", capacity=5))
-        refusal = await join(store, wish("bob", capacity=4))
+        await join(store, make_ask("alice", capacity=5))
+        refusal = await join(store, make_ask("bob", capacity=4))
         assert isinstance(refusal, Refusal)
         assert refusal.capacity == 5
         await leave(store, "alice")
-        assert (await join(store, wish("bob", capacity=4))).held
+        assert (await join(store, make_ask("bob", capacity=4))).held
 
     rig.run(test())
 
@@ -460,9 +464,9 @@ def test_a_join_that_arrives_after_its_owner_left_is_refused(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         assert not await leave(store, "alice", tombstone=30.0)
-        assert isinstance(await join(store, wish("alice")), Refusal)
+        assert isinstance(await join(store, make_ask("alice")), Refusal)
         assert await store.inspect() == []
-        assert (await join(store, wish("bob"))).held
+        assert (await join(store, make_ask("bob"))).held
 
     rig.run(test())
 
@@ -473,7 +477,7 @@ def test_tickets_grow_over_names_and_over_empty_lines(rig: Rig) -> None:
         for round_ in range(3):
             store = rig.store()
             for name in ("x", "y", "z"):
-                tickets.append((await join(store, wish(f"owner-{round_}-{name}", name))).ticket)
+                tickets.append((await join(store, make_ask(f"owner-{round_}-{name}", name))).ticket)
                 await leave(store, f"owner-{round_}-{name}", name)
         assert tickets == sorted(set(tickets))
         assert tickets[-1] < 2**53
@@ -484,10 +488,10 @@ def test_tickets_grow_over_names_and_over_empty_lines(rig: Rig) -> None:
 def test_an_inspection_shows_the_line_as_it_is(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
-        await join(store, wish("alice", "jobs:b", metadata='{"job":1}'))
-        await join(store, wish("bob", "jobs:b"))
-        await join(store, wish("carol", "jobs:a"))
-        await join(store, wish("dave", "other"))
+        await join(store, make_ask("alice", "jobs:b", metadata='{"job":1}'))
+        await join(store, make_ask("bob", "jobs:b"))
+        await join(store, make_ask("carol", "jobs:a"))
+        await join(store, make_ask("dave", "other"))
         lines = await store.inspect("jobs:")
         assert [line.name for line in lines] == ["jobs:a", "jobs:b"]
         holder, *waiters = lines[1].places
@@ -507,7 +511,7 @@ def test_names_are_taken_literally(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         for number, name in enumerate(names):
-            assert (await join(store, wish(f"owner-{number}", name))).held
+            assert (await join(store, make_ask(f"owner-{number}", name))).held
         for name in names:
             assert [line.name for line in await store.inspect(name, exact=True)] == [name]
         assert sorted(line.name for line in await store.inspect("a")) == sorted(n for n in names if n.startswith("a"))
@@ -519,8 +523,8 @@ def test_names_are_taken_literally(rig: Rig) -> None:
 def test_waiting_ends_when_the_time_is_over(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
-        await join(store, wish("alice"))
-        await join(store, wish("bob"))
+        await join(store, make_ask("alice"))
+        await join(store, make_ask("bob"))
         await begin_to_listen(store, "bob")
         assert not await store.wait("x", "bob/1", 0.02)
 

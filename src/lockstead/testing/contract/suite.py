@@ -12,7 +12,7 @@ SUBJECTS = (
 )
 pytest.register_assert_rewrite(*(f"{__package__}.{module}" for module in ("rigs", *SUBJECTS)))
 
-from lockstead.testing.contract.rigs import driver, rig  # noqa: E402 - not before that
+from lockstead.testing.contract.rigs import rig, runtime_name  # noqa: E402 - not before that
 
 _tests = {
     name: test
@@ -21,4 +21,4 @@ _tests = {
     if name.startswith("test_")
 }
 globals().update(_tests)
-__all__ = ["driver", "rig", *_tests]  # noqa: PLE0604 - they are
+__all__ = ["runtime_name", "rig", *_tests]  # noqa: PLE0604 - they are
