@@ -129,7 +129,7 @@ def redis(directory: Path) -> Iterator[Arena]:
             name="redis",
             url=proxy.url,
             direct=server.url,
-            # "Exclusion on a Redis server that forgets: FLUSHALL, a restart without persistence"; "Exclusion after the
+            # "Exclusion if a Redis server loses data: FLUSHALL, a restart without persistence"; "Exclusion after the
             # store's clock was set forward".
             promises=replace(PROMISES, forgetting={"flush server", "empty server", "clock forward"}),
             faults=by_kind([*network(proxy), *harm.faults()]),
@@ -145,9 +145,9 @@ def sentinel(directory: Path) -> Iterator[Arena]:
         arena = ArenaOfOurs(
             name="sentinel",
             # Its networks are good: Sentinels tell clients the address by which they themselves watch, and a proxy that
-            # a busy machine holds up for two seconds would be a fail-over that nobody recorded.
+            # a busy machine holds up for two seconds would be a failover that was not recorded.
             url=f"redis+sentinel://{_hosts(deployment.addresses)}/{deployment.service}",
-            # "A fail-over to a replica that had not heard".
+            # "A failover to a replica that lacks the newest writes".
             promises=replace(PROMISES, forgetting={"fail over", "pause primary"}),
             faults=by_kind(sentinel_faults(deployment)),
             heal=deployment.restore,
@@ -162,7 +162,7 @@ def cluster(directory: Path) -> Iterator[Arena]:
         arena = ArenaOfOurs(
             name="cluster",
             url=sextet.url,
-            # "A fail-over to a replica that had not heard".
+            # "A failover to a replica that lacks the newest writes".
             promises=replace(PROMISES, forgetting={"fail over", "pause primary"}),
             faults=by_kind(sextet.faults()),
             heal=sextet.heal,
@@ -180,8 +180,8 @@ def redlock(directory: Path) -> Iterator[Arena]:
             direct=quintet.direct,
             # "Exclusive, with growing fences, while any minority is killed, paused or emptied": nothing is forgotten.
             # "It is not fair" (`docs/redis.md`). "If a majority restarts empty, even one after another, within one
-            # hold, the hold is lost, and its holder told in time" (decision 0006).
-            # "Nor that a name stays taken after its holder if nodes come back empty meanwhile" (`docs/redis.md`).
+            # hold, the hold is lost, and its holder is notified in time" (decision 0006).
+            # Not promised: "That a reservation lasts if nodes restart empty meanwhile" (`docs/redis.md`).
             promises=replace(
                 PROMISES,
                 fifo=False,
@@ -213,8 +213,8 @@ def postgres(directory: Path) -> Iterator[Arena]:
             name="postgres",
             url=proxy.url,
             direct=server.url,
-            # "Exclusion after the store's clock was set forward"; "Releases and charges of the last moment before a
-            # crash", but "a crash of the server loses no grant" (`docs/postgres.md`).
+            # "Exclusion after the store's clock was set forward"; "Releases and rate-limit requests of the last moment
+            # before a crash", but "a crash of the server loses no grant" (`docs/postgres.md`).
             promises=replace(PROMISES, forgetting={"clock forward"}, forgiving={"crash server"}),
             faults=by_kind([*network(proxy), *harm.faults()]),
             heal=heal,
@@ -375,7 +375,7 @@ class RedisHarm(ServerHarm):
     def flushed(self, chance: Random) -> Iterator[None]:
         with client_of(self._server.url) as client:
             self._proxy.refuse()
-            try:  # whoever is served between the two draws a fence that is ahead of both clocks
+            try:  # a client that is served between the two gets a fence that is ahead of both clocks
                 client.client_kill_filter(_type="normal", skipme=True)
                 self._keep_time()
                 client.flushall()
@@ -385,7 +385,7 @@ class RedisHarm(ServerHarm):
 
     @contextmanager
     def without_connections(self, chance: Random) -> Iterator[None]:
-        """Let nobody in, and put out some of those who are."""
+        """Accept no connection, and end some of those there are."""
         with client_of(self._server.url) as client:
             client.config_set("maxclients", 1)
             try:
@@ -491,7 +491,7 @@ def sentinel_faults(deployment: SentinelDeployment) -> list[Fault]:
 class Sextet:
     """A cluster of three primaries with a replica each, all behind networks that can be bad.
 
-    Only what its nodes tell each other goes past those, so a bad network alone leads to no fail-over.
+    Only what its nodes tell each other goes past those, so a bad network alone leads to no failover.
     """
 
     def __init__(self) -> None:
@@ -544,7 +544,7 @@ class Sextet:
 
     @contextmanager
     def _harm(self, harm: AbstractContextManager[None]) -> Iterator[None]:
-        """Do it, and wait until replicas have again what their primaries have: else a fail-over would forget more."""
+        """Do it, and wait until replicas have again what their primaries have: else a failover would forget more."""
         with harm:
             yield
         self.heal()
@@ -574,7 +574,7 @@ class Sextet:
     def _moving(self, chance: Random) -> Iterator[None]:
         """Move a slot in use: its keys when it begins, or when it is over."""
         slot = chance.choice(self.slots)
-        with self.deployment.moving_slot(slot, self.deployment.stranger(slot)) as move:
+        with self.deployment.moving_slot(slot, self.deployment.other_master(slot)) as move:
             if chance.random() < 0.5:
                 move.move_keys()
             yield

@@ -12,7 +12,7 @@ from math import inf
 from random import Random
 from typing import TypeVar
 
-from lockstead.testing.torture.checkers import Reservation, _deadline, _taken
+from lockstead.testing.torture.checkers import Occupancy, _deadline, _reservation
 from lockstead.testing.torture.history import Acquire, Check, Consume, Eviction, History, Operation, Read, Write
 from tests.torture.model import PROMISES
 
@@ -131,7 +131,7 @@ def a_value_is_read_before_it_is_written(history: History, chance: Random) -> bo
 
 def a_value_is_read_that_no_client_wrote(history: History, chance: Random) -> bool:
     for write in _some(chance, history.writes):
-        history.add(_read(write, write.invoked, "nobody's"))
+        history.add(_read(write, write.invoked, "made up"))
         return True
     return False
 
@@ -162,7 +162,7 @@ def a_later_waiter_returns_before_the_first(history: History, chance: Random) ->
 
 
 def a_wake_up_is_lost(history: History, chance: Random) -> bool:
-    """Let everybody but who released and who waited be gone, and who waited get it too late."""
+    """Let all clients but the one that released and the waiter be gone, and the waiter get it too late."""
     for done, waiter in _some(chance, _pairs([one for one in history.acquires if one.is_granted])):
         if done.release is None or done.release.outcome != "done":
             continue
@@ -173,7 +173,7 @@ def a_wake_up_is_lost(history: History, chance: Random) -> bool:
         history.acquires[:] = [
             one
             for one in history.acquires
-            if one in (done, waiter) or one.name != done.name or Reservation.of(history, one, PROMISES).until <= at
+            if one in (done, waiter) or one.name != done.name or Occupancy.of(history, one, PROMISES).until <= at
         ]
         waiter.completed = chance.uniform(late, late + 1)
         return True
@@ -181,7 +181,7 @@ def a_wake_up_is_lost(history: History, chance: Random) -> bool:
 
 
 def no_waiter_in_a_crowd_is_woken(history: History, chance: Random) -> bool:
-    """Let all who wait when somebody releases go on waiting, and nobody come later."""
+    """Let all waiters go on waiting when a holder releases, and no client come later."""
     for done in _some(chance, [one for one in history.acquires if one.is_exclusive and one.release is not None]):
         assert done.release is not None
         at = done.free_by
@@ -193,7 +193,7 @@ def no_waiter_in_a_crowd_is_woken(history: History, chance: Random) -> bool:
         history.acquires[:] = [
             one
             for one in history.acquires
-            if one in (done, *crowd) or one.name != done.name or Reservation.of(history, one, PROMISES).until <= at
+            if one in (done, *crowd) or one.name != done.name or Occupancy.of(history, one, PROMISES).until <= at
         ]
         for one in crowd:
             one.completed = chance.uniform(late, late + 1)
@@ -211,7 +211,7 @@ def what_was_done_is_done_again(history: History, chance: Random) -> bool:
 
 def an_outcome_is_reported_that_no_client_produced(history: History, chance: Random) -> bool:
     for one in _some(chance, [one for one in history.acquires if one.outcome == "remembered"]):
-        one.value = "nobody's"
+        one.value = "made up"
         return True
     return False
 
@@ -219,7 +219,7 @@ def an_outcome_is_reported_that_no_client_produced(history: History, chance: Ran
 def an_outcome_is_reported_before_it_was_produced(history: History, chance: Random) -> bool:
     for done in _some(chance, [one for one in history.acquires if one.value is not None and one.is_granted]):
         at = done.released_at - TICK
-        told = replace(done, client="ghost", invoked=at - TICK, completed=at, outcome="remembered", release=None)
+        told = replace(done, client="intruder", invoked=at - TICK, completed=at, outcome="remembered", release=None)
         history.add(told)
         return True
     return False
@@ -254,16 +254,18 @@ def no_client_looks(history: History, chance: Random) -> bool:
 
 
 def too_much_is_allowed_at_once(history: History, chance: Random) -> bool:
-    for spend in _some(chance, history.consumes):
-        history.add(*(_spend(spend, spend.invoked + number * TICK, TICK) for number in range(spend.burst + 1)))
+    for consume in _some(chance, history.consumes):
+        history.add(*(_consume(consume, consume.invoked + number * TICK, TICK) for number in range(consume.burst + 1)))
         return True
     return False
 
 
 def too_much_is_allowed_for_long(history: History, chance: Random) -> bool:
-    for spend in _some(chance, history.consumes):
-        pause = spend.interval * chance.uniform(0.5, 0.9)
-        history.add(*(_spend(spend, spend.invoked + number * pause, pause / 20) for number in range(12 * spend.burst)))
+    for consume in _some(chance, history.consumes):
+        pause = consume.interval * chance.uniform(0.5, 0.9)
+        history.add(
+            *(_consume(consume, consume.invoked + number * pause, pause / 20) for number in range(12 * consume.burst))
+        )
         return True
     return False
 
@@ -359,7 +361,7 @@ def _one_after_another(history: History) -> list[tuple[Acquire, Acquire]]:
 
 
 def _losers(history: History, chance: Random) -> Iterator[tuple[Acquire, float]]:
-    """Find who was succeeded, make it so that he lost what he released, and tell when it is too late to say so."""
+    """Find a hold that was succeeded, turn its release into a loss, and return when it is too late to signal that."""
     for loser, other in _some(chance, _one_after_another(history)):
         ended, told = loser.believed_until, other.completed + PROMISES.slack + chance.uniform(0.001, 1)
         if not history.harm(PROMISES.halting, loser.client, ended - PROMISES.slack, told + PROMISES.slack):
@@ -379,7 +381,7 @@ def _terms(history: History, chance: Random) -> Iterator[tuple[Acquire, Acquire]
 
 def _is_had_early(history: History, chance: Random, holds: list[Acquire]) -> bool:
     for hold in _some(chance, holds):
-        taken = _taken(history, hold, PROMISES)
+        taken = _reservation(history, hold, PROMISES)
         if taken is not None and taken.end > taken.start + TICK:
             at = chance.uniform(taken.start + TICK, taken.end - TICK / 2)
             history.add(_intruder(hold, at - TICK / 2, at, at + 1))
@@ -388,20 +390,20 @@ def _is_had_early(history: History, chance: Random, holds: list[Acquire]) -> boo
 
 
 def _evict(history: History, hold: Acquire, chance: Random) -> float:
-    """Let somebody's hold be taken away while he is sure of it, and tell when it was."""
+    """Let a hold be taken away inside its trust window, and return when."""
     at = chance.uniform(hold.completed, hold.believed_until)
     history.add(
-        Eviction(client="stranger", line=1, invoked=at - TICK, completed=at, name=hold.name, fences=[hold.fence])
+        Eviction(client="operator", line=1, invoked=at - TICK, completed=at, name=hold.name, fences=[hold.fence])
     )
     return at
 
 
 def _intruder(one: Acquire, asked: float, returned: float, until: float) -> Acquire:
-    """Make somebody who takes all there is, in the line of another."""
+    """Make a hold of the whole capacity, in the line of another."""
     checks = [Check(returned, returned, until)]
     return replace(
         one,
-        client="ghost",
+        client="intruder",
         invoked=asked,
         completed=returned,
         weight=one.capacity,
@@ -421,8 +423,8 @@ def _intruder(one: Acquire, asked: float, returned: float, until: float) -> Acqu
 
 
 def _read(write: Write, at: float, value: object) -> Read:
-    return Read(client="ghost", line=1, invoked=at, completed=at + TICK, name=write.name, value=value)
+    return Read(client="intruder", line=1, invoked=at, completed=at + TICK, name=write.name, value=value)
 
 
-def _spend(spend: Consume, at: float, seconds: float) -> Consume:
-    return replace(spend, client="ghost", invoked=at, completed=at + seconds, cost=1, allowed=True)
+def _consume(consume: Consume, at: float, seconds: float) -> Consume:
+    return replace(consume, client="intruder", invoked=at, completed=at + seconds, cost=1, allowed=True)

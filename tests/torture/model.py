@@ -1,8 +1,8 @@
 """A tiny model of the right behaviour: histories in which nothing is wrong, for the checkers to find nothing in.
 
-One store serves clients that acquire, hold, renew, lose and release, leave names taken, do things once, are paused, cut
-off and killed, write to fenced registers and spend. Time is virtual, requests and answers take some of it, and the seed
-decides everything.
+One store serves clients that acquire, hold, renew, lose and release, reserve names, do things once, are paused, cut off
+and killed, write to fenced registers and consume from rate limits. Time is virtual, requests and answers take some of
+it, and the seed decides everything.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Place:
     expires_at: float
     holds: bool = False
     reserved: bool = False
-    """Its owner has gone, and left it taken."""
+    """Its owner has left, and keeps the name reserved."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Register:
 
 @dataclass
 class Model:
-    """A store and everybody who uses it. Its methods up to `spend` are what a bug may be put in."""
+    """A store and all its clients. Its methods up to `consume` are what a bug may be put in."""
 
     seed: int
     random: random.Random = field(init=False)
@@ -86,7 +86,7 @@ class Model:
     history: History = field(default_factory=History)
     lines: dict[str, list[Place]] = field(default_factory=dict)
     registers: dict[str, Register] = field(default_factory=dict)
-    debts: dict[str, tuple[float, float]] = field(default_factory=dict)
+    rates: dict[str, tuple[float, float]] = field(default_factory=dict)
     events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     numbers: count[int] = field(default_factory=lambda: count(1))
 
@@ -98,7 +98,7 @@ class Model:
         for client in self.clients:
             for _ in range(self.random.randint(1, 2)):
                 self._tell(client, self._use(client))
-            self._tell(client, self._spend(client))
+            self._tell(client, self._consume(client))
             self._harm(client)
         while self.events and self.events[0][0] < END:
             self.now, _, act = heappop(self.events)
@@ -120,53 +120,53 @@ class Model:
         return place
 
     def renew(self, place: Place) -> bool:
-        """Let a place live on, if it is there."""
+        """Renew a place, if it is there."""
         if place not in self.settle(place.owner.name):
             return False
-        life = place.owner.ttl if place.holds else min(place.owner.ttl, HEARTBEAT)
-        place.expires_at = max(place.expires_at, self.now + life)
+        ttl = place.owner.ttl if place.holds else min(place.owner.ttl, HEARTBEAT)
+        place.expires_at = max(place.expires_at, self.now + ttl)
         return True
 
-    def leave(self, place: Place, reservation: float = 0.0) -> bool:
-        """Give a place up, or leave it taken for so long."""
+    def leave(self, place: Place, seconds: float = 0.0) -> bool:
+        """Release a place, or turn it into a reservation of so many seconds."""
         line = self.settle(place.owner.name)
         was_there = place in line
-        if was_there and reservation > 0 and place.holds:
-            place.reserved, place.expires_at = True, self.now + reservation
+        if was_there and seconds > 0 and place.holds:
+            place.reserved, place.expires_at = True, self.now + seconds
         elif was_there:
             line.remove(place)
             self.settle(place.owner.name)
         return was_there
 
     def evict(self, name: str) -> list[int]:
-        """Take a name away from whoever holds it."""
+        """Take a name away from its holder."""
         evicted = [place for place in self.settle(name) if place.holds]
         self.lines[name] = [place for place in self.lines[name] if place not in evicted]
         self.settle(name)
         return [place.ticket for place in evicted if not place.reserved]
 
     def settle(self, name: str) -> list[Place]:
-        """Take away who is dead, and let hold whoever fits."""
+        """Remove the dead, and let hold the places that fit."""
         line = self.lines.setdefault(name, [])
         line[:] = [place for place in line if place.expires_at > self.now]
-        spent = 0
+        weight = 0
         for place in line:
-            spent += place.owner.weight
-            place.holds = place.holds or spent <= place.owner.capacity
-            if spent > place.owner.capacity:
+            weight += place.owner.weight
+            place.holds = place.holds or weight <= place.owner.capacity
+            if weight > place.owner.capacity:
                 break
         return line
 
     def accepts(self, register: Register, write: Write) -> bool:
         return write.fence >= register.fence
 
-    def spend(self, spend: Consume) -> bool:
-        amount, at = self.debts.get(spend.name, (0.0, 0.0))
-        debt = max(amount - (self.now - at), 0.0) + spend.cost * spend.interval
-        spend.retry_after = max(debt - spend.burst * spend.interval, 0.0)
-        if spend.retry_after > 1e-9:
+    def consume(self, consume: Consume) -> bool:
+        amount, at = self.rates.get(consume.name, (0.0, 0.0))
+        level = max(amount - (self.now - at), 0.0) + consume.cost * consume.interval
+        consume.retry_after = max(level - consume.burst * consume.interval, 0.0)
+        if consume.retry_after > 1e-9:
             return False
-        self.debts[spend.name] = debt, self.now
+        self.rates[consume.name] = level, self.now
         return True
 
     def _use(self, client: Client) -> Story:
@@ -222,11 +222,11 @@ class Model:
         return one
 
     def _wait(self, client: Client, one: Acquire, place: Place, sent: float) -> Generator[Any, None, Place | None]:
-        """Stay in line until it was worth it; whoever lost his place may join again."""
+        """Stay in line until it is served; a waiter that lost its place may join again."""
         one.waits.append(Wait(sent, self.now, place.ticket))
-        patience = inf if one.timeout is None else self.now + one.timeout
+        deadline = inf if one.timeout is None else self.now + one.timeout
         while True:
-            yield partial(self._is_worth_a_look, place, min(self.now + HEARTBEAT / 3, patience))
+            yield partial(self._is_worth_a_look, place, min(self.now + HEARTBEAT / 3, deadline))
             yield self._travel()
             asked = self.now
             alive = yield from self._request(client, partial(self.renew, place))
@@ -234,7 +234,7 @@ class Model:
                 return place
             if alive:
                 one.waits.append(Wait(asked, self.now, place.ticket))
-            if self.now >= patience or (alive is False and self.random.random() < 0.5):
+            if self.now >= deadline or (alive is False and self.random.random() < 0.5):
                 yield from self._request(client, partial(self.leave, place))
                 one.completed = self.now
                 one.outcome = "error" if alive is False else self.random.choice(("refused", "cancelled"))
@@ -310,8 +310,8 @@ class Model:
         yield self.random.random() * 0.6
         one.value = None if self.random.random() < 0.2 else one.line
         one.release = Release(self.now)
-        reservation = one.period if one.value is not None else 0.0
-        answer = yield from self._request(client, partial(self.leave, place, reservation))
+        seconds = one.period if one.value is not None else 0.0
+        answer = yield from self._request(client, partial(self.leave, place, seconds))
         one.release.completed, one.release.outcome = self.now, "done" if answer else "error"
         self.history._see(client.name, self.now)
 
@@ -351,10 +351,10 @@ class Model:
             yield self._travel()
             read.completed = self.now
 
-    def _spend(self, client: Client) -> Story:
+    def _consume(self, client: Client) -> Story:
         while True:
             yield self.random.random()
-            spend = Consume(
+            consume = Consume(
                 client=client.name,
                 line=next(self.numbers),
                 invoked=self.now,
@@ -363,11 +363,11 @@ class Model:
                 interval=0.4,
                 burst=4,
             )
-            self.history.add(spend)
+            self.history.add(consume)
             yield self._travel()
-            allowed = self.spend(spend)
+            allowed = self.consume(consume)
             yield self._travel()
-            spend.completed, spend.allowed = self.now, allowed
+            consume.completed, consume.allowed = self.now, allowed
 
     def _harm(self, client: Client) -> None:
         for kind, chance in (("pause", 0.5), ("cut off", 0.3), (KILL, 0.2)):
@@ -383,7 +383,7 @@ class Model:
             until = client.paused_until = self.now + seconds
         elif kind == FORGET:
             self.lines.clear()
-            self.debts.clear()
+            self.rates.clear()
         else:
             until = client.cut_off_until = self.now + seconds
         fault = Fault(
@@ -397,7 +397,7 @@ class Model:
         self.history.add(fault)
 
     def _force_release(self, name: str) -> Story:
-        eviction = Eviction(client="stranger", line=next(self.numbers), invoked=self.now, name=name)
+        eviction = Eviction(client="operator", line=next(self.numbers), invoked=self.now, name=name)
         self.history.add(eviction)
         yield self._travel()
         fences = self.evict(name)
@@ -405,7 +405,7 @@ class Model:
         eviction.completed, eviction.fences = self.now, fences
 
     def _end(self) -> None:
-        """Let everybody be gone, and look at what is left."""
+        """Let all clients be gone, and look at what is left."""
         for client in self.clients:
             client.is_dead = True
         self.now += max(one.ttl for one in self.history.acquires) + 4 + PROMISES.longest_ttl
@@ -426,15 +426,15 @@ class Model:
         if self.now < client.paused_until:
             self._at(client.paused_until + 0.001, lambda: self._tell(client, story))
             return
-        wish = next(story, None)
-        if callable(wish):
-            self._look_out(client, story, wish)
-        elif wish is not None:
-            self._at(self.now + wish, lambda: self._tell(client, story))
+        pause = next(story, None)
+        if callable(pause):
+            self._look_out(client, story, pause)
+        elif pause is not None:
+            self._at(self.now + pause, lambda: self._tell(client, story))
 
-    def _look_out(self, client: Client, story: Story, wish: Callable[[], bool]) -> None:
-        """Go on once a wish has come true."""
-        if wish():
+    def _look_out(self, client: Client, story: Story, condition: Callable[[], bool]) -> None:
+        """Go on once a condition is true."""
+        if condition():
             self._tell(client, story)
         else:
-            self._at(self.now + SLOWEST / 2, lambda: self._look_out(client, story, wish))
+            self._at(self.now + SLOWEST / 2, lambda: self._look_out(client, story, condition))

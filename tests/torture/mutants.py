@@ -1,8 +1,8 @@
 """Deliberate bugs in the engine, the scripts and the SQL. Workers have them that are told to; nothing in src knows.
 
 Each is for one arena, and the harness must find it there. Those of the engine are shared with the simulation. A bug may
-name the circumstances in which it shows, so that it need not be waited for: the harm that is done, and how long leases
-and heartbeats live. That is all that differs from any other torture.
+name the circumstances in which it shows, so that it need not be waited for: the harm that is done, and how long ttls
+and heartbeats are. That is all that differs from any other torture.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 import psycopg
 import pytest
 
-from lockstead.core import gcra
+from lockstead.core import gcra, timing
 from lockstead.core.engine import Engine
 from lockstead.core.keeper import Keeper
 from lockstead.core.model import Wake
-from lockstead.primitives import once, plans
+from lockstead.primitives import once
 from lockstead.stores.postgres.advisory import statements
 from lockstead.stores.postgres.advisory.store import LockRequest
 from lockstead.stores.redis import commands
@@ -52,9 +52,9 @@ class Mutant(NamedTuple):
     workloads: frozenset[str] | None = None
     """All that workers do; None: everything."""
     ttl: float = TTL
-    """The longest that leases live."""
-    heartbeat: float = plans.HEARTBEAT
-    """The longest that a place lives that waits."""
+    """The longest ttl of leases."""
+    heartbeat: float = timing.HEARTBEAT
+    """The longest heartbeat of a waiting place."""
     renewed: float = worker.RENEWED
     lasting: float = worker.LASTING
 
@@ -80,7 +80,7 @@ class Mutant(NamedTuple):
         if self.workloads is not None:
             assert self.workloads <= arena.workloads
             arena = replace(arena, workloads=self.workloads)
-        if self.ttl != TTL:  # nobody waits for the end of what was left behind
+        if self.ttl != TTL:  # the end of what was left behind is not waited for
             promises = replace(arena.promises, longest_ttl=inf)
             arena = replace(arena, options={**arena.options, "ttl": self.ttl}, promises=promises)
         return arena
@@ -94,12 +94,12 @@ CALM: Kinds = ()
 FORGED: Kinds = ("forge messages",)
 OF_THE_NETWORK: Kinds = ("cut network", "hold network", "black hole")
 SILENCE: Kinds = ("stall server", *OF_THE_NETWORK)
-"""For a while nobody is answered."""
+"""For a while no request is answered."""
 SEVERAL: Kinds = ("multi",)
 SHARED: Kinds = ("readwrite", "semaphore")
 LEFT: Kinds = ("lock", "at_least", "singleton")
-PATIENT: dict[str, Any] = {"ttl": 60.0, "heartbeat": 60.0}
-"""What is left behind does not end before everybody has lost his patience, nor is there another way to be woken."""
+LONG_LIVED: dict[str, Any] = {"ttl": 60.0, "heartbeat": 60.0}
+"""What is left behind does not end before all waiters have timed out, nor is there another way to be woken."""
 
 
 def program(name: str) -> tuple[str, ...]:
@@ -145,7 +145,7 @@ def _rewrite_line(old: str, new: str) -> None:
 
 
 def _rewrite_function(url: str, name: str, old: str, new: str) -> None:
-    """Change a function in the database; whoever comes later finds it changed."""
+    """Change a function in the database; later clients find it changed."""
     address = url.partition("?")[0]
     marked = f"{new}/* for {old} */"
     while True:
@@ -177,7 +177,7 @@ _shared(
     HANGS,
     faults=CALM,
     workloads=SEVERAL,
-    **PATIENT,
+    **LONG_LIVED,
 )
 _shared("sqlite", engine.a_reservation_is_released, "reservations", workloads=LEFT)
 _shared(
@@ -212,7 +212,7 @@ _shared(
     renewed=1.0,
     lasting=0.0,
 )
-_shared("redis", engine.a_cancelled_acquire_is_forgotten, "wake_ups", HANGS, faults=CALM, **PATIENT)
+_shared("redis", engine.a_cancelled_acquire_is_forgotten, "wake_ups", HANGS, faults=CALM, **LONG_LIVED)
 _shared("redis", elections.a_resigned_lock_is_given_up_before_on_lost_has_ended, "elections")
 _shared("redlock", quorum.the_fence_is_the_maximum_only, "fences", faults=OF_THE_NETWORK)
 _shared("redlock", quorum.half_is_a_majority, "exclusion", "fences")
@@ -228,9 +228,9 @@ _shared(
 )
 
 
-@mutant("redis", "wake_ups", HANGS, faults=CALM, **PATIENT)
+@mutant("redis", "wake_ups", HANGS, faults=CALM, **LONG_LIVED)
 def what_was_cancelled_goes_on(patch: pytest.MonkeyPatch, _: str) -> None:
-    """Nobody gives the place up, and the keeper renews it until it holds."""
+    """The place is not released, and the keeper renews it until it holds."""
 
     async def abandon(self, lease, interruption=None):
         pass
@@ -244,9 +244,9 @@ def a_loss_is_signalled_to_no_client(patch: pytest.MonkeyPatch, _: str) -> None:
 
 
 @mutant("sqlite", "rates")
-def debts_are_forgotten(patch: pytest.MonkeyPatch, _: str) -> None:
+def rate_limit_levels_are_halved(patch: pytest.MonkeyPatch, _: str) -> None:
     original = gcra.level_at
-    patch.setattr(gcra, "level_at", lambda debt, now: original(debt, now) / 2)
+    patch.setattr(gcra, "level_at", lambda state, now: original(state, now) / 2)
 
 
 @mutant("sqlite", "outcomes")
@@ -277,8 +277,8 @@ def a_renewal_resurrects(patch: pytest.MonkeyPatch, _: str) -> None:
 def any_owner_may_renew(patch: pytest.MonkeyPatch, _: str) -> None:
     own = "string.sub(record, 25, 3 + #packed) == '\\0\\0\\0\\0' .. string.sub(packed, 26)"
     _rewrite(commands.RENEW, own, "#record >= 16")
-    found = "local own = find_living(line, owner)\n"
-    _rewrite(commands.RENEW, found, "local own = find_living(line, owner) or line.holders[1]\n")
+    found = "local own = find_live(line, owner)\n"
+    _rewrite(commands.RENEW, found, "local own = find_live(line, owner) or line.holders[1]\n")
 
 
 @mutant("redis", "exclusion")
@@ -309,11 +309,11 @@ def woken_but_not_granted(patch: pytest.MonkeyPatch, _: str) -> None:
 
 
 @mutant("redis", "rates")
-def what_is_spent_is_not_kept(patch: pytest.MonkeyPatch, _: str) -> None:
-    _rewrite(commands.CONSUME, "struct.pack('<dd', debt, now), 'PXAT'", "struct.pack('<dd', debt / 2, now), 'PXAT'")
+def consumed_levels_are_halved(patch: pytest.MonkeyPatch, _: str) -> None:
+    _rewrite(commands.CONSUME, "struct.pack('<dd', level, now), 'PXAT'", "struct.pack('<dd', level / 2, now), 'PXAT'")
 
 
-@mutant("redis", "wake_ups", HANGS, faults=CALM, **PATIENT)
+@mutant("redis", "wake_ups", HANGS, faults=CALM, **LONG_LIVED)
 def no_waiter_is_woken(patch: pytest.MonkeyPatch, _: str) -> None:
     _rewrite_line("redis.pcall('PUBLISH', place.channel, place.secret)", "")
 
@@ -324,7 +324,7 @@ def a_message_is_the_name_of_its_owner(patch: pytest.MonkeyPatch, _: str) -> Non
     patch.setattr("lockstead.stores.redis.store._secret", str.encode)
 
 
-@mutant("redis", "wake_ups", HANGS, faults=CALM, workloads=SEVERAL, **PATIENT)
+@mutant("redis", "wake_ups", HANGS, faults=CALM, workloads=SEVERAL, **LONG_LIVED)
 def several_names_are_taken_one_by_one(patch: pytest.MonkeyPatch, _: str) -> None:
     """A refusal leaves behind what was taken before."""
     old = "  lines[i], places[i] = line, place\n"
@@ -368,8 +368,8 @@ def the_sql_lets_one_more_in(patch: pytest.MonkeyPatch, url: str) -> None:
 
 
 @mutant("postgres", "rates")
-def the_sql_forgets_what_was_spent(patch: pytest.MonkeyPatch, url: str) -> None:
-    _rewrite_function(url, "spend_rate", "SET debt = spend_rate.debt,", "SET debt = spend_rate.debt / 2,")
+def the_sql_halves_rate_limit_levels(patch: pytest.MonkeyPatch, url: str) -> None:
+    _rewrite_function(url, "consume_rate", "SET level = consume_rate.level,", "SET level = consume_rate.level / 2,")
 
 
 @mutant("postgres", "exclusion", "retractions")
@@ -394,12 +394,12 @@ def the_sql_wakes_but_does_not_grant(patch: pytest.MonkeyPatch, url: str) -> Non
     _rewrite_function(url, "line_settle", "SET acquired_at = _now", "SET acquired_at = NULL")
 
 
-@mutant("postgres", "wake_ups", HANGS, faults=CALM, **PATIENT)
+@mutant("postgres", "wake_ups", HANGS, faults=CALM, **LONG_LIVED)
 def the_sql_wakes_no_waiter(patch: pytest.MonkeyPatch, url: str) -> None:
     _rewrite_function(url, "line_settle", "PERFORM pg_notify(place.channel, place.holder);", "NULL;")
 
 
-@mutant("postgres", "wake_ups", HANGS, faults=CALM, workloads=SEVERAL, **PATIENT)
+@mutant("postgres", "wake_ups", HANGS, faults=CALM, workloads=SEVERAL, **LONG_LIVED)
 def the_sql_keeps_the_first_of_several(patch: pytest.MonkeyPatch, url: str) -> None:
     _rewrite_function(url, "line_join_all", "EXIT WHEN head.unsettled", "EXIT WHEN true")
     _rewrite_function(url, "line_join_all", "(name, owner, n) WHERE a.n < ask.n", "(name, owner, n) WHERE false")
@@ -435,7 +435,7 @@ def the_sql_draws_fences_at_random(patch: pytest.MonkeyPatch, url: str) -> None:
 
 @mutant("postgres", "reservations", workloads=LEFT)
 def the_sql_reserves_for_less_than_was_asked(patch: pytest.MonkeyPatch, url: str) -> None:
-    _rewrite_function(url, "line_linger", "make_interval(secs => _seconds)", "make_interval(secs => _seconds / 4)")
+    _rewrite_function(url, "line_reserve", "make_interval(secs => _seconds)", "make_interval(secs => _seconds / 4)")
 
 
 @mutant("advisory", "exclusion", "retractions")
@@ -458,7 +458,7 @@ def main() -> None:
     """Break something, and work on."""
     name, orders = sys.argv[1:]
     bug = MUTANTS[name]
-    plans.HEARTBEAT, worker.RENEWED, worker.LASTING = bug.heartbeat, bug.renewed, bug.lasting
+    timing.HEARTBEAT, worker.RENEWED, worker.LASTING = bug.heartbeat, bug.renewed, bug.lasting
     bug.install(pytest.MonkeyPatch(), json.loads(orders)["url"])
     sys.argv[1:] = [orders]
     worker.main()

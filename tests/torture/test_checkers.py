@@ -41,6 +41,7 @@ from lockstead.testing.torture.history import (
     Wait,
     Write,
 )
+from tests.harness.tree import ROOT
 from tests.torture.injections import INJECTIONS, Injection
 from tests.torture.model import FORGET, PROMISES, Client, Model, Place, Register
 
@@ -83,7 +84,7 @@ def read(start: float, end: float, value: object, fence: int | None = None) -> R
     return Read(client="r", line=next(lines), invoked=start, completed=end, name="r", value=value, fence=fence)
 
 
-def spend(start: float, end: float, cost: int = 1) -> Consume:
+def consume(start: float, end: float, cost: int = 1) -> Consume:
     return Consume(
         client="s",
         line=next(lines),
@@ -164,14 +165,14 @@ class Violent(Model):
 
     def _harm(self, client: Client) -> None:
         super()._harm(client)
-        stranger = Client("stranger")
+        operator = Client("operator")
         for _ in range(4):
             story = self._force_release(self.random.choice(("lock", "shared", "permit", "leader", "once")))
-            self._at(self.random.random() * 10, partial(self._tell, stranger, story))
+            self._at(self.random.random() * 10, partial(self._tell, operator, story))
 
 
 class Overtaking(Model):
-    """Whoever fits may hold, whoever is before him."""
+    """A place that fits may hold, whatever is before it."""
 
     def settle(self, name: str) -> list[Place]:
         line = self.lines.setdefault(name, [])
@@ -200,7 +201,7 @@ class EndingEarly(Model):
 
 
 class ForgettingToWake(Model):
-    def leave(self, place: Place, reservation: float = 0.0) -> bool:
+    def leave(self, place: Place, seconds: float = 0.0) -> bool:
         line = self.settle(place.owner.name)
         if place not in line:
             return False
@@ -236,10 +237,10 @@ class RefusingWithoutReason(Model):
 
 
 class LettingTwiceAsMuchThrough(Model):
-    def spend(self, spend: Consume) -> bool:
-        spend.interval /= 2
-        allowed = super().spend(spend)
-        spend.interval *= 2
+    def consume(self, consume: Consume) -> bool:
+        consume.interval /= 2
+        allowed = super().consume(consume)
+        consume.interval *= 2
         return allowed
 
 
@@ -251,14 +252,14 @@ class KeepingPlaces(Model):
         return super().settle(name)
 
 
-class LeavingNothingTaken(Model):
-    def leave(self, place: Place, reservation: float = 0.0) -> bool:
-        return super().leave(place, reservation / 2)
+class HalvingReservations(Model):
+    def leave(self, place: Place, seconds: float = 0.0) -> bool:
+        return super().leave(place, seconds / 2)
 
 
 class MixingOutcomesUp(Model):
-    def leave(self, place: Place, reservation: float = 0.0) -> bool:
-        was_there = super().leave(place, reservation)
+    def leave(self, place: Place, seconds: float = 0.0) -> bool:
+        was_there = super().leave(place, seconds)
         if place.reserved and place.owner.value is not None:
             place.owner = replace(place.owner, value=-place.owner.value)
         return was_there
@@ -290,7 +291,7 @@ BROKEN: dict[type[Model], set[str]] = {
     LettingTwiceAsMuchThrough: {"rates"},
     KeepingPlaces: {"nothing_left"},
     TrustingTooLong: {"exclusion"},
-    LeavingNothingTaken: {"reservations"},
+    HalvingReservations: {"reservations"},
     MixingOutcomesUp: {"outcomes"},
     LettingTheEvictedLiveOn: {"evictions"},
 }
@@ -409,9 +410,9 @@ class TestLosses:
         assert not find("losses", history_of(loser, other, hold("p", 9, 10)))
 
     def test_a_look_at_the_flag(self) -> None:
-        loser = hold("p", 1, 3, checks=[Check(1, 1, 3), Check(5, 5, 5, told=False)])
+        loser = hold("p", 1, 3, checks=[Check(1, 1, 3), Check(5, 5, 5, signalled=False)])
         assert find("losses", history_of(loser, hold("q", 4, 6)))
-        loser.checks[1] = Check(5, 5, 5, told=True)
+        loser.checks[1] = Check(5, 5, 5, signalled=True)
         assert not find("losses", history_of(loser, hold("q", 4, 6)))
 
     def test_a_release_needs_no_signal(self) -> None:
@@ -714,7 +715,7 @@ class TestOutcomes:
 
 
 def eviction(start: float, end: float, *fences: int, name: str = "a") -> Eviction:
-    return Eviction(client="stranger", line=next(lines), invoked=start, completed=end, name=name, fences=list(fences))
+    return Eviction(client="operator", line=next(lines), invoked=start, completed=end, name=name, fences=list(fences))
 
 
 class TestEvictions:
@@ -753,8 +754,8 @@ class TestEvictions:
         some = hold("p", 1, 6), hold("q", 4, 6, invoked=3.1), eviction(2, inf)
         assert not find("exclusion", history_of(*some))
         later = hold("r", 7, 9, invoked=6.5), hold("s", 8, 9)
-        assert find("exclusion", history_of(*later, eviction(2, inf), fault(KILL, 3, 3, "stranger")))
-        assert not find("exclusion", history_of(*later, eviction(2, inf), fault(KILL, 6.6, 6.6, "stranger")))
+        assert find("exclusion", history_of(*later, eviction(2, inf), fault(KILL, 3, 3, "operator")))
+        assert not find("exclusion", history_of(*later, eviction(2, inf), fault(KILL, 6.6, 6.6, "operator")))
 
 
 class TestNothingLeft:
@@ -774,29 +775,29 @@ class TestNothingLeft:
 
 class TestRates:
     def test_more_than_the_burst_at_once(self) -> None:
-        some = [spend(1, 1.1) for _ in range(3)]
+        some = [consume(1, 1.1) for _ in range(3)]
         assert not find("rates", history_of(*some))
-        assert find("rates", history_of(*some, spend(1, 1.1)))
-        assert not find("rates", history_of(*some, spend(1, 2.2)))
+        assert find("rates", history_of(*some, consume(1, 1.1)))
+        assert not find("rates", history_of(*some, consume(1, 2.2)))
 
     def test_what_time_earns(self) -> None:
-        steady = [spend(number, number + 0.1) for number in range(100)]
+        steady = [consume(number, number + 0.1) for number in range(100)]
         assert not find("rates", history_of(*steady))
-        assert find("rates", history_of(*steady, spend(50, 50.01, cost=3)))
+        assert find("rates", history_of(*steady, consume(50, 50.01, cost=3)))
 
     def test_what_was_refused_or_lost_does_not_count(self) -> None:
-        some = [spend(1, 1.1) for _ in range(5)]
+        some = [consume(1, 1.1) for _ in range(5)]
         some[0].allowed = some[1].allowed = False
         assert not find("rates", history_of(*some))
 
     def test_a_store_that_forgets_begins_again(self) -> None:
-        some = [spend(1, 1.1) for _ in range(3)] + [spend(1.3, 1.4) for _ in range(3)]
+        some = [consume(1, 1.1) for _ in range(3)] + [consume(1.3, 1.4) for _ in range(3)]
         assert find("rates", history_of(*some))
         assert not find("rates", history_of(*some, fault(FORGET, 1.2, 1.2)))
-        assert find("rates", history_of(*some, spend(1.3, 1.4), fault(FORGET, 1.2, 1.2)))
+        assert find("rates", history_of(*some, consume(1.3, 1.4), fault(FORGET, 1.2, 1.2)))
 
     def test_what_a_crash_forgives_is_excused(self) -> None:
-        some = [spend(1, 1.1) for _ in range(3)] + [spend(1.3, 1.4) for _ in range(3)]
+        some = [consume(1, 1.1) for _ in range(3)] + [consume(1.3, 1.4) for _ in range(3)]
         crash, promises = fault("crash", 1.2, 1.2), replace(PROMISES, forgiving={"crash"})
         assert find("rates", history_of(*some, crash))
         assert not find("rates", history_of(*some, crash), promises)
@@ -806,7 +807,7 @@ class TestRates:
         for seed in range(FIRST_SEED, FIRST_SEED + 500):
             chance = random.Random(seed)
             starts = [chance.random() * 8 for _ in range(chance.randint(1, 14))]
-            some = [spend(start, start + chance.random(), chance.randint(1, 2)) for start in starts]
+            some = [consume(start, start + chance.random(), chance.randint(1, 2)) for start in starts]
             expected = is_exceeded(some)
             found += expected
             assert bool(find("rates", history_of(*some), Promises(drift=0))) == expected, f"seed {seed}"
@@ -913,7 +914,7 @@ class TestRecording:
         recorder.evicted(recorder.evict("c"), [7])
         recorder.wrote(recorder.write("r", "x", 7), "accepted")
         recorder.got(recorder.read("r"), "x", 7)
-        recorder.spent(recorder.spend("l", 2, interval=0.5, burst=3), allowed=False, retry_after=1.5)
+        recorder.consumed(recorder.consume("l", 2, interval=0.5, burst=3), allowed=False, retry_after=1.5)
         recorder.healed(recorder.fault("pause", "p"))
         recorder.inspected(recorder.inspect("a"), ["a: p"])
         recorder.write("r", "y", 8)
@@ -936,7 +937,7 @@ class TestRecording:
             fence=7,
             holder="host:1:abc",
             waits=[Wait(2.5, 3, 7)],
-            checks=[Check(5, 6, 8), Check(7, 8, 9), Check(9, 10, 9, told=True)],
+            checks=[Check(5, 6, 8), Check(7, 8, 9), Check(9, 10, 9, signalled=True)],
             release=Release(12, 13, "lost"),
             lost_at=11,
             elected_at=14,
@@ -976,8 +977,7 @@ class TestRecording:
             "recorder.acquire('b', ttl=5)\n"
             "os.kill(os.getpid(), signal.SIGKILL)\n"
         )
-        root = Path(__file__).parents[2]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [root / "src", root]))}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [ROOT / "src", ROOT]))}
         ended = subprocess.run([sys.executable, "-c", program, path], env=environment, check=False)
         assert ended.returncode == -signal.SIGKILL
         known, unknown = History.read([path]).acquires
@@ -986,6 +986,6 @@ class TestRecording:
     def test_a_forked_child_needs_its_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         recorder = Recorder(tmp_path / "p", "p")
         monkeypatch.setattr(os, "getpid", lambda: -1)
-        with pytest.raises(AssertionError, match="recorder of its own"):
+        with pytest.raises(AssertionError, match="its own recorder"):
             recorder.acquire("a", ttl=5)
         recorder.close()

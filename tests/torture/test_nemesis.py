@@ -23,7 +23,7 @@ from redis.exceptions import OutOfMemoryError
 from redis.exceptions import TimeoutError as Unresponsive
 
 from lockstead import DistributedLock
-from lockstead.runtimes import clock as _clock
+from lockstead.runtimes import clock
 from lockstead.stores.postgres.table.schema import script
 from lockstead.testing.torture.arena import PROMISES, WORKLOADS, Arena, Fault, network
 from lockstead.testing.torture.history import KILL, History, Recorder
@@ -93,7 +93,7 @@ class Redis:
             yield client
 
     def answers(self) -> bool:
-        """Tell whether a new client can write something, on its way through the network."""
+        """Return whether a new client can write something, on its way through the network."""
         try:
             with self.caller(self.proxy.url) as client:
                 return bool(client.set("answer", "42"))
@@ -166,7 +166,7 @@ def connections_cut(on: Redis) -> Story:
 
 
 def connections_left(on: Redis) -> Story:
-    """Whoever connects anew is served, and what he sent before is carried out after all."""
+    """A client that connects anew is served, and what it sent before is carried out after all."""
     with on.caller(on.proxy.url) as client, on.caller() as witness:
         witness.delete("late")
         yield
@@ -252,34 +252,34 @@ def scripts_flushed(on: Redis) -> Story:
 
 def connections_killed(on: Redis) -> Story:
     with on.caller() as client, on.caller() as listener:
-        hears = listener.pubsub()
-        hears.subscribe("news")
-        hears.get_message(timeout=SHORT)
+        subscription = listener.pubsub()
+        subscription.subscribe("news")
+        subscription.get_message(timeout=SHORT)
         yield
-        assert fails(Unreachable, client.ping) or fails(Unreachable, lambda: hears.get_message(timeout=SHORT))
+        assert fails(Unreachable, client.ping) or fails(Unreachable, lambda: subscription.get_message(timeout=SHORT))
         yield
-        hears.close()
+        subscription.close()
 
 
 def messages_forged(on: Redis) -> Story:
     with on.caller() as client, on.caller() as listener:
         client.hset("lockstead:bucket:7", "x\0me/7", "waits")
-        hears = listener.pubsub(ignore_subscribe_messages=True)
-        hears.subscribe("lockstead:mine")
-        hears.get_message(timeout=SHORT)
+        subscription = listener.pubsub(ignore_subscribe_messages=True)
+        subscription.subscribe("lockstead:mine")
+        subscription.get_message(timeout=SHORT)
         yield
-        eventually(lambda: _next_of(hears) == "me/7", "the owner is guessed")
-        eventually(lambda: _next_of(hears) == "me/8", "so is the next one")
+        eventually(lambda: _next_of(subscription) == "me/7", "the owner is guessed")
+        eventually(lambda: _next_of(subscription) == "me/8", "so is the next one")
         yield
-        eventually(lambda: not _next_of(hears), "it is over")
-        hears.close()
+        eventually(lambda: not _next_of(subscription), "it is over")
+        subscription.close()
         client.delete("lockstead:bucket:7")
 
 
-def _next_of(hears: redis.client.PubSub) -> str:
+def _next_of(subscription: redis.client.PubSub) -> str:
     """Give the next message, or nothing; what is no text counts as nothing."""
     with suppress(UnicodeDecodeError):
-        message = hears.get_message(timeout=SHORT)
+        message = subscription.get_message(timeout=SHORT)
         return message["data"] if message else ""
     return "garbage"
 
@@ -480,11 +480,11 @@ def notifications_forged(on: Postgres) -> Story:
     with on.session() as session:
         session.execute("LISTEN news")
         yield
-        heard: set[str] = set()
+        received: set[str] = set()
 
         def is_guessed() -> bool:
-            heard.update(notice.payload for notice in session.notifies(timeout=SHORT, stop_after=1))
-            return {"me/7", "me/8"} <= heard
+            received.update(notice.payload for notice in session.notifies(timeout=SHORT, stop_after=1))
+            return {"me/7", "me/8"} <= received
 
         eventually(is_guessed, "owners are guessed")
         yield
@@ -713,7 +713,7 @@ class Crew:
     def resume(self, name: str) -> None:
         self._paused.remove(name)
 
-    def tell(self, name: str, what: str) -> None:
+    def inject(self, name: str, what: str) -> None:
         self._tell(name, what)
 
     def _tell(self, name: str, what: str) -> None:
@@ -766,7 +766,7 @@ def test_what_is_done_is_recorded_and_counted_and_healed(recorder: Recorder, tmp
     ward, crew = Ward("quake", "flood", "fire", at_once=at_once), Crew("a", "b", "c")
     nemesis = Nemesis(ward.arena, crew, recorder, Random(SEED))
     for _ in range(20):  # until all have come together that may: a busy machine takes its time
-        nemesis.run(_clock.now() + 0.5)
+        nemesis.run(clock.now() + 0.5)
         if ward.most == at_once and len(nemesis.done) == len(CLIENT_FAULTS) + 3:
             break
     faults = History.read([tmp_path / "nemesis.jsonl"]).faults
@@ -783,7 +783,7 @@ def test_the_seed_says_what_is_done(tmp_path: Path) -> None:
         recorder = Recorder(tmp_path / f"{number}.jsonl", "nemesis")
         ward = Ward("quake", "flood", "fire", "plague")
         nemesis = Nemesis(replace(ward.arena, client_faults=frozenset()), Crew(), recorder, Random(seed))
-        nemesis.run(_clock.now() + 0.15)
+        nemesis.run(clock.now() + 0.15)
         recorder.close()
         return ward.begun[:4]
 
@@ -795,7 +795,7 @@ def test_the_seed_says_what_is_done(tmp_path: Path) -> None:
 def test_it_can_be_stopped_while_a_fault_lasts(recorder: Recorder) -> None:
     ward = Ward("quake", seconds=(60.0, 60.0))
     nemesis = Nemesis(ward.arena, Crew(), recorder, Random(SEED))
-    thread = threading.Thread(target=nemesis.run, args=[_clock.now() + 60])
+    thread = threading.Thread(target=nemesis.run, args=[clock.now() + 60])
     thread.start()
     eventually(lambda: ward.begun, "it began")
     nemesis.stop()
@@ -812,4 +812,4 @@ def test_a_fault_that_cannot_be_healed_is_an_error(recorder: Recorder) -> None:
     faults = {"quake": Fault(kind="quake", harm=harm, seconds=(0.0, 0.0))}
     arena = Arena(name="ward", url="", promises=PROMISES, faults=faults)
     with pytest.raises(OSError, match="for good"):
-        Nemesis(arena, Crew(), recorder, Random(SEED)).run(_clock.now() + 5)
+        Nemesis(arena, Crew(), recorder, Random(SEED)).run(clock.now() + 5)

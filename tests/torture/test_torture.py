@@ -16,20 +16,23 @@ from xml.etree.ElementTree import fromstring
 
 import pytest
 
-from lockstead.testing.torture import runner as driver
+from lockstead.stores.postgres.table.schema import script
+from lockstead.stores.redis import commands
+from lockstead.testing.torture import runner
 from lockstead.testing.torture.checkers import CHECKERS, Promises
 from lockstead.testing.torture.register import Registers, ask
 from lockstead.testing.torture.runner import torture
 from lockstead.testing.torture.timeline import draw
+from tests.torture import mutants
 from tests.torture.arenas import ARENAS
 from tests.torture.model import Model
-from tests.torture.mutants import HANGS, MUTANTS, program
+from tests.torture.mutants import HANGS, MUTANTS, Mutant, program
 
 SECONDS = 15.0
 """For each store."""
 SHORTEST, LONGEST = 4.0, 60.0
 """For how long a bug is looked for: at first, and if it stays hidden, at last."""
-PATIENCE = 20.0
+DEADLINE = 20.0
 """How long workers with a bug may take to finish: some never do."""
 ABORTED = f"ended with {-signal.SIGABRT}"
 FOR_LONG = bool(os.environ.get("LOCKSTEAD_TORTURE"))
@@ -76,7 +79,7 @@ def test_no_arena_is_left_out() -> None:
 @pytest.mark.timeout(2 * LONGEST + 300)
 @pytest.mark.parametrize("bugs", TRIED, ids="+".join)
 def test_a_bug_is_found(bugs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "PATIENCE", PATIENCE)
+    monkeypatch.setattr(runner, "FINISH_TIMEOUT", DEADLINE)
     with ThreadPoolExecutor() as pool:
         list(pool.map(find, bugs))
 
@@ -95,6 +98,25 @@ def find(bug: str) -> None:
             return
         assert seconds < LONGEST, f"it survived {seconds:g} s"
         seconds, seed = seconds * 2, seed + 1
+
+
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=[*MUTANTS])
+def test_a_bug_can_be_put_in(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its names and the texts that it replaces are still those of the code; all bugs are looked for only at times."""
+    for command in vars(commands).values():
+        if isinstance(command, commands.Script):
+            for part in ("_text", "_digest"):
+                monkeypatch.setattr(command, part, getattr(command, part))  # to have it back afterwards
+    monkeypatch.setattr(mutants, "_rewrite_function", check_function)
+    mutant.install(monkeypatch, "")
+
+
+def check_function(_: str, name: str, old: str, new: str) -> None:
+    """Check that the newest definition of a function has the text which a bug replaces."""
+    _, found, rest = script("lockstead").rpartition(f'FUNCTION "lockstead".{name}(')
+    assert found, f"there is no function {name}"
+    assert old in rest.partition("\nCREATE ")[0], f"{old!r} is not there any more"
+    assert old != new
 
 
 def test_every_bug_breaks_a_rule_there_is() -> None:

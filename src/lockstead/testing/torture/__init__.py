@@ -1,6 +1,6 @@
-"""Torture a store: many clients use it while harm is done to them and to it, and what they wrote down is checked.
+"""Torture a store: many clients use it while faults are injected into them and into it; their histories are checked.
 
-`Arena` is the store, what it promises and the harm that can be done to it; `torture` does it and gives a `Report`.
+`Arena` is the store, what it promises and the faults that can be injected; `torture` runs it and returns a `Report`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A store as a place to be tortured in: all the harm that can be done to it, and what it promises."""
+"""The arena: a store to torture, the faults that can be injected into it, and what it promises."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ FORK = "fork"
 FORCE_RELEASE = "force release"
 JUMP_CLOCK = "jump clock"
 CLIENT_FAULTS = frozenset({KILL, PAUSE, BLOCK_LOOP, FORK, FORCE_RELEASE})
-"""What may be done to a client, or by one that is told to, on any store that outlives it. To step its clock takes
+"""The faults of a client, or that a client carries out, on any store that outlives it. Stepping its clock needs
 `Surroundings` that can."""
 
 TTL = 2.0
 LONG = 1.5 * TTL
-"""Longer than any lease lives on without a renewal."""
+"""Seconds: longer than any lease lasts without a renewal."""
 AT_ONCE = (0.0, 0.1)
 RECOVERY = 60.0
-"""How long a store may take, after whatever was done to it, until the driver gives up."""
+"""Seconds in which a store must answer after the last fault has ended; otherwise the run fails."""
 WORKLOADS = frozenset(
     {
         "lock",
@@ -53,13 +53,13 @@ Harm = Callable[[Random], AbstractContextManager[None]]
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One way to do harm. All that lasts is over when its context ends, and what it harmed answers again."""
+    """One kind of fault. When its context ends, the fault has ended, and what it affected answers again."""
 
     kind: str
-    """What it is called in the history. Never a word that means something done to a client."""
+    """Its name in the history. Never the name of a client's fault."""
     harm: Harm
     seconds: tuple[float, float] = (0.3, LONG)
-    """How long it lasts, drawn from this; to begin and to end it takes time of its own."""
+    """Between these, how many seconds it lasts; its beginning and end take extra time."""
     target: str = ""
 
 
@@ -69,9 +69,9 @@ PROMISES = Promises(
     slack=0.5,
     # "A waiter whose message is lost finds out within a heartbeat: 3 s, or its ttl if that is shorter".
     wakes_within=TTL,
-    # A request that was on its way is given up after 5 s, and a dead place ends by itself after a ttl.
+    # A request without an answer times out after 5 s, and a dead client's place expires after a ttl.
     recovers_within=5.0 + 2 * TTL,
-    # "A dead holder blocks for its ttl": from its last renewal, which may have been on its way for a while.
+    # "A dead holder blocks for its ttl": from its last renewal, which may have been delayed on the network.
     longest_ttl=TTL + 1.0,
     # "A fifth of the ttl, if you say nothing" (`docs/leader-election.md`).
     grace=TTL / 5,
@@ -81,43 +81,43 @@ PROMISES = Promises(
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What a client's process finds around itself."""
+    """The environment of a client's process."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     step_clock: Callable[[float], None] = lambda seconds: None
-    """Set its wall clock so many seconds off the machine's."""
+    """Sets its wall clock so many seconds off the machine's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arena:
     name: str
     url: str
-    """What clients open; it leads through the fault proxy, where there is one."""
+    """What clients open; it goes through the fault proxy, if there is one."""
     module: str = ""
-    """What clients import first: it registers the URL's scheme, unless `lockstead` knows that by itself."""
+    """What clients import first: it registers the URL's scheme, unless `lockstead` or an entry point does."""
     options: Mapping[str, Any] = field(default_factory=lambda: {"ttl": TTL})
-    """What clients are opened with. No lease may be asked for that lives longer than this `ttl`."""
+    """The options of clients. No lease may be requested with a longer ttl than this `ttl`."""
     promises: Promises = PROMISES
     workloads: frozenset[str] = WORKLOADS
-    """What clients do, as far as the store carries it."""
+    """What clients do, as far as the store supports it."""
     faults: Mapping[str, Fault] = field(default_factory=dict)
     client_faults: frozenset[str] = CLIENT_FAULTS
     at_once: int = 1
-    """How many of the faults may be going on at a time."""
+    """How many of the store's faults may last at the same time."""
     surround: Callable[[Path], Surroundings] = lambda directory: Surroundings()
-    """Prepares the surroundings of one client, which has this directory for itself."""
+    """Prepares the surroundings of one client, which has this directory to itself."""
     one_process: bool = False
-    """Whether the store is in its clients' own process: there is only one then, and nobody else sees what is left."""
+    """Whether the store exists only in its clients' process: there is one worker then, which inspects what is left."""
     heal: Callable[[], None] = lambda: None
     direct: str = ""
-    """The URL that leads past the fault proxy, if there is one."""
+    """The URL that bypasses the fault proxy, if there is one."""
 
     def client(self) -> DistributedLock:
-        """Open a client as those do that are tortured here."""
+        """Open a client with the same URL and options as the workers'."""
         return DistributedLock(self.url, **self.options)
 
     def carried(self) -> frozenset[str]:
-        """Leave out of the workloads what the store cannot carry."""
+        """Return the workloads that the store supports."""
         store = self._store()
         able = {
             "readwrite": store.capabilities.shared,
@@ -129,20 +129,20 @@ class Arena:
         return frozenset(workload for workload in self.workloads if able.get(workload, True))
 
     def kept(self) -> Promises:
-        """Leave out of the promises what the store says that it does not do."""
+        """Return the promises without those that the store's capabilities exclude."""
         return replace(self.promises, fifo=self.promises.fifo and self._store().capabilities.fifo)
 
     def settle(self) -> None:
-        """Heal everything, and wait until the store gives locks to a client that comes now."""
+        """End every fault, and wait until the store grants locks to a new client."""
         self.heal()
         deadline = time.monotonic() + RECOVERY
         while not self._answers():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{self.name} does not answer {RECOVERY:g} s after all harm to it has ended")
+                raise TimeoutError(f"{self.name} does not answer {RECOVERY:g} s after the last fault has ended")
             time.sleep(0.002)
 
     def inspect(self) -> list[str]:
-        """Say who still has a place, past all faults."""
+        """List the places that are still in the store, bypassing the fault proxy."""
         with DistributedLock(self.direct or self.url, **self.options) as locks:
             return [line for info in locks.inspect() for line in _lines(info)]
 
@@ -162,7 +162,7 @@ def by_kind(faults: Iterable[Fault]) -> dict[str, Fault]:
 
 
 def network(proxy: FaultProxy) -> list[Fault]:
-    """List what can be done to the connections to one server."""
+    """List the faults of the connections to one server."""
 
     def healing(begin: Callable[[Random], None]) -> Harm:
         @contextmanager

@@ -1,8 +1,8 @@
-"""What must never be found in a history, whatever was done to whom while it was recorded.
+"""The checkers: rules that every history must keep, whatever faults were injected while it was recorded.
 
-Every checker takes a history and what the store promised, and returns what was broken. None accuses wrongly, so each
-knows only what the times prove: the store acted somewhere between an invocation and its completion. What that keeps a
-checker from seeing, it says. Everything it may excuse is a field of `Promises`.
+Every checker takes a history and what the store promised, and returns the violations. None reports a false one: each
+uses only what the times prove, as the store acted somewhere between an invocation and its completion. What a checker
+cannot detect for that reason, its docstring says. Everything it may excuse is a field of `Promises`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import pairwise
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 
-from lockstead.core.lease import margin
+from lockstead.core.timing import margin
 from lockstead.testing.torture.history import (
     KILL,
     Acquire,
@@ -39,33 +39,33 @@ class Promises:
     """What a store promises, and which faults suspend it."""
 
     forgetting: Collection[str] = ()
-    """Faults after which it may have let in others: a restart without persistence, a step of its clock, the end of a
-    session that holds. What was asked for before such a fault ended is not relied on from when it began; nor, on any
-    store, is a name that was taken away by force."""
+    """Faults after which the store may have granted a held name again: a restart without persistence, a step of its
+    clock, the end of a session that holds. A request made before such a fault ended is not relied on from the fault's
+    beginning; nor, on any store, is a name that was released by force."""
     freeing: Collection[str] = ()
-    """Faults after which a name may be free that was left taken."""
+    """Faults after which a reserved name may be free."""
     forgiving: Collection[str] = ()
-    """Faults after which it may have forgotten what was spent, though it let nobody in."""
+    """Faults after which the store may have lost the state of rate limits, though no held name is granted again."""
     retracting: Collection[str] = ()
-    """Faults after which a hold may be lost early, though nobody else was let in meanwhile."""
+    """Faults after which a hold may be lost early, though no other client was granted the name meanwhile."""
     halting: Collection[str] = (KILL, "pause")
-    """Faults that keep a client from being told anything while they last."""
+    """Faults during which a client cannot be notified of anything."""
     slack: float = 0.25
-    """How long a busy machine may keep a running thread or task from its turn."""
+    """Seconds that a busy machine may keep a running thread or task from being scheduled."""
     fifo: bool = True
-    """Whoever waits stands in line."""
+    """Whether waiters are granted in the order of their requests."""
     displacing: Collection[str] | None = None
-    """Faults in which somebody who waits may lose his place; None: any. Where tickets are known nobody needs it."""
+    """Faults during which a waiter may lose its place; None: any. Not needed where tickets are known."""
     wakes_within: float = inf
-    """How soon the next has what somebody surely left, if there is no fault."""
+    """Seconds in which the next waiter holds what was surely released, if there is no fault."""
     recovers_within: float = inf
-    """How soon after the last of the faults that came in between."""
+    """The same, counted from the end of the last fault in between."""
     longest_ttl: float = inf
-    """After so long nothing is left of anybody who is gone, nor of what he left taken."""
+    """Seconds after which nothing is left of a client that is gone, nor of its reservations."""
     drift: float = 0.01
-    """How much faster than ours the clock may run by which rates wear off."""
+    """By what part the clock by which rate limits drain may run faster than ours."""
     grace: float = 0.0
-    """A leader whose on_lost takes less has ended it before anybody else is elected."""
+    """Seconds: a leader whose on_lost takes less has ended it before another client is elected."""
 
 
 class Violation(NamedTuple):
@@ -81,15 +81,15 @@ class Violation(NamedTuple):
 
 
 def check(history: History, promises: Promises) -> list[Violation]:
-    """Find everything that is wrong."""
+    """Run every checker."""
     return [violation for checker in CHECKERS for violation in checker(history, promises)]
 
 
 def exclusion(history: History, promises: Promises) -> list[Violation]:
-    """Those who are sure to hold a name at the same time fit in its capacity.
+    """The holds of a name that are surely valid at the same time fit in its capacity.
 
-    A hold counts from when its acquisition returned until its trust ended, was retracted, or its release began. So a
-    store that lets in two of whom one never believes it, or one a little too early, is not seen here.
+    A hold counts from when its acquisition returned until its trust window ended, it was known to be lost, or its
+    release began. Not detected: two grants of which one client never trusted its own, or one a little too early.
     """
     return [
         Violation(
@@ -104,14 +104,15 @@ def exclusion(history: History, promises: Promises) -> list[Violation]:
 
 
 def retractions(history: History, promises: Promises) -> list[Violation]:
-    """Nobody learns that he lost what he was sure to hold for longer.
+    """No holder learns of a loss inside its trust window.
 
-    Not seen: what was lost early, but released or let end before anybody noticed.
+    Not detected: a hold that was lost early, but released or expired before its client noticed.
     """
     return [
         Violation(
             "retractions",
-            f"{hold.name!r} was lost by {hold.retracted_at:.6f}, and sure to be held until {hold.trusted_until:.6f}",
+            f"{hold.name!r} was lost by {hold.retracted_at:.6f}, but its trust window lasts until "
+            f"{hold.trusted_until:.6f}",
             (hold,),
         )
         for hold in history.acquires
@@ -124,8 +125,8 @@ def retractions(history: History, promises: Promises) -> list[Violation]:
 def fences(history: History, promises: Promises) -> list[Violation]:
     """The fences of a name's exclusive grants are all different, and grow in the order of the grants.
 
-    One was granted before another if it returned before the other was asked for; or, since no two hold at a time, if it
-    was the first to be sure to hold. Forgetting suspends the second. Fences of shared grants order nothing.
+    One was granted before another if it returned before the other was requested; or, since no two hold at a time, if
+    its trust window began first. `forgetting` suspends the second. Fences of shared grants order nothing.
     """
     found = []
     for name, acquires in _by_name(history.acquires):
@@ -146,26 +147,27 @@ def fences(history: History, promises: Promises) -> list[Violation]:
 
 
 def reservations(history: History, promises: Promises) -> list[Violation]:
-    """Nobody is sure to hold a name that was left taken, before the time is over that was asked for.
+    """No client surely holds a reserved name before its reservation ends.
 
-    That it was left so is known if its release is done; or if nobody was harmed meanwhile, and it was still held then.
-    The store may be faster than we are by a margin. So it sees nothing of a name whose release was not answered, nor
-    of whoever was let in early and did not believe it.
+    The reservation is known if the release was confirmed; or if there was no fault meanwhile and the lock was still
+    held at the release. The store's clock may be faster than ours by a margin. Not detected: a reservation whose
+    release was not answered, and an early grant that its client did not trust.
     """
     found = []
     for name, holds in _by_name(history.acquires):
-        taken = [window for hold in holds if (window := _taken(history, hold, promises))]
-        for at, crowd in _crowds([*_beliefs(history, holds, promises), *taken] if taken else []):
-            left = [one.hold for one in crowd if one in taken]
-            others = [one.hold for one in crowd if one not in taken]
-            if left and others:
-                message = f"at {at:.6f} {name!r} was left taken until {left[0].reserved_until:.6f}, and is surely held"
-                found.append(Violation("reservations", message, (*left, *others)))
+        reserved = [interval for hold in holds if (interval := _reservation(history, hold, promises))]
+        for at, crowd in _crowds([*_beliefs(history, holds, promises), *reserved] if reserved else []):
+            reserving = [one.hold for one in crowd if one in reserved]
+            others = [one.hold for one in crowd if one not in reserved]
+            if reserving and others:
+                until = reserving[0].reserved_until
+                message = f"at {at:.6f} {name!r} is reserved until {until:.6f}, but surely held"
+                found.append(Violation("reservations", message, (*reserving, *others)))
     return found
 
 
 def outcomes(history: History, promises: Promises) -> list[Violation]:
-    """Whoever is told what came of something was told what somebody who did it gave, before or meanwhile."""
+    """Every remembered outcome of `once` was returned by a client that ran it, before or meanwhile."""
     found = []
     for name, acquires in _by_name(history.acquires):
         given = {one.value: one for one in acquires if one.is_granted and one.value is not None}
@@ -173,16 +175,16 @@ def outcomes(history: History, promises: Promises) -> list[Violation]:
             if one.outcome == "remembered":
                 source = given.get(one.value)
                 if source is None or source.released_at > one.completed:
-                    message = f"nobody had given {one.value!r} for {name!r} by {one.completed:.6f}"
+                    message = f"no run of {name!r} had returned {one.value!r} by {one.completed:.6f}"
                     found.append(Violation("outcomes", message, (one, *([source] if source else []))))
     return found
 
 
 def evictions(history: History, promises: Promises) -> list[Violation]:
-    """Whoever a name was taken from by force is told at his next renewal, and never renewed any more.
+    """A holder whose name was released by force learns it at its next renewal, and is never renewed again.
 
-    He renews twice within a ttl, unless there is a fault or he was never to be; what was answered before it was taken
-    away counts for a ttl. Not seen: what somebody believed who did not look again.
+    It renews twice within a ttl, unless there is a fault or it does not renew at all; an answer from before the forced
+    release counts for a ttl. Not detected: a holder that did not check its handle again.
     """
     found = []
     for name, holds in _by_name(history.acquires):
@@ -190,22 +192,22 @@ def evictions(history: History, promises: Promises) -> list[Violation]:
         for eviction in history.evictions:
             for hold in (by_fence[fence] for fence in eviction.fences if eviction.name == name and fence in by_fence):
                 latest = eviction.completed + hold.ttl
-                told = eviction.completed + hold.ttl / 2 + promises.slack
-                if not hold.renew or history.harm(None, hold.client, eviction.invoked - hold.ttl, told):
-                    told = inf
-                late = [look for look in hold.checks if look.is_sure and (look.until > latest or look.at > told)]
+                notified = eviction.completed + hold.ttl / 2 + promises.slack
+                if not hold.renew or history.harm(None, hold.client, eviction.invoked - hold.ttl, notified):
+                    notified = inf
+                late = [one for one in hold.checks if one.is_sure and (one.until > latest or one.at > notified)]
                 if late:
-                    message = f"{name!r} was taken away by {eviction.completed:.6f}, and held at {late[0].at:.6f}"
+                    message = f"{name!r} was force-released by {eviction.completed:.6f}, but held at {late[0].at:.6f}"
                     found.append(Violation("evictions", message, (eviction, hold)))
     return found
 
 
 def losses(history: History, promises: Promises) -> list[Violation]:
-    """Whoever lost a hold, and runs, is told before those who are let in do not fit beside him any more.
+    """The loss of a hold is signalled to its running client before new grants no longer fit beside it.
 
-    His word for not having been told is a look at the handle, the time of the signal, or that there was none; a `slack`
-    before each may have been the machine's. Who is halted meanwhile is excused, and so is a hold that forgetting hit.
-    Not seen: a signal that came late while nobody else was let in.
+    Evidence of a missing signal is a check of the handle, the time of the signal, or that there was none; `slack` is
+    allowed before each for a busy machine. A client that was halted meanwhile is excused, and so is a hold that
+    `forgetting` applies to. Not detected: a late signal while no other client was granted the name.
     """
     found = []
     for name, holds in _by_name(history.acquires):
@@ -219,7 +221,7 @@ def losses(history: History, promises: Promises) -> list[Violation]:
                 found.append(
                     Violation(
                         "losses",
-                        f"at {at:.6f} {name!r} had been let go on, and {unsignalled[0].client} not told of its loss",
+                        f"at {at:.6f} {name!r} was granted again, and no loss was signalled to {unsignalled[0].client}",
                         (*unsignalled, *(one.hold for one in crowd if not one.unsignalled)),
                     )
                 )
@@ -227,7 +229,7 @@ def losses(history: History, promises: Promises) -> list[Violation]:
 
 
 def stale_writes(history: History, promises: Promises) -> list[Violation]:
-    """No register accepts a fence below one that it surely saw before."""
+    """No register accepts a fence below one that it had surely seen before."""
     found = []
     for name, operations in _registers(history):
         shown = [one for one in operations if _is_answered(one) and one.fence and _outcome(one) != "refused"]
@@ -244,19 +246,20 @@ def linearizability(history: History, promises: Promises) -> list[Violation]:
 
     Such a register begins with None; a write is refused if, and only if, a newer fence was accepted before; a write of
     unknown outcome takes place at any time after it was invoked, or never. This is the search of Wing and Gong, in the
-    order of completions and with what was reached remembered, as Lowe does it: a set of what the register may hold, and
-    of who has had his moment, is carried from event to event. Operations that change nothing take place as soon as
-    they can, and fences order the writes, so the set stays small. Values must be hashable.
+    order of completions and with memoized states, as by Lowe: a set of the possible values of the register, each with
+    the operations that have taken effect, is carried from event to event. Operations that change nothing take effect
+    as soon as they can, and fences order the writes, so the set stays small. Values must be hashable.
     """
     return [violation for _, operations in _registers(history) if (violation := _explain(operations)) is not None]
 
 
 def fifo(history: History, promises: Promises) -> list[Violation]:
-    """Nobody who asks once another is surely in line is granted before him.
+    """No request made after a waiter was surely in line is granted before that waiter.
 
-    Whoever was overtaken shows it by still waiting when the other returned; or by returning later, if the two do not
-    fit beside each other and both were sure to hold. Not seen: the order of two who fit, or of whom one is not known to
-    have stood in line before the other asked. Forgetting suspends it: there may be two lines for a while.
+    Evidence of overtaking is that the waiter still waits when the other request returns; or that it returns later, if
+    the two do not fit beside each other and both surely held. Not detected: the order of two that fit, or of two
+    of which neither was known to be in line before the other's request. `forgetting` suspends it: there may be two
+    lines for a while.
     """
     if not promises.fifo:
         return []
@@ -274,48 +277,47 @@ def fifo(history: History, promises: Promises) -> list[Violation]:
             for other in grants[bisect_right(invoked, since) : bisect_left(invoked, max(until, returned))]:
                 too_many = waiter.weight + other.weight > waiter.capacity
                 if other.completed < until or (other.completed < returned and too_many and _is_sure(other)):
-                    message = f"{other.client} overtook {waiter.client}, who was in line for {name!r} by {since:.6f}"
+                    message = f"{other.client} overtook {waiter.client}, which was in line for {name!r} by {since:.6f}"
                     found.append(Violation("fifo", message, (waiter, other)))
     return found
 
 
 def wake_ups(history: History, promises: Promises) -> list[Violation]:
-    """Once somebody has surely left and there is room, somebody who is in line for it has it in time.
+    """Once a client has surely released a name and there is room, a waiter in its line holds it in time.
 
-    He left if his release is done, if he gave up without a fault, or if he was killed, or lost it, the longest ttl ago.
-    If others may have taken the room meanwhile, nothing is said: those who were granted, and those of whom nobody
-    knows. So it sees little of semaphores that many use, and nothing of a name for which somebody vanished and no kill
-    was recorded.
+    It is surely released if the release was confirmed, if the request was abandoned without a fault, or if the client
+    was killed, or lost it, `longest_ttl` ago. If other requests may have taken the room meanwhile, whether they were
+    granted or their outcome is unknown, nothing is reported. So little is detected of busy semaphores, and nothing of
+    a name whose client vanished without a recorded kill.
     """
     if promises.wakes_within == inf:
         return []
     found = []
     for name, acquires in _by_name(history.acquires):
         crowd = sorted(
-            (Reservation.of(history, one, promises) for one in acquires),
-            key=lambda reservation: reservation.acquire.invoked,
+            (Occupancy.of(history, one, promises) for one in acquires), key=lambda occupancy: occupancy.acquire.invoked
         )
-        invoked = [reservation.acquire.invoked for reservation in crowd]
-        around: list[Reservation] = []
+        invoked = [occupancy.acquire.invoked for occupancy in crowd]
+        around: list[Occupancy] = []
         seen = 0
-        for gone, _, at in sorted(crowd, key=lambda reservation: reservation.until):
+        for gone, _, at in sorted(crowd, key=lambda occupancy: occupancy.until):
             if at == inf:
                 break
             arrived = bisect_right(invoked, at)
-            around = [reservation for reservation in [*around, *crowd[seen:arrived]] if reservation.until > at]
+            around = [occupancy for occupancy in [*around, *crowd[seen:arrived]] if occupancy.until > at]
             seen = arrived
             deadline = _deadline(history, at, promises)
             concerned = [*around, *crowd[arrived : bisect_right(invoked, deadline)]]
             waiting = _left_waiting(concerned, deadline, gone.capacity)
             surely = [one for one in waiting if one.in_line_by <= at and _keeps_place(history, one, deadline, promises)]
             if surely:
-                message = f"{name!r} was free at {at:.6f}, and nobody in line had it by {deadline:.6f}"
+                message = f"{name!r} was free at {at:.6f}, but no waiter held it by {deadline:.6f}"
                 found.append(Violation("wake_ups", message, (gone, *surely)))
     return found
 
 
 def nothing_left(history: History, promises: Promises) -> list[Violation]:
-    """Once everybody is gone and the longest ttl is over, an inspection finds nothing; and somebody looked."""
+    """After all clients are gone and `longest_ttl` has passed, an inspection finds nothing; and there was one."""
     if promises.longest_ttl == inf:
         return []
     ends = [_gone(history, one) for one in history.acquires]
@@ -323,25 +325,25 @@ def nothing_left(history: History, promises: Promises) -> list[Violation]:
     quiet = max(ends, default=-inf) + promises.longest_ttl
     late = [one for one in history.inspections if one.is_known and one.invoked >= quiet]
     if ends and not late:
-        return [Violation("nothing_left", f"nobody looked at what is left after {quiet:.6f}", ())]
+        return [Violation("nothing_left", f"the store was not inspected after {quiet:.6f}", ())]
     return [
-        Violation("nothing_left", f"{'; '.join(one.left[:SHOWN])}: left, though all was over by {quiet:.6f}", (one,))
+        Violation("nothing_left", f"{'; '.join(one.left[:SHOWN])}: left, though all had ended by {quiet:.6f}", (one,))
         for one in late
         if one.left
     ]
 
 
 def rates(history: History, promises: Promises) -> list[Violation]:
-    """Within no time is more allowed than the burst and what that time earns.
+    """No period allows more than the burst and what drains in that period.
 
-    Only what was invoked and completed within it counts, so it sees the less, the longer an answer takes compared with
-    the interval. No time in which the store may have forgotten is looked at.
+    Only requests invoked and completed within the period count, so less is detected the longer an answer takes compared
+    with the interval. Periods in which the store may have lost the state of rate limits are left out.
     """
     found = []
     groups: dict[tuple[str, float, int], list[Consume]] = defaultdict(list)
-    for spend in history.consumes:
-        if spend.allowed and spend.cost:
-            groups[spend.name, spend.interval, spend.burst].append(spend)
+    for consume in history.consumes:
+        if consume.allowed and consume.cost:
+            groups[consume.name, consume.interval, consume.burst].append(consume)
     forgot = history.harm({*promises.forgetting, *promises.forgiving}, "", -inf, inf)
     gaps = [(-inf, -inf), *((one.invoked, one.completed) for one in forgot)]
     calm = [(end, start) for (_, end), (start, _) in pairwise([*_merged(gaps), (inf, inf)])]
@@ -362,17 +364,17 @@ def rates(history: History, promises: Promises) -> list[Violation]:
 
 
 def elections(history: History, promises: Promises) -> list[Violation]:
-    """Nobody is elected before whoever led, and was not halted, was told to stop; and nobody stops without beginning.
+    """on_lost of a leader that was not halted is called before the next election; and never before its on_elected.
 
-    Of an on_lost that takes less than the grace, the end counts; so it does if he was sure to hold until then, as
-    somebody is who resigns. That two lead inside their trust windows is a matter of `exclusion`. Not seen: an on_lost
-    of somebody who lost the lead that is late by less than the slack.
+    If on_lost takes less than the grace, its end counts; so it does if the leader surely held until then, as on
+    resigning. Two leaders inside their trust windows are reported by `exclusion`. Not detected: an on_lost after a
+    loss that is late by less than the slack.
     """
     found = []
     for name, acquires in _by_name(history.acquires):
         for one in acquires:
             if one.deposed_at < one.elected_at:
-                message = f"{one.client} was told to stop leading {name!r} before it was told to begin"
+                message = f"on_lost of {name!r} was called in {one.client} before on_elected"
                 found.append(Violation("elections", message, (one,)))
         terms = sorted((one for one in acquires if one.elected_at < inf), key=lambda one: one.elected_at)
         began = [one.elected_at for one in terms]
@@ -384,7 +386,7 @@ def elections(history: History, promises: Promises) -> list[Violation]:
                     history.harm(promises.halting, leader.client, at - leader.ttl, at + promises.slack)
                     or _forgot(history, leader, at, promises)
                 ):
-                    message = f"{other.client} was elected to {name!r} at {at:.6f}, while {leader.client} still led"
+                    message = f"{other.client} was elected for {name!r} at {at:.6f}, while {leader.client} still led"
                     found.append(Violation("elections", message, (leader, other)))
     return found
 
@@ -414,20 +416,20 @@ class Interval(NamedTuple):
     end: float
     hold: Acquire
     unsignalled: bool = False
-    """It counts because its holder was not told of the loss, not because he was sure to hold."""
+    """Whether it counts because the loss was not signalled to its holder, not because it was surely held."""
 
 
-class Reservation(NamedTuple):
-    """How long an acquisition may matter to others."""
+class Occupancy(NamedTuple):
+    """How long an acquisition may have a place in the line of its name."""
 
     acquire: Acquire
     waits_until: float
-    """Until when it surely waited for this name, in a process that lived."""
+    """Until when it surely waited for this name, in a running process."""
     until: float
-    """Until when it may have a place: unless it surely left, for as long as anything may be left of it."""
+    """Until when it may have a place: unless it was surely released, for as long as anything may be left of it."""
 
     @classmethod
-    def of(cls, history: History, one: Acquire, promises: Promises) -> Reservation:
+    def of(cls, history: History, one: Acquire, promises: Promises) -> Occupancy:
         waits = one.completed if one.is_known else history.last_seen[one.client]
         if one.several:
             waits = -inf
@@ -468,12 +470,12 @@ def _outcome(operation: Write | Read) -> str:
 
 
 def _is_sure(grant: Acquire) -> bool:
-    """Tell whether it was sure to hold when it returned."""
+    """Return whether it surely held when it returned."""
     return grant.is_granted and grant.believed_until > grant.completed
 
 
 def _beliefs(history: History, holds: Iterable[Acquire], promises: Promises) -> list[Interval]:
-    """Give the times in which these were sure to hold, as far as the store is to be relied on."""
+    """Return the times in which these surely held, as far as the store's promises apply."""
     intervals = []
     for hold in holds:
         if hold.is_granted:
@@ -486,17 +488,17 @@ def _beliefs(history: History, holds: Iterable[Acquire], promises: Promises) -> 
 def _forgot(
     history: History, hold: Acquire, end: float, promises: Promises, *, since: float = -inf
 ) -> list[Fault | Eviction]:
-    """Find why the store need not have kept it until then; since it was asked for, if nothing else is said.
+    """Find the faults that excuse the store from keeping it until then; by default since its request.
 
-    Whoever loses one of several names gives up the others.
+    A client that loses one of several names releases the others.
     """
     start = max(hold.invoked, since)
     faults = history.harm(promises.forgetting, hold.client, start, end)
     return [*faults, *history.evictions_of(None if hold.several else hold.name, start, end)]
 
 
-def _taken(history: History, hold: Acquire, promises: Promises) -> Interval | None:
-    """Tell for how long a name was surely left taken by who released it, as far as the store is to be relied on."""
+def _reservation(history: History, hold: Acquire, promises: Promises) -> Interval | None:
+    """Return how long a name was surely reserved after its release, as far as the store's promises apply."""
     release, until = hold.release, hold.reserved_until
     if until == -inf or release is None or not hold.is_granted or release.completed >= hold.trusted_until:
         return None
@@ -508,13 +510,13 @@ def _taken(history: History, hold: Acquire, promises: Promises) -> Interval | No
 
 
 def _unsignalled(history: History, hold: Acquire, promises: Promises) -> tuple[float, Acquire, bool] | None:
-    """Tell until when somebody whose trust had ended was surely not told, if he ran."""
+    """Return until when the end of a trust window was surely not signalled to a running client."""
     if not hold.is_granted or hold.trusted_until == -inf or hold.retracted_at < inf:
         return None
-    evidence = [check.at for check in hold.checks if not check.told]
+    evidence = [check.at for check in hold.checks if not check.signalled]
     if hold.lost_at < inf:
         evidence.append(hold.lost_at)
-    elif hold.watched and not any(check.told for check in hold.checks):
+    elif hold.watched and not any(check.signalled for check in hold.checks):
         evidence.append(history.last_seen[hold.client])
     end, ended = max(evidence, default=-inf), hold.trusted_until
     halts = history.harm(promises.halting, hold.client, ended - promises.slack, end)
@@ -527,15 +529,15 @@ def _unsignalled(history: History, hold: Acquire, promises: Promises) -> tuple[f
 
 
 def _crowds(intervals: Iterable[Interval]) -> Iterator[tuple[float, list[Interval]]]:
-    """Find, whenever a window begins, whether those that are open do not fit any more."""
+    """Find, at the beginning of each interval, the open intervals that exceed the capacity."""
     now: list[Interval] = []
-    for window in sorted(intervals, key=lambda one: one.start):
-        if window.end <= window.start:
+    for interval in sorted(intervals, key=lambda one: one.start):
+        if interval.end <= interval.start:
             continue
-        now = [one for one in now if one.end > window.start]
-        now.append(window)
+        now = [one for one in now if one.end > interval.start]
+        now.append(interval)
         if sum(one.hold.weight for one in now) > min(one.hold.capacity for one in now):
-            yield window.start, list(now)
+            yield interval.start, list(now)
 
 
 def _went_back(shown: Sequence[T], began: Callable[[T], float]) -> Iterator[tuple[T, T]]:
@@ -557,36 +559,36 @@ def _fence(operation: Any) -> int:
 
 
 def _keeps_place(history: History, waiter: Acquire, until: float, promises: Promises) -> bool:
-    """Tell whether somebody has surely had the place by which he is judged from when he got it until then."""
+    """Return whether a waiter surely kept its place until then."""
     if all(wait.ticket for wait in waiter.waits_of_its_place) and (waiter.fence or waiter.surely_waited_until >= until):
         return True
     return not history.harm(promises.displacing, waiter.client, waiter.in_line_by, until)
 
 
 def _gone(history: History, one: Acquire) -> float:
-    """Tell when its client was surely done with it, or was heard of for the last time."""
+    """Return when its client had surely finished with it, or recorded its last event."""
     gone = one.completed
     if one.is_granted:
         gone = one.release.completed if one.release is not None and one.release.outcome == "done" else inf
     return gone if gone < inf else history.last_seen[one.client]
 
 
-def _left_waiting(stays: Iterable[Reservation], deadline: float, capacity: int) -> list[Acquire]:
-    """Find who still waits by then, though there is room for any of them beside all others who may be there."""
+def _left_waiting(occupancies: Iterable[Occupancy], deadline: float, capacity: int) -> list[Acquire]:
+    """Find the requests that still wait by then, though each fits beside all others that may have a place."""
     waiting = []
     room = capacity
-    for reservation in stays:
-        if reservation.waits_until > deadline:
-            waiting.append(reservation.acquire)
+    for occupancy in occupancies:
+        if occupancy.waits_until > deadline:
+            waiting.append(occupancy.acquire)
         else:
-            room -= reservation.acquire.weight
+            room -= occupancy.acquire.weight
             if room <= 0:
                 return []
     return waiting if all(one.weight <= room for one in waiting) else []
 
 
 def _deadline(history: History, at: float, promises: Promises) -> float:
-    """Tell by when the next must have it, given the faults that come in between."""
+    """Return by when the next waiter must hold, given the faults in between."""
     deadline = at + promises.wakes_within
     while True:
         faults = history.harm(None, None, at, deadline)
@@ -608,20 +610,20 @@ def _merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _excess(consumes: Sequence[Consume], rate: float, burst: int) -> list[Consume]:
-    """Find a time within which more was spent than the burst and what it earns.
+    """Find a period in which more was consumed than the burst and what drains in it.
 
-    For every end, in their order, the worst beginning is kept by a tree of sums: of a span of beginnings, what was
-    spent since, and the most that this is above what has been earned.
+    For every end, in order, a segment tree yields the worst beginning: its nodes have, for a range of beginnings, what
+    was consumed since, and the maximum by which this exceeds what has drained.
     """
     if not consumes:
         return []
     zero = min(one.invoked for one in consumes)
     begun = sorted(consumes, key=_asked)
-    place = {id(one): number for number, one in enumerate(begun)}
+    index = {id(one): number for number, one in enumerate(begun)}
     size = 1 << (len(begun) - 1).bit_length()
     total, worst = [0.0] * (2 * size), [-inf] * (2 * size)
     for last in sorted(consumes, key=_returned):
-        node = place[id(last)] + size
+        node = index[id(last)] + size
         total[node], worst[node] = last.cost, last.cost + rate * (last.invoked - zero)
         while node > 1:
             node //= 2
@@ -642,8 +644,8 @@ def _worst_period(begun: Sequence[Consume], end: float, rate: float) -> list[Con
 
 
 def _leads_until(history: History, leader: Acquire, promises: Promises) -> float:
-    """Tell until when somebody surely was not told to stop, or had not ended what his grace was enough for."""
-    if leader.stopped_at < leader.trusted_until:  # he holds on until he has stopped, however slow the machine is
+    """Return until when on_lost had surely not been called, or, if the grace was long enough for it, had not ended."""
+    if leader.stopped_at < leader.trusted_until:  # it holds until it has stopped, however slow the machine is
         return leader.stopped_at
     if leader.stopped_at - leader.deposed_at < promises.grace:
         end = leader.stopped_at
@@ -655,11 +657,11 @@ def _leads_until(history: History, leader: Acquire, promises: Promises) -> float
 
 
 State = tuple[Any, int, frozenset[int]]
-"""What a register holds, the newest fence it has seen, and which of those not yet completed have had their moment."""
+"""A register's value, the newest fence it has seen, and which of the pending operations have taken effect."""
 
 
 def _explain(operations: Sequence[Write | Read]) -> Violation | None:
-    """Find an order of these operations on one register that explains all they showed, or say where there is none."""
+    """Find an order of these operations on one register that explains every answer; report the first without one."""
     known = _relevant(operations)
     events = sorted(
         [(one.invoked, 0, number) for number, one in enumerate(known)]
@@ -674,7 +676,7 @@ def _explain(operations: Sequence[Write | Read]) -> Violation | None:
             del pending[number]
             if not states:
                 held = sorted({f"{value!r} with fence {fence}" for value, fence, _ in before})
-                message = f"{one.name!r} cannot have answered so: it held {' or '.join(held[:SHOWN])}"
+                message = f"{one.name!r} cannot have answered this: its value was {' or '.join(held[:SHOWN])}"
                 return Violation("linearizability", message, (one, *pending.values()))
         else:
             pending[number] = one
@@ -683,12 +685,12 @@ def _explain(operations: Sequence[Write | Read]) -> Violation | None:
         oldest = min(fence for _, fence, _ in states)
         for dead in [n for n, w in pending.items() if not _is_answered(w) and (w.fence or 0) < oldest]:
             del pending[dead]
-            states = {(value, fence, had - {dead}) for value, fence, had in states}
+            states = {(value, fence, effective - {dead}) for value, fence, effective in states}
     return None
 
 
 def _relevant(operations: Sequence[Write | Read]) -> list[Write | Read]:
-    """Leave out what nobody can have noticed: reads without an answer, and lost writes that would explain nothing."""
+    """Leave out what no answer depends on: reads without an answer, and lost writes that would explain nothing."""
     values = {one.value for one in operations if isinstance(one, Read) and one.is_known}
     refused = [one.fence for one in operations if isinstance(one, Write) and one.outcome == "refused"]
     least = min(refused, default=inf)
@@ -708,19 +710,19 @@ def _changes(one: Write | Read) -> bool:
 
 
 def _after_effect(number: int, states: Iterable[State], pending: dict[int, Write | Read]) -> set[State]:
-    """Give every state that can be reached by somebody's having his moment at last, and others theirs before."""
+    """Return every state in which this operation has taken effect, with others before it in any order."""
     reached: set[State] = set()
     seen = set(states)
     left = list(seen)
     while left:
-        value, fence, had = left.pop()
-        if number in had:
-            reached.add((value, fence, had - {number}))
+        value, fence, effective = left.pop()
+        if number in effective:
+            reached.add((value, fence, effective - {number}))
             continue
         for other, write in pending.items():
-            if other in had or not _changes(write) or (write.fence or 0) < fence:
+            if other in effective or not _changes(write) or (write.fence or 0) < fence:
                 continue
-            state = _settled((write.value, write.fence or 0, had | {other}), pending)
+            state = _settled((write.value, write.fence or 0, effective | {other}), pending)
             if state not in seen:
                 seen.add(state)
                 left.append(state)
@@ -728,15 +730,15 @@ def _after_effect(number: int, states: Iterable[State], pending: dict[int, Write
 
 
 def _settled(state: State, pending: dict[int, Write | Read]) -> State:
-    """Let those have their moment who change nothing and would be answered as they were."""
-    value, fence, had = state
+    """Let operations take effect that change nothing and whose answer fits this state."""
+    value, fence, effective = state
     now = {
         number
         for number, one in pending.items()
-        if number not in had
+        if number not in effective
         and (
             (isinstance(one, Read) and one.value == value and one.fence in {None, fence})
             or (isinstance(one, Write) and one.outcome == "refused" and one.fence < fence)
         )
     }
-    return (value, fence, had | now) if now else state
+    return (value, fence, effective | now) if now else state

@@ -1,4 +1,4 @@
-"""A command that tortures stores for some minutes, and tells what came of it."""
+"""A command that tortures stores for some minutes, and reports the results."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from lockstead.testing.torture.timeline import accused, draw
 SLICE = 60.0
 """Seconds that one arena is tortured at a time."""
 PROGRESS_EVERY = 10.0
-"""Seconds between two lines about one of them."""
+"""Seconds between two progress lines of an arena."""
 
 
 def main(arenas: Iterable[ArenaMaker], words: Sequence[str] | None = None) -> int:
-    """Torture these, as the command line says, and give its exit code."""
+    """Torture these arenas, as the command line says, and return the exit code."""
     known = {arena.__name__: arena for arena in arenas}
     arguments = _parse(known, words)
     seed = arguments.seed if arguments.seed is not None else secrets.randbelow(10**9)
     names = arguments.arena.split(",") if arguments.arena else list(known)
     end = time.monotonic() + 60 * arguments.minutes
-    logging.getLogger("lockstead").setLevel(logging.ERROR)  # the driver's own clients see the harm, too
+    logging.getLogger("lockstead").setLevel(logging.ERROR)  # the runner's own clients are affected by the faults, too
     print(f"seed {seed}; {', '.join(names)}; {arguments.minutes:g} minutes", flush=True)
     reports: list[Report] = []
     with ThreadPoolExecutor(arguments.at_once) as pool:
@@ -45,13 +45,13 @@ def main(arenas: Iterable[ArenaMaker], words: Sequence[str] | None = None) -> in
 
 
 def _parse(known: Collection[str], words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Torture stores for some minutes, and tell what came of it.")
+    parser = argparse.ArgumentParser(description="Torture stores for some minutes, and report the results.")
     parser.add_argument("--minutes", type=float, default=2.0)
-    parser.add_argument("--arena", default="", help=f"some of {','.join(known)}; all, if not given")
-    parser.add_argument("--seed", type=int, help="of the first round; the next ones count on from there")
+    parser.add_argument("--arena", default="", help=f"some of {','.join(known)} (default: all)")
+    parser.add_argument("--seed", type=int, help="of the first round; each further round adds 1 (default: random)")
     parser.add_argument("--slice", type=float, default=SLICE, help="seconds that an arena is tortured at a time")
     parser.add_argument("--at-once", type=int, default=2, help="how many arenas at a time")
-    parser.add_argument("--plot", type=Path, help="draw the time line of the first run that failed, or of the first")
+    parser.add_argument("--plot", type=Path, help="draw the timeline of the first run that failed, or of the first run")
     parser.add_argument("--keep", action="store_true", help="keep the histories of good runs, too")
     arguments = parser.parse_args(words)
     if unknown := {*arguments.arena.split(",")} - {*known, ""}:
@@ -62,13 +62,13 @@ def _parse(known: Collection[str], words: Sequence[str] | None) -> argparse.Name
 def _torture(arena: ArenaMaker, seconds: float, seed: int, arguments: argparse.Namespace) -> Report:
     name = arena.__name__
     began = time.monotonic()
-    told = 0.0
+    printed = 0.0
 
     def say(line: str) -> None:
-        nonlocal told
+        nonlocal printed
         now = time.monotonic()
-        if now - told >= PROGRESS_EVERY:
-            told = now
+        if now - printed >= PROGRESS_EVERY:
+            printed = now
             print(f"{name:>9} {now - began:4.0f} s  {line}", flush=True)
 
     report = torture(arena, seconds, seed, say=say, keep=arguments.keep or arguments.plot is not None)
@@ -77,7 +77,7 @@ def _torture(arena: ArenaMaker, seconds: float, seed: int, arguments: argparse.N
 
 
 def _plot(report: Report, earlier: list[Report], arguments: argparse.Namespace) -> None:
-    """Draw the first run, and instead of it the first that failed; then let go of what is not to be kept."""
+    """Draw the first run, or instead of it the first that failed; then delete histories that are not to be kept."""
     if report.histories is None:
         return
     if arguments.plot and (not earlier or (not report.is_good and all(one.is_good for one in earlier))):
@@ -87,7 +87,7 @@ def _plot(report: Report, earlier: list[Report], arguments: argparse.Namespace) 
 
 
 def summarize(reports: list[Report]) -> None:
-    """Print what was done, what harm there was, and what was wrong."""
+    """Print the operations, the faults and the violations of all runs."""
     for name in dict.fromkeys(report.arena for report in reports):
         ours = [report for report in reports if report.arena == name]
         print(f"\n{name}: {len(ours)} runs, {sum(report.seconds for report in ours):.0f} s")

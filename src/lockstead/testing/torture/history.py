@@ -1,11 +1,11 @@
-"""What everybody did and when: written down by every process in a file of its own, and read together afterwards.
+"""The history: what every client did and when, recorded by each process in its own file, and read together afterwards.
 
 All times are seconds on one clock of one host (`runtimes/clock.py`), which no administrator sets and no suspend stops.
-What the store did is not recorded, since nobody sees it: it lies somewhere between an invocation and its completion. So
-each time is read on the side that claims less: *before* a request is made and before a handle is asked how long it is
-held, and *after* an answer has come.
+The store's own steps cannot be observed, and are not recorded: each lies somewhere between an invocation and its
+completion. So each time is read where it claims less: *before* a request is sent and before a handle is asked how long
+it is held, and *after* an answer has arrived.
 
-A process that is killed leaves operations without completion: nobody knows what came of them. A file is a JSON object a
+A process that is killed leaves operations without completion: their outcome is unknown. A file has one JSON object per
 line, each written by one system call, so that all but perhaps the last survive a SIGKILL.
 """
 
@@ -22,7 +22,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
-from lockstead.runtimes import clock as _clock
+from lockstead.runtimes import clock
 
 Kind = Literal["lock", "read", "write", "permit", "leader", "job", "once"]
 
@@ -33,18 +33,18 @@ class Wait(NamedTuple):
     asked: float
     answered: float
     ticket: int = 0
-    """The fence that the place will have, by which it is told from another that was lost; 0 if nobody knows it."""
+    """The fence that the place will have, which distinguishes it from an earlier place that was lost; 0 if unknown."""
 
 
 class Check(NamedTuple):
-    """A look at a handle, between the two times: it said that it is held until then, or that it is not."""
+    """A check of a handle, between the two times: it said until when the lock is held, or that it is not."""
 
     at: float
     seen: float
     until: float
     """Not after `at` if it is not held."""
-    told: bool = False
-    """Whether the signal of a loss had come."""
+    signalled: bool = False
+    """Whether the loss had been signalled."""
 
     @property
     def is_sure(self) -> bool:
@@ -56,18 +56,18 @@ class Release:
     invoked: float
     completed: float = inf
     outcome: Literal["done", "lost", "error", "unknown"] = "unknown"
-    """Error: the store did not answer, and the place is given up in the background or ends by itself."""
+    """Error: the store did not answer; the place is released in the background, or expires."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Operation:
     client: str
-    """The process, by the name its file gives it."""
+    """The process, by the name in its file."""
     line: int
-    """Where it begins in that file."""
+    """The line of that file at which it begins."""
     invoked: float
     completed: float = inf
-    """Infinite if it never was, and its outcome unknown."""
+    """Infinite if it was never completed, and its outcome is unknown."""
     name: str = ""
 
     @property
@@ -76,7 +76,7 @@ class Operation:
 
     @property
     def title(self) -> str:
-        """Say what it was, where it is written, and when it happened."""
+        """Describe it, with its place in the files and its times."""
         until = f"{self.completed:.6f}" if self.is_known else "…"
         return f"{self.client}:{self.line} {self.describe()} [{self.invoked:.6f}, {until}]"
 
@@ -86,37 +86,37 @@ class Operation:
 
 @dataclass(slots=True, kw_only=True)
 class Acquire(Operation):
-    """An acquisition, and all that is known of the hold it led to. One of several names is recorded once for each.
+    """An acquisition, and all that is known of the resulting hold. One of several names is recorded once for each.
 
-    What is entered again by who holds it already is no acquisition, but one more look at what he holds.
+    A re-entrant acquisition by the holder is not recorded as an acquisition, but as one more check of what it holds.
     """
 
     kind: Kind = "lock"
     capacity: int = 1
     weight: int = 1
     queue: bool = True
-    """It stands in line; else it is refused at once."""
+    """Whether it waits in line; otherwise it is refused at once."""
     timeout: float | None = None
     ttl: float = 0.0
     several: bool = False
-    """Other names are asked for with it, so it may be held long before the acquisition returns."""
+    """Whether other names are requested with it, so it may be held long before the acquisition returns."""
     watched: bool = False
-    """Its loss would have been recorded: it has an on_lost, and its handle is kept."""
+    """Whether its loss would have been recorded: it has an on_lost, and its handle is kept."""
     renew: bool = True
     at_least: float = 0.0
-    """Seconds from the grant for which the name stays taken, however early it is released."""
+    """Seconds from the grant for which the name stays reserved, however early it is released."""
     period: float = 0.0
-    """Seconds from the release for which the name stays taken, of something that is done once, if it is done."""
+    """For `once`: seconds from the release for which the name stays reserved, if the work succeeded."""
     outcome: Literal["granted", "refused", "cancelled", "error", "remembered", "unknown"] = "unknown"
-    """Remembered: it was done before, and what came of it is the value."""
+    """Remembered: `once` had run before, and its outcome is the value."""
     value: Any = None
-    """What came of something that is done once; None if it failed."""
+    """The outcome of `once`; None if it failed."""
     fence: int = 0
-    """0 if nobody knows it."""
+    """0 if unknown."""
     holder: str = ""
     waits: list[Wait] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
-    """The first is made once it was granted."""
+    """The first is made after the grant."""
     release: Release | None = None
     lost_at: float = inf
     """When its loss was signalled."""
@@ -137,19 +137,19 @@ class Acquire(Operation):
 
     @property
     def trusted_until(self) -> float:
-        """Tell until when it ever was sure to hold; -infinite if never."""
+        """The latest end of its trust window that any check showed; -infinite if none did."""
         return max((check.until for check in self.checks if check.is_sure), default=-inf)
 
     @property
     def released_at(self) -> float:
-        """Tell when its release began; infinite if it never did."""
+        """When its release began; infinite if it never did."""
         return inf if self.release is None else self.release.invoked
 
     @property
     def retracted_at(self) -> float:
-        """Tell by when it was known to be lost although it had been sure to be held for longer; infinite if never.
+        """When it was known to be lost inside its trust window; infinite if it never was.
 
-        It is known from the signal, from a look at the handle, or from a release that found it gone.
+        It is known from the signal, from a check of the handle, or from a release that found it gone.
         """
         known = [check.seen for check in self.checks if not check.is_sure and check.seen <= self.released_at]
         if self.release is not None and self.release.outcome == "lost":
@@ -159,27 +159,27 @@ class Acquire(Operation):
 
     @property
     def believed_until(self) -> float:
-        """Tell until when it surely believed to hold; -infinite if it never did.
+        """Until when the client surely trusted its hold; -infinite if it never did.
 
-        If its trust may have been retracted nobody knows when, so only what a look at the handle showed counts.
+        If it learned of the loss inside its trust window, the time is unknown: only what a check showed counts.
         """
         until, released = self.trusted_until, self.released_at
         found_gone = self.release is not None and self.release.outcome == "lost"
-        tombstone = any(not check.is_sure and check.at < min(until, released) for check in self.checks)
-        if tombstone or self.lost_at < until or (found_gone and released < until):
+        retracted = any(not check.is_sure and check.at < min(until, released) for check in self.checks)
+        if retracted or self.lost_at < until or (found_gone and released < until):
             until = max((check.at for check in self.checks if check.is_sure), default=-inf)
         return min(until, released)
 
     @property
     def reserved_until(self) -> float:
-        """Tell until when, by what was asked for, the name is taken even if it is released; -infinite if it is not."""
+        """Until when, by its request, the name stays reserved after a release; -infinite if it does not."""
         granted = self.surely_waited_until + self.at_least if self.at_least else -inf
         done = self.released_at + self.period if self.period and self.value is not None else -inf
         return max(granted, done)
 
     @property
     def free_by(self) -> float:
-        """Tell when its room was surely free because it was released; infinite if nobody knows."""
+        """When its room was surely free because it was released; infinite if unknown."""
         if self.release is None or self.release.outcome != "done":
             return inf
         took = self.release.completed - self.release.invoked
@@ -189,18 +189,18 @@ class Acquire(Operation):
 
     @property
     def waits_of_its_place(self) -> list[Wait]:
-        """Leave out those of a place that it lost and joined the line again for."""
+        """The waits of its final place, without those of an earlier one that it lost before it joined again."""
         ticket = self.fence or (self.waits[-1].ticket if self.waits else 0)
         return [wait for wait in self.waits if wait.ticket in {0, ticket}]
 
     @property
     def in_line_by(self) -> float:
-        """Tell from when on it surely had the place it kept; infinite if nobody knows."""
+        """From when it surely had its final place; infinite if unknown."""
         return min((wait.answered for wait in self.waits_of_its_place), default=inf)
 
     @property
     def surely_waited_until(self) -> float:
-        """Tell before when the store surely did not let it hold."""
+        """Until when the store had surely not granted it."""
         return max((wait.asked for wait in self.waits_of_its_place), default=self.invoked)
 
     def describe(self) -> str:
@@ -226,7 +226,7 @@ class Write(Operation):
 class Read(Operation):
     value: Any = None
     fence: int | None = None
-    """The newest the register had seen, if it tells."""
+    """The newest one the register had seen, if it answers that."""
 
     def describe(self) -> str:
         return f"read {self.value!r}{'' if self.fence is None else f' with fence {self.fence}'} from {self.name!r}"
@@ -234,23 +234,25 @@ class Read(Operation):
 
 @dataclass(slots=True, kw_only=True)
 class Consume(Operation):
+    """A request to a rate limiter."""
+
     cost: int = 1
     interval: float = 1.0
-    """Seconds in which, in the long run, one is let through."""
+    """Seconds per request, in the long run."""
     burst: int = 1
     allowed: bool = False
     retry_after: float = 0.0
 
     def describe(self) -> str:
-        return f"spend {self.cost} of {self.name!r} {'allowed' if self.allowed else 'refused'}"
+        return f"consume {self.cost} of {self.name!r} {'allowed' if self.allowed else 'refused'}"
 
 
 @dataclass(slots=True, kw_only=True)
 class Fault(Operation):
-    """Harm done from invocation to completion, both included. Its name is its kind."""
+    """A fault that lasts from invocation to completion, both included. Its name is its kind."""
 
     target: str = ""
-    """The client it is done to; empty if to a server, a network or all."""
+    """The client that is affected; empty for a server, a network or all."""
 
     def describe(self) -> str:
         return f"{self.name} of {self.target or 'the store'}"
@@ -258,21 +260,21 @@ class Fault(Operation):
 
 @dataclass(slots=True, kw_only=True)
 class Eviction(Operation):
-    """A name taken away from whoever held it, by a stranger."""
+    """A forced release of a name by another client than its holders."""
 
     fences: list[int] = field(default_factory=list)
-    """Of those who lost it; empty, too, if the store did not answer."""
+    """The fences of the holders that lost it; also empty if the store did not answer."""
 
     def describe(self) -> str:
-        return f"force release of {self.name!r} with {', '.join(f'fence {fence}' for fence in self.fences) or 'nobody'}"
+        return f"force release of {self.name!r} with {', '.join(f'fence {one}' for one in self.fences) or 'no fence'}"
 
 
 @dataclass(slots=True, kw_only=True)
 class Inspection(Operation):
-    """What a look at the store showed of the names that begin with this one."""
+    """The places of all names with this prefix."""
 
     left: list[str] = field(default_factory=list)
-    """A line for every place."""
+    """A text line for every place."""
 
     def describe(self) -> str:
         return f"inspection of {self.name!r}: {len(self.left)} places"
@@ -288,14 +290,14 @@ class History:
     inspections: list[Inspection] = field(default_factory=list)
     evictions: list[Eviction] = field(default_factory=list)
     last_seen: dict[str, float] = field(default_factory=dict)
-    """When each client recorded something for the last time: until then it surely lived."""
+    """When each client recorded its last event: until then it surely ran."""
 
     @classmethod
     def read(cls, paths: Iterable[Path]) -> Self:
         """Read the files of all clients. A torn last line is dropped."""
         history = cls()
         for path in paths:
-            history._take_in(path)
+            history._load(path)
         return history
 
     def add(self, *operations: Operation) -> Self:
@@ -308,11 +310,11 @@ class History:
 
     @property
     def operations(self) -> list[Operation]:
-        """Give all there are, in the order in which they were invoked."""
+        """All operations, in the order in which they were invoked."""
         return sorted((one for ones in self._lists.values() for one in ones), key=lambda one: one.invoked)
 
     def harm(self, kinds: Collection[str] | None, client: str | None, start: float, end: float) -> list[Fault]:
-        """Find the faults of these kinds, or of any, that hit a client, or anybody, at some moment in between."""
+        """Find the faults of these kinds (None: any) that affected a client (None: any) between start and end."""
         if kinds is not None and not kinds:
             return []
         faults, invoked, healed = self._faults_of(client)
@@ -326,7 +328,7 @@ class History:
         return found
 
     def evictions_of(self, name: str | None, start: float, end: float) -> list[Eviction]:
-        """Find when a name, or any, was taken away by force, at some moment in between."""
+        """Find the forced releases of a name (None: any) between start and end."""
         return [
             one
             for one in self.evictions
@@ -336,7 +338,7 @@ class History:
         ]
 
     def killed_at(self, client: str) -> float:
-        """Tell by when a client was surely dead; infinite if nobody recorded that it was killed."""
+        """Return by when a client was surely dead; infinite if no kill was recorded."""
         kills = self.harm((KILL,), client, -inf, inf)
         return min((one.completed for one in kills if one.target == client), default=inf)
 
@@ -346,7 +348,7 @@ class History:
         return dict(zip(EVENTS.values(), lists, strict=True))
 
     def _faults_of(self, client: str | None) -> tuple[list[Fault], list[float], list[float]]:
-        """Sort the faults that hit a client; give when each began, and when all up to it were over."""
+        """Sort the faults that affected a client; return them, when each began, and when all up to it had ended."""
         key = client, len(self.faults)
         if key not in self._sorted_faults:
             hit = [one for one in self.faults if client is None or one.target in {"", client}]
@@ -362,7 +364,7 @@ class History:
     def _see(self, client: str, at: float) -> None:
         self.last_seen[client] = max(self.last_seen.get(client, -inf), at)
 
-    def _take_in(self, path: Path) -> None:
+    def _load(self, path: Path) -> None:
         whole = path.read_bytes().rpartition(b"\n")[0]
         client, known = path.stem, dict[int, Operation]()
         for line, text in enumerate(whole.splitlines(), 1):
@@ -379,7 +381,7 @@ class History:
 
 
 def _continue(operation: Operation, event: str, at: float, entry: dict[str, Any]) -> None:
-    """Take in what became of an operation that was invoked before."""
+    """Add an event to an operation that was invoked before."""
     if event == "end":
         operation.completed = at
         for key, value in entry.items():
@@ -399,21 +401,21 @@ def _continue(operation: Operation, event: str, at: float, entry: dict[str, Any]
         case "lost_at" | "elected_at" | "deposed_at" | "stopped_at":
             setattr(operation, event, min(getattr(operation, event), at))
         case _:
-            raise ValueError(f"{event!r} is no event")
+            raise ValueError(f"unknown event: {event!r}")
 
 
 EVENTS: dict[str, type[Operation]] = {
     "acquire": Acquire,
     "write": Write,
     "read": Read,
-    "spend": Consume,
+    "consume": Consume,
     "fault": Fault,
     "inspection": Inspection,
     "eviction": Eviction,
 }
 
 KILL = "kill"
-"""The fault after which its target does nothing any more."""
+"""The fault that ends its target for good."""
 
 
 class Flag(Protocol):
@@ -421,7 +423,7 @@ class Flag(Protocol):
 
 
 class Held(Protocol):
-    """What is asked of a handle."""
+    """The part of a handle that the recorder uses."""
 
     @property
     def remaining(self) -> float: ...
@@ -432,17 +434,17 @@ class Held(Protocol):
 
 
 class Recorder:
-    """Writes what one process does to a file of its own, from any thread or task. A fork's child makes its own.
+    """Writes what one process does to its own file, from any thread or task. A forked child makes its own recorder.
 
-    What begins an operation returns a number, by which what becomes of it is recorded.
+    A method that begins an operation returns its number, which later events of the operation take.
     """
 
-    def __init__(self, path: Path, client: str, clock: Callable[[], float] = _clock.now) -> None:
+    def __init__(self, path: Path, client: str, clock: Callable[[], float] = clock.now) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._clock = clock
         self._pid = os.getpid()
         self._numbers = count(1)
-        self._note("client", 0, client=client, pid=self._pid)
+        self._write_now("client", 0, client=client, pid=self._pid)
 
     def close(self) -> None:
         os.close(self._file)
@@ -463,7 +465,7 @@ class Recorder:
         at_least: float = 0.0,
         period: float = 0.0,
     ) -> int:
-        """Record that it is about to be asked for."""
+        """Record that an acquire is about to be sent."""
         return self._begin(
             "acquire",
             name=name,
@@ -481,101 +483,101 @@ class Recorder:
         )
 
     def waits(self, number: int, asked: float, ticket: int = 0) -> None:
-        """Record that the store has answered a request sent then: the place is in line, and does not hold."""
-        self._note("wait", number, asked=asked, ticket=ticket)
+        """Record that the store answered a request sent at `asked`: the place is in line, and does not hold."""
+        self._write_now("wait", number, asked=asked, ticket=ticket)
 
     def granted(self, number: int, handle: Held, fence: int) -> None:
-        """Record that it was granted, and for how long it is sure to be held."""
-        self._note("end", number, outcome="granted", fence=fence, holder=handle.holder_id)
+        """Record that it was granted, and until when it is trusted."""
+        self._write_now("end", number, outcome="granted", fence=fence, holder=handle.holder_id)
         self.check(number, handle)
 
     def ended(self, number: int, outcome: Literal["refused", "cancelled", "error"]) -> None:
-        self._note("end", number, outcome=outcome)
+        self._write_now("end", number, outcome=outcome)
 
     def remembered(self, number: int, value: Any) -> None:
-        """Record that it was done before, and what is said to have come of it."""
-        self._note("end", number, outcome="remembered", value=value)
+        """Record that `once` had run before, and the outcome it returned."""
+        self._write_now("end", number, outcome="remembered", value=value)
 
     def check(self, number: int, handle: Held) -> bool:
-        """Record for how long it is sure to be held, and return whether it is: what the work goes on by."""
+        """Record until when it is trusted, and return whether it is held: the work continues only then."""
         at = self._clock()
-        remaining, told = handle.remaining, handle.lost.is_set()
-        self._write("check", number, at, seen=self._clock(), until=at + remaining, told=told)
+        remaining, signalled = handle.remaining, handle.lost.is_set()
+        self._write("check", number, at, seen=self._clock(), until=at + remaining, signalled=signalled)
         return remaining > 0
 
     def release(self, number: int, value: Any = None) -> None:
-        """Record that it is about to be released, so that it is believed in no more; and what came of it."""
-        self._note("release", number, **({} if value is None else {"value": value}))
+        """Record that it is about to be released, and so no longer trusted; and the outcome of `once`."""
+        self._write_now("release", number, **({} if value is None else {"value": value}))
 
     def released(self, number: int, outcome: Literal["done", "lost", "error"] = "done") -> None:
-        self._note("released", number, outcome=outcome)
+        self._write_now("released", number, outcome=outcome)
 
     def lost(self, number: int) -> None:
-        """Record that the signal of its loss has come. The first time counts."""
-        self._note("lost_at", number)
+        """Record that its loss was signalled. The first time counts."""
+        self._write_now("lost_at", number)
 
     def elected(self, number: int) -> None:
         """Record, first thing in on_elected, that it was called."""
-        self._note("elected_at", number)
+        self._write_now("elected_at", number)
 
     def deposed(self, number: int) -> None:
         """Record, first thing in an election's on_lost, that it was called."""
-        self._note("deposed_at", number)
+        self._write_now("deposed_at", number)
 
     def stopped(self, number: int) -> None:
         """Record, last thing in an election's on_lost, that it returns."""
-        self._note("stopped_at", number)
+        self._write_now("stopped_at", number)
 
     def write(self, register: str, value: Any, fence: int) -> int:
         return self._begin("write", name=register, value=value, fence=fence)
 
     def wrote(self, number: int, outcome: Literal["accepted", "refused"]) -> None:
-        """Record what the register said. Say nothing if it did not answer."""
-        self._note("end", number, outcome=outcome)
+        """Record the register's answer. Not called if there was none."""
+        self._write_now("end", number, outcome=outcome)
 
     def read(self, register: str) -> int:
         return self._begin("read", name=register)
 
     def got(self, number: int, value: Any, fence: int | None = None) -> None:
-        self._note("end", number, value=value, fence=fence)
+        self._write_now("end", number, value=value, fence=fence)
 
-    def spend(self, name: str, cost: int, *, interval: float, burst: int) -> int:
-        return self._begin("spend", name=name, cost=cost, interval=interval, burst=burst)
+    def consume(self, name: str, cost: int, *, interval: float, burst: int) -> int:
+        return self._begin("consume", name=name, cost=cost, interval=interval, burst=burst)
 
-    def spent(self, number: int, allowed: bool, retry_after: float = 0.0) -> None:
-        self._note("end", number, allowed=allowed, retry_after=retry_after)
+    def consumed(self, number: int, allowed: bool, retry_after: float = 0.0) -> None:
+        self._write_now("end", number, allowed=allowed, retry_after=retry_after)
 
     def fault(self, kind: str, target: str = "") -> int:
-        """Record that harm is about to be done."""
+        """Record that a fault is about to begin."""
         return self._begin("fault", name=kind, target=target)
 
     def healed(self, number: int) -> None:
-        """Record that the harm is surely over."""
-        self._note("end", number)
+        """Record that a fault has surely ended."""
+        self._write_now("end", number)
 
     def evict(self, name: str) -> int:
-        """Record that a name is about to be taken away from whoever holds it."""
+        """Record that a name is about to be released by force."""
         return self._begin("eviction", name=name)
 
     def evicted(self, number: int, fences: Iterable[int] = ()) -> None:
-        """Record that it is over; without fences, also that nobody knows what came of it."""
-        self._note("end", number, fences=list(fences))
+        """Record the end of a forced release; without fences its outcome may be unknown."""
+        self._write_now("end", number, fences=list(fences))
 
     def inspect(self, prefix: str = "") -> int:
         return self._begin("inspection", name=prefix)
 
     def inspected(self, number: int, left: Iterable[str]) -> None:
-        self._note("end", number, left=list(left))
+        self._write_now("end", number, left=list(left))
 
     def _begin(self, event: str, **entry: Any) -> int:
         number = next(self._numbers)
-        self._note(event, number, **entry)
+        self._write_now(event, number, **entry)
         return number
 
-    def _note(self, event: str, number: int, **entry: Any) -> None:
+    def _write_now(self, event: str, number: int, **entry: Any) -> None:
         self._write(event, number, self._clock(), **entry)
 
     def _write(self, event: str, number: int, at: float, **entry: Any) -> None:
-        assert os.getpid() == self._pid, "a fork's child needs a recorder of its own"
+        assert os.getpid() == self._pid, "a forked child needs its own recorder"
         line = json.dumps({"event": event, "id": number, "at": at, **entry}) + "\n"
         os.write(self._file, line.encode())

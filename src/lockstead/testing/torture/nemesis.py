@@ -1,4 +1,4 @@
-"""Whoever does the harm: to the store and its clients, at random, with calm in between in which all may recover."""
+"""The nemesis: injects random faults into the store and its clients, with pauses in which both may recover."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ STORM = (1, 4)
 LULL = (0.0, 0.7)
 """Seconds between the beginnings of two of them."""
 CALM = (0.5, 4.0)
-"""Seconds without any: long enough for some to recover, and short enough for others not to have."""
+"""Seconds without faults: long enough to recover from some, and too short to recover from others."""
 
 
 class Clients(Protocol):
-    """The processes that may be harmed. A name belongs to one process: whoever replaces it has another.
+    """The client processes that faults are injected into. A name belongs to one process: its replacement has another.
 
-    What is asked for one that is gone is not done.
+    A call for a process that is gone does nothing.
     """
 
     def names(self) -> list[str]:
-        """List those that run."""
+        """List the running ones."""
 
     def kill(self, name: str) -> None:
         """Kill it, and return when it is dead."""
 
     def pause(self, name: str) -> None:
-        """Stop it, and return when it does nothing any more."""
+        """Stop it, and return when all its threads are stopped."""
 
     def resume(self, name: str) -> None: ...
 
-    def tell(self, name: str, what: str) -> None:
-        """Have it done inside the client, and return when it is over."""
+    def inject(self, name: str, what: str) -> None:
+        """Have the client carry out a fault, and return when it has ended."""
 
 
 class Nemesis:
-    """Draws faults from a shuffled deck, so that each kind has its turn before another has its second.
+    """Draws faults from a shuffled deck, so that every kind is drawn once before any is drawn twice.
 
-    What it does is a matter of the seed; when, of the machine. All that it began is over when `run` returns.
+    The seed decides which faults are injected; their times depend on the machine. All have ended when `run` returns.
     """
 
     def __init__(self, arena: Arena, clients: Clients, recorder: Recorder, chance: Random) -> None:
@@ -58,16 +58,16 @@ class Nemesis:
         self._chance = chance
         self._store_kinds = _Deck(sorted(arena.faults), chance)
         self._client_kinds = _Deck(sorted(arena.client_faults), chance)
-        # The more kinds there are, the more often it is the store's turn.
+        # The more kinds of store faults there are, the more often one is drawn.
         self._share = len(arena.faults) / max(len(arena.faults) + 2 * len(arena.client_faults), 1)
         self._room = threading.BoundedSemaphore(arena.at_once)
         self._targets: set[str] = set()
         self._over = threading.Event()
 
     def run(self, until: float) -> None:
-        """Do harm until then, on the history's clock, or until it is stopped.
+        """Inject faults until then, on the history's clock, or until it is stopped.
 
-        Raises what kept a fault from being done or healed.
+        Raises the error of a fault that could not be begun or ended.
         """
         with ThreadPoolExecutor(thread_name_prefix="fault") as pool:
             while not self._over.is_set() and clock.now() < until:
@@ -78,11 +78,11 @@ class Nemesis:
                 self._pass(self._chance.uniform(*CALM), until)
 
     def stop(self) -> None:
-        """Begin nothing more, and end what is going on."""
+        """Begin no more faults, and end those that last."""
         self._over.set()
 
     def _begin(self, pool: ThreadPoolExecutor, until: float) -> Iterator[Future[None]]:
-        """Let one fault begin in a thread of its own, unless nobody is left to be harmed."""
+        """Begin one fault in its own thread, unless no client is left for it."""
         if self._chance.random() < self._share:
             fault = self._arena.faults[self._store_kinds.draw()]
             self._room.acquire()
@@ -122,22 +122,22 @@ class Nemesis:
                 self._clients.resume(name)
 
         @contextmanager
-        def told(chance: Random) -> Iterator[None]:
-            self._clients.tell(name, kind)
+        def injected(chance: Random) -> Iterator[None]:
+            self._clients.inject(name, kind)
             yield
 
         if kind == KILL:
             return Fault(kind=kind, target=name, harm=killed, seconds=(0.0, 0.0))
         if kind == PAUSE:
             return Fault(kind=kind, target=name, harm=paused, seconds=(0.05, LONG))
-        return Fault(kind=kind, target=name, harm=told, seconds=(0.0, 0.0))
+        return Fault(kind=kind, target=name, harm=injected, seconds=(0.0, 0.0))
 
     def _pass(self, seconds: float, until: float) -> None:
         self._over.wait(max(0.0, min(seconds, until - clock.now())))
 
 
 class _Deck:
-    """Gives everything there is in random order, and then again in another."""
+    """Draws every card once in random order, then again in another order."""
 
     def __init__(self, cards: Sequence[str], chance: Random) -> None:
         self._cards = cards

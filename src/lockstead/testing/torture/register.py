@@ -1,4 +1,4 @@
-"""Storage that enforces fences, and that nobody harms: registers in the driver's own process, asked over a socket."""
+"""Storage that enforces fences, without faults: registers in the runner's process, accessed over a socket."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, Self
 
 REQUEST_TIMEOUT = 20.0
-"""How long an answer may take: it only does if the machine is in trouble."""
+"""Seconds that an answer may take: only an overloaded machine needs as much."""
 
 
 class _Server(socketserver.ThreadingUnixStreamServer):
@@ -30,7 +30,7 @@ class Registers:
 
         class Handler(socketserver.StreamRequestHandler):
             def handle(self) -> None:
-                with suppress(OSError):  # whoever asked was killed
+                with suppress(OSError):  # the client was killed
                     if line := self.rfile.readline():
                         self.wfile.write(json.dumps(registers.answer(**json.loads(line))).encode() + b"\n")
 
@@ -56,7 +56,7 @@ class Registers:
 
 
 def ask(address: str, **request: Any) -> dict[str, Any]:
-    """Ask the registers at an address, on a connection of its own: whoever is interrupted leaves no answer behind."""
+    """Send a request to the registers at an address, on its own connection: an interrupt leaves no unread answer."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(REQUEST_TIMEOUT)
         connection.connect(address)

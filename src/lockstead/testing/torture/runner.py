@@ -1,4 +1,4 @@
-"""Runs workers on an arena while the nemesis does harm, and tells what the checkers find in what they wrote down."""
+"""Runs workers on an arena while the nemesis injects faults, and reports what the checkers find in their histories."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from lockstead.testing.torture.history import History, Recorder
 from lockstead.testing.torture.nemesis import Nemesis
 from lockstead.testing.torture.register import Registers
 
-CREW = (["threads"], ["asyncio"], ["uvloop"], ["threads"])
-"""The drivers of each worker."""
+RUNTIMES = (["threads"], ["asyncio"], ["uvloop"], ["threads"])
+"""The runtimes of each worker."""
 ONE_PROCESS = (["threads", "asyncio"],)
 ACTORS = 5
-PATIENCE = 60.0
-"""How long workers may take to finish once all is well again."""
+FINISH_TIMEOUT = 60.0
+"""Seconds in which workers must finish after the last fault has ended."""
 START_TIMEOUT = 10.0
-"""How long to wait for the first of them to have done something."""
+"""Seconds to wait for the first operation of a worker."""
 NEMESIS = "nemesis"
 JUMPS = (-3600.0, -5.0, -0.5, 0.5, 5.0, 3600.0)
 
@@ -45,12 +45,12 @@ PROGRAM = (worker.__name__,)
 
 Say = Callable[[str], None]
 ArenaMaker = Callable[[Path], AbstractContextManager[Arena]]
-"""Prepares a store in a directory of its own. Its function's name is the arena's."""
+"""Prepares a store in its own directory. The function's name is the arena's."""
 
 
 @dataclass
 class Report:
-    """What came of one run."""
+    """The result of one run."""
 
     arena: str
     seed: int
@@ -59,9 +59,9 @@ class Report:
     faults: Counter[str] = field(default_factory=Counter)
     violations: list[Violation] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
-    """What workers complained of themselves, and what else kept the torture from its course."""
+    """Errors and hangs of workers, and everything else that kept the torture from running as planned."""
     recoveries: dict[str, float] = field(default_factory=dict)
-    """By fault, how long at the worst nobody was granted anything once it was over."""
+    """By fault, the longest time without any grant after it ended, in seconds."""
     histories: Path | None = None
     """Where the histories are, if they were kept."""
 
@@ -77,7 +77,7 @@ class Report:
 
     @property
     def findings(self) -> set[str]:
-        """Name the rules that were broken; and "troubles", if there were."""
+        """The names of the violated rules; and "troubles", if there were any."""
         return {*(violation.rule for violation in self.violations), *(["troubles"] if self.troubles else [])}
 
     def discard(self) -> None:
@@ -91,8 +91,8 @@ class Report:
         return max(((seconds, kind) for kind, seconds in self.recoveries.items()), default=(0.0, "none"))
 
 
-class Crew:
-    """The workers of an arena. Whoever was killed comes back under another name, and so as another client."""
+class ClientProcesses:
+    """The workers of an arena. One that was killed is replaced under another name, and so as another client."""
 
     def __init__(self, arena: Arena, directory: Path, seed: int, registers: str, program: Sequence[str]) -> None:
         self._arena = arena
@@ -102,111 +102,111 @@ class Crew:
         self._registers = registers
         self._program = program
         self._mutex = threading.Lock()
-        self._members: dict[str, Member] = {}
+        self._processes: dict[str, ClientProcess] = {}
         self.troubles: list[str] = []
 
     def start(self) -> None:
-        for number, drivers in enumerate(ONE_PROCESS if self._arena.one_process else CREW):
-            self._hire(f"w{number}", drivers, life=1)
+        for number, runtimes in enumerate(ONE_PROCESS if self._arena.one_process else RUNTIMES):
+            self._start(f"w{number}", runtimes, generation=1)
 
     def names(self) -> list[str]:
         with self._mutex:
-            members = list(self._members.items())
-        return [name for name, member in members if not member.is_over and member.process.poll() is None]
+            clients = list(self._processes.items())
+        return [name for name, client in clients if not client.is_over and client.process.poll() is None]
 
     def kill(self, name: str) -> None:
-        """Kill a worker; it is dead when this returns."""
-        member = self._members[name]
-        member.was_killed = member.process.poll() is None
-        member.process.kill()
-        member.process.wait()
+        """Kill a worker, and return when it is dead."""
+        client = self._processes[name]
+        client.was_killed = client.process.poll() is None
+        client.process.kill()
+        client.process.wait()
 
     def pause(self, name: str) -> None:
-        """Stop a worker; it does nothing any more when this returns."""
-        process = self._members[name].process
+        """Stop a worker, and return when all its threads are stopped."""
+        process = self._processes[name].process
         process.send_signal(signal.SIGSTOP)
         while process.poll() is None and not _is_stopped(process.pid):
             time.sleep(0.001)
 
     def resume(self, name: str) -> None:
-        self._members[name].process.send_signal(signal.SIGCONT)
+        self._processes[name].process.send_signal(signal.SIGCONT)
 
-    def tell(self, name: str, order: str) -> None:
-        """Have something befall a worker, and return when it is over."""
-        member = self._members[name]
-        if order == "jump clock":
-            member.surroundings.step_clock(self._chance.choice(JUMPS))
+    def inject(self, name: str, fault: str) -> None:
+        """Inject a fault into a worker, and return when it has ended."""
+        client = self._processes[name]
+        if fault == "jump clock":
+            client.surroundings.step_clock(self._chance.choice(JUMPS))
         else:
             with suppress(BrokenPipeError):
-                member.say(order)
-                member.answer()
+                client.send(fault)
+                client.answer()
 
     def replace_killed(self) -> None:
-        """Let others come for those who were killed, and note who ended without having been."""
-        for name, member in list(self._members.items()):
-            if member.is_over or member.process.poll() is None:
+        """Start replacements for killed workers, and report those that ended without having been killed."""
+        for name, client in list(self._processes.items()):
+            if client.is_over or client.process.poll() is None:
                 continue
-            member.is_over = True
-            if member.was_killed:
-                self._hire(member.post, member.drivers, member.life + 1)
+            client.is_over = True
+            if client.was_killed:
+                self._start(client.slot, client.runtimes, client.generation + 1)
             else:
-                self._complain(name, member)
+                self._add_trouble(name, client)
 
     def finish(self) -> None:
-        """Have all of them release what they hold and close their clients; the processes stay for a last look."""
-        deadline = time.monotonic() + PATIENCE
+        """Have all workers release their locks and close their clients; the processes stay for a last inspection."""
+        deadline = time.monotonic() + FINISH_TIMEOUT
         for name in self.names():
             with suppress(BrokenPipeError):
-                self._members[name].say("finish")
+                self._processes[name].send("finish")
         for name in self.names():
-            if not self._members[name].has_finished(deadline):
-                self._members[name].process.send_signal(signal.SIGABRT)  # by which faulthandler tells where it hangs
-                self._members[name].process.wait()
+            if not self._processes[name].has_finished(deadline):
+                self._processes[name].process.send_signal(signal.SIGABRT)  # faulthandler then prints where it hangs
+                self._processes[name].process.wait()
         self.replace_killed()
 
-    def look(self) -> list[str]:
-        """Tell what the workers see of a store that only they see."""
-        return [place for name in self.names() for place in self._members[name].look()]
+    def inspect(self) -> list[str]:
+        """List what the workers find in a store that exists only in their process."""
+        return [place for name in self.names() for place in self._processes[name].inspect()]
 
     def dispose(self) -> None:
-        for member in self._members.values():
-            member.dispose()
+        for client in self._processes.values():
+            client.dispose()
 
-    def _hire(self, post: str, drivers: list[str], life: int) -> None:
-        name = f"{post}.{life}"
-        orders = worker.WorkerConfig(
+    def _start(self, slot: str, runtimes: list[str], generation: int) -> None:
+        name = f"{slot}.{generation}"
+        config = worker.WorkerConfig(
             client=name,
             history=str(self._directory),
             url=self._arena.url,
             module=self._arena.module,
             options=dict(self._arena.options),
             workloads=self._workloads,
-            drivers=drivers,
+            runtimes=runtimes,
             actors=ACTORS,
             seed=self._chance.getrandbits(32),
             registers=self._registers,
         )
         own = self._directory / name
         own.mkdir()
-        command = [sys.executable, "-X", "faulthandler", "-m", *self._program, orders.dump()]
-        member = Member(post, life, drivers, command, own, self._arena.surround(own))
+        command = [sys.executable, "-X", "faulthandler", "-m", *self._program, config.dump()]
+        client = ClientProcess(slot, generation, runtimes, command, own, self._arena.surround(own))
         with self._mutex:
-            self._members[name] = member
+            self._processes[name] = client
 
-    def _complain(self, name: str, member: Member) -> None:
-        words = member.errors.read_text(errors="replace").splitlines()
-        self.troubles.append("\n  ".join([f"{name} ended with {member.process.returncode}:", *words[-30:]]))
+    def _add_trouble(self, name: str, client: ClientProcess) -> None:
+        words = client.errors.read_text(errors="replace").splitlines()
+        self.troubles.append("\n  ".join([f"{name} ended with {client.process.returncode}:", *words[-30:]]))
 
 
-class Member:
-    """One worker: a process of its own, in surroundings of its own."""
+class ClientProcess:
+    """One worker: a process in its own surroundings."""
 
     def __init__(
-        self, post: str, life: int, drivers: list[str], command: list[str], own: Path, surroundings: Surroundings
+        self, slot: str, generation: int, runtimes: list[str], command: list[str], own: Path, surroundings: Surroundings
     ) -> None:
-        self.post = post
-        self.life = life
-        self.drivers = drivers
+        self.slot = slot
+        self.generation = generation
+        self.runtimes = runtimes
         self.surroundings = surroundings
         self.errors = own.with_name(f"{own.name}.err")
         self.was_killed = self.is_over = False
@@ -221,17 +221,17 @@ class Member:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **surroundings.environment},
                 start_new_session=True,
             )
-        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._read_answers, daemon=True).start()
 
-    def say(self, order: str) -> None:
+    def send(self, command: str) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(order + "\n")
+        self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
 
-    def answer(self, patience: float = PATIENCE) -> str:
-        """Wait for an answer; empty if there will be none."""
+    def answer(self, timeout: float = FINISH_TIMEOUT) -> str:
+        """Wait for an answer; empty if there is none in time, or the process has ended."""
         with suppress(queue.Empty):
-            return self._answers.get(timeout=max(patience, 0.0))
+            return self._answers.get(timeout=max(timeout, 0.0))
         return ""
 
     def has_finished(self, deadline: float) -> bool:
@@ -240,13 +240,13 @@ class Member:
                 return True
         return False
 
-    def look(self) -> list[str]:
-        self.say("look")
+    def inspect(self) -> list[str]:
+        self.send("inspect")
         left: list[str] = json.loads(self.answer())
         return left
 
     def dispose(self) -> None:
-        """End it, and whatever it forked."""
+        """Kill it, and the processes it forked."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -255,7 +255,7 @@ class Member:
             with suppress(BrokenPipeError):
                 pipe.close()
 
-    def _listen(self) -> None:
+    def _read_answers(self) -> None:
         assert self.process.stdout is not None
         with suppress(ValueError):  # closed
             for line in self.process.stdout:
@@ -264,10 +264,10 @@ class Member:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Tell whether all threads of a process are."""
+    """Return whether all threads of a process are stopped."""
     try:
         states = [task.read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").glob("*/stat")]
-    except OSError:  # a thread has just ended, so they are not
+    except OSError:  # a thread has just ended, so they are not stopped
         return False
     return all(state in "TZX" for state in states)
 
@@ -282,10 +282,10 @@ def torture(
     say: Say = lambda line: None,
     keep: bool = False,
 ) -> Report:
-    """Torture an arena's store for so long, and check what happened. Histories are kept if something was wrong.
+    """Torture an arena's store for so many seconds, and check the histories; they are kept if something was wrong.
 
-    Whatever goes wrong besides, such as a store that does not recover, is one of the troubles. The program is what the
-    workers run.
+    Any other failure, such as a store that does not recover, is one of the report's troubles. `program` is what the
+    workers run, `promises` may change what the arena promises, and `say` is called with progress.
     """
     name = arena.__name__
     directory = Path(tempfile.mkdtemp(prefix=f"lockstead-torture-{name}-"))
@@ -321,40 +321,40 @@ def _run(
     arena: Arena, report: Report, histories: Path, recorder: Recorder, *, program: Sequence[str], say: Say
 ) -> None:
     with Registers() as registers, ExitStack() as stack:
-        crew = Crew(arena, histories, report.seed, registers.address, program)
-        nemesis = Nemesis(arena, crew, recorder, random.Random(report.seed))
-        report.faults, report.troubles = nemesis.done, crew.troubles
-        stack.callback(crew.dispose)
-        crew.start()
+        clients = ClientProcesses(arena, histories, report.seed, registers.address, program)
+        nemesis = Nemesis(arena, clients, recorder, random.Random(report.seed))
+        report.faults, report.troubles = nemesis.done, clients.troubles
+        stack.callback(clients.dispose)
+        clients.start()
         progress = Progress(histories)
-        _until(lambda: bool(progress.operations()), START_TIMEOUT)  # else the first harm would be done to nobody
+        _wait_until(lambda: bool(progress.operations()), START_TIMEOUT)  # or the first fault would affect no operation
         with _in_background(lambda: nemesis.run(clock.now() + report.seconds)) as is_over:
             while not is_over(1.0):
-                crew.replace_killed()
+                clients.replace_killed()
                 say(f"{progress.operations()} operations, {nemesis.done.total()} faults")
-        crew.replace_killed()
+        clients.replace_killed()
         say("settling")
         arena.settle()
-        crew.finish()
-        time.sleep(_rest(arena.promises))
+        clients.finish()
+        time.sleep(_settle_time(arena.promises))
         number = recorder.inspect()
-        recorder.inspected(number, crew.look() if arena.one_process else arena.inspect())
+        recorder.inspected(number, clients.inspect() if arena.one_process else arena.inspect())
 
 
-def _until(condition: Callable[[], bool], patience: float) -> None:
-    deadline = time.monotonic() + patience
+def _wait_until(condition: Callable[[], bool], timeout: float) -> None:
+    deadline = time.monotonic() + timeout
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
-def _rest(promises: Promises) -> float:
-    """Tell how long to wait until nothing may be left."""
+def _settle_time(promises: Promises) -> float:
+    """Return the seconds after which nothing may be left in the store."""
     return promises.longest_ttl + 0.1 if promises.longest_ttl < inf else 0.0
 
 
 @contextmanager
 def _in_background(work: Callable[[], None]) -> Iterator[Callable[[float], bool]]:
-    """Run in a thread, and give what waits for it to end; what it raises is raised at the end of the block."""
+    """Run in a thread, and yield a function that waits for its end; the block's end raises what the work raised."""
     failures: list[BaseException] = []
 
     def run() -> None:
@@ -363,8 +363,8 @@ def _in_background(work: Callable[[], None]) -> Iterator[Callable[[float], bool]
         except BaseException as error:
             failures.append(error)
 
-    def is_over(patience: float) -> bool:
-        thread.join(patience)
+    def is_over(timeout: float) -> bool:
+        thread.join(timeout)
         return not thread.is_alive()
 
     thread = threading.Thread(target=run, daemon=True)
@@ -376,7 +376,7 @@ def _in_background(work: Callable[[], None]) -> Iterator[Callable[[float], bool]
 
 
 class Progress:
-    """Counts what was completed, reading on where it left off."""
+    """Counts completed operations, reading only what was added since the last call."""
 
     def __init__(self, histories: Path) -> None:
         self._histories = histories
@@ -398,15 +398,15 @@ def _count(history: History) -> Counter[str]:
     counts["register writes"] = len(history.writes)
     counts["register writes refused"] = sum(one.outcome == "refused" for one in history.writes)
     counts["register reads"] = len(history.reads)
-    counts["rates spent"] = sum(one.allowed for one in history.consumes)
-    counts["rates refused"] = sum(one.is_known and not one.allowed for one in history.consumes)
+    counts["rate requests allowed"] = sum(one.allowed for one in history.consumes)
+    counts["rate requests refused"] = sum(one.is_known and not one.allowed for one in history.consumes)
     return +counts
 
 
 def recoveries(history: History) -> dict[str, float]:
-    """Tell, for each kind of harm done to the store, how long at worst nobody was granted anything once it was over.
+    """Return, for each kind of fault of the store, the longest time without any grant after it ended.
 
-    If the store was harmed again, or otherwise, before that, it counts until then.
+    If another fault began before the next grant, the time counts until then.
     """
     granted = sorted(one.completed for one in history.acquires if one.is_granted)
     worst: dict[str, float] = defaultdict(float)

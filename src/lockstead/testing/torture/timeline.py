@@ -1,7 +1,7 @@
-"""Draw what a history tells: a lane for each client, with what it waited for and held, and faults as bands.
+"""Draw a history: a lane for each client, with what it waited for and held, and faults as bands.
 
-`python -m lockstead.testing.torture.timeline HISTORIES FILE.svg`. Whoever points at something is told what it was, and
-where it is written. It needs no library, so that it can be drawn wherever something went wrong.
+`python -m lockstead.testing.torture.timeline HISTORIES FILE.svg`. The tooltip of an element says what it was, and its
+line in the files. It needs no library, so that it can be drawn wherever a run failed.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from lockstead.testing.torture.checkers import Violation
 from lockstead.testing.torture.history import Acquire, Fault, History, Operation
 
 X = Callable[[float], float]
-"""Where a time is drawn."""
+"""Maps a time to its horizontal position."""
 
 SECOND = 60
-"""Pixels."""
+"""Pixels per second."""
 LEFT, TOP, ROW, BAR = 110, 58, 13, 9
 LABELS = 3
-"""Rows that the names of faults share, since some are close to each other."""
+"""Rows for the names of faults, since some are close to each other."""
 COLOURS = ("#0a58ca", "#2f8fe6", "#6aa5dd", "#041f4d", "#a8693a", "#6d8764", "#8d6e97", "#4d4d4d")
 FAULT, WRONG = "#d9534f", "#d00000"
 STYLE = "text{font:11px sans-serif;fill:#333} .n{font-weight:bold} .f{fill:#a33}"
 
 
 def draw(history: History, accused: Collection[Operation] = ()) -> str:
-    """Draw all of it; what is accused, in red."""
+    """Draw all of it, with the operations of violations in red."""
     known = [one for one in history.operations if one.invoked < inf]
     zero = min((one.invoked for one in known), default=0.0)
     end = max(history.last_seen.values(), default=zero)
@@ -72,7 +72,7 @@ def draw(history: History, accused: Collection[Operation] = ()) -> str:
 
 
 def _lanes(history: History) -> dict[str, list[list[Acquire]]]:
-    """Give each client as many rows as it did things at the same time."""
+    """Give each client as many rows as it had concurrent operations."""
     lanes: dict[str, list[list[Acquire]]] = {}
     for one in sorted(history.acquires, key=lambda one: one.invoked):
         rows = lanes.setdefault(one.client, [])
@@ -86,7 +86,7 @@ def _lanes(history: History) -> dict[str, list[list[Acquire]]]:
 
 
 def _end(one: Acquire, history: History) -> float:
-    """Tell when somebody was done with it, or was heard of for the last time."""
+    """Return when its client had finished with it, or recorded its last event."""
     if not one.is_granted:
         end = one.completed
     elif one.release is not None:
@@ -131,7 +131,7 @@ def _legend(colours: dict[str, str]) -> Iterator[str]:
         yield f'<rect x="{at}" y="8" width="10" height="10" fill="{colour}"/><text x="{at + 14}" y="17">{name}</text>'
         at += 30 + 7 * len(name)
     yield f'<rect x="{at}" y="8" width="10" height="10" fill="{FAULT}" fill-opacity="0.3"/>'
-    yield f'<text x="{at + 14}" y="17">fault; lines wait, bars hold, pale ones are past their trust</text>'
+    yield f'<text x="{at + 14}" y="17">fault; lines wait, bars hold, pale bars are past their trust window</text>'
 
 
 def _scale(zero: float, end: float, bottom: float, x: X) -> Iterator[str]:

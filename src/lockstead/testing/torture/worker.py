@@ -1,8 +1,9 @@
-"""A client process of the torture: hands that use one store in every way there is, and write down what came of it.
+"""A client process of the torture: actors that use one store in every possible way, and record the outcomes.
 
-`python -m lockstead.testing.torture.worker ORDERS`, where the orders are JSON. On stdin it is told what befalls it or
-others (`block loop`, `fork`, `force release`), to `finish`, and to `look` at what is left; it answers each with a line.
-A hand is a thread or a task. What all do is decided by the seed, but for what the others and the store do meanwhile.
+`python -m lockstead.testing.torture.worker CONFIG`, where CONFIG is a `WorkerConfig` as JSON. On stdin it receives
+faults to carry out (`block loop`, `fork`, `force release`), `finish`, and `inspect`, which lists what is left in the
+store; it answers each with a line. An actor is a thread or a task. The seed decides what every actor does, except where
+that depends on other clients and the store.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from lockstead import (
     RetryPolicy,
     StoreError,
 )
-from lockstead.core.lease import margin
 from lockstead.core.model import WHOLE, Ask, Refusal, Renewal, Standing
 from lockstead.core.runtime import drive
+from lockstead.core.timing import margin
 from lockstead.runtimes import clock
 from lockstead.testing.torture import register
 from lockstead.testing.torture.history import Kind, Recorder
@@ -45,46 +46,46 @@ from lockstead.testing.torture.history import Kind, Recorder
 T = TypeVar("T")
 Callback = Callable[[Any], Awaitable[None]]
 
-SHARES = (0.25, 0.5, 1.0)
-"""How long leases live, as parts of the longest ttl there may be."""
+TTL_SHARES = (0.25, 0.5, 1.0)
+"""The ttls of leases, as parts of the longest one allowed."""
 RENEWED, LASTING = 0.8, 0.05
-"""How many holds are renewed, of all; and how many last for longer than a ttl, if they are."""
+"""The share of holds that are renewed; and of those, the share that last for longer than a ttl."""
 LONGEST_WORK = 4.0
-"""Seconds: longer than a lease that is not renewed mostly lives, and than its loss may take to be told."""
+"""Seconds: longer than the ttl of most leases without renewal, and than it may take to signal a loss."""
 LOCKS = ("lock-0", "lock-1", "lock-2", "lock-3")
 SHARED = "shared-0"
 PERMITS, NUMBER_OF_PERMITS = "permits-0", 4
 LEADER, TERM, GRACE, STOPPING = "leader-0", 2.0, 0.8, 0.4
-"""A leader has twice the time it takes to stop."""
+"""The grace is twice the longest time that a leader takes to stop."""
 JOB, KEYS = "job-0", ("once-0", "once-1")
 AT_LEAST = 0.4
 PERIODS = (0.2, 1.0)
-"""Between these, for how many seconds an outcome is remembered: for less than a lease lives."""
+"""Between these, for how many seconds an outcome of `once` is remembered: less than a ttl."""
 RATE, LIMIT, BURST = "rate-0", 20, 5
 NAMES = (*LOCKS, SHARED, PERMITS, LEADER, JOB, *KEYS)
-"""All that are held."""
+"""All names that are held."""
 RETRY = RetryPolicy(max_retries=4, max_delay=0.3)
 BLOCKED = (0.1, 1.5)
 """Between these, how many seconds an event loop is blocked."""
 CHILD_TIMEOUT = 20
-"""Seconds after which a fork's child that has not ended is stuck."""
+"""Seconds after which a forked child that has not ended is killed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig:
-    """What a worker is to do."""
+    """What a worker does, on which store, and where it records it."""
 
     client: str
     history: str
     url: str
     module: str
-    """What is imported before it is opened."""
+    """Imported before the store is opened."""
     options: dict[str, Any]
     workloads: list[str]
-    drivers: list[str]
-    """Any of threads, asyncio and uvloop: a client for each."""
+    runtimes: list[str]
+    """Any of threads, asyncio and uvloop: each gets a client."""
     actors: int
-    """How many each client has."""
+    """How many of them use each client."""
     seed: int
     registers: str
 
@@ -92,12 +93,12 @@ class WorkerConfig:
         return json.dumps(asdict(self))
 
 
-asking: ContextVar[Mapping[str, int]] = ContextVar("asking", default={})  # noqa: B039 - nobody changes it
-"""By name, the numbers of what this thread or task acquires."""
+acquiring: ContextVar[Mapping[str, int]] = ContextVar("acquiring", default={})  # noqa: B039 - never mutated
+"""By name, the numbers of the acquisitions that this thread or task makes."""
 
 
 class StoreObserver:
-    """Knows which place belongs to which acquisition, and records what the store says of those that wait."""
+    """Knows which place belongs to which acquisition, and records the store's answers about waiting places."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -108,7 +109,7 @@ class StoreObserver:
 
         async def recorded_join(ask: Ask, timeout: float) -> Standing | Refusal:
             asked = clock.now()
-            if number := asking.get().get(ask.name):
+            if number := acquiring.get().get(ask.name):
                 self._numbers[ask.owner] = number
             answer: Standing | Refusal = await join(ask, timeout)
             if isinstance(answer, Standing):
@@ -142,14 +143,14 @@ class StoreObserver:
 
 
 class WorkerRuntime(Protocol):
-    """What differs between threads and tasks. What hands do is written once, and never suspends in a thread."""
+    """What differs between threads and tasks. The actors' code is written once, and never suspends in a thread."""
 
     client: Any
     actors: list[Actor]
 
     async def sleep(self, seconds: float) -> None: ...
     async def done(self, result: Any) -> Any:
-        """Await what a method of the client returned, if it must be."""
+        """Await what a method of the client returned, if it is an awaitable."""
         ...
 
     async def inside(self, guard: Any, work: Callable[[Any], Awaitable[None]]) -> None:
@@ -157,19 +158,19 @@ class WorkerRuntime(Protocol):
         ...
 
     async def cancelled_after(self, seconds: float, guard: Any) -> Any:
-        """Acquire, but not for longer; raise GaveUpError then."""
+        """Acquire, and cancel it after so many seconds. Raises CancelledAcquireError then."""
         ...
 
     async def ask_registers(self, address: str, **request: Any) -> dict[str, Any]: ...
     def callback(self, function: Callback) -> Callable[[Any], Any]: ...
     def function(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Callable[[], Any]: ...
     def run(self) -> None:
-        """Have all hands work, and close the client once they are done."""
+        """Run all actors, and close the client when they have ended."""
         ...
 
     def block(self, seconds: float) -> None: ...
-    def in_child(self, orders: WorkerConfig) -> WorkerRuntime:
-        """Give what a fork's child goes on with."""
+    def in_child(self, config: WorkerConfig) -> WorkerRuntime:
+        """Return the runtime that a forked child uses."""
         ...
 
 
@@ -178,16 +179,16 @@ class CancelledAcquireError(Exception):
 
 
 class FailureError(Exception):
-    """What work ends with that is not done."""
+    """Raised by work that fails on purpose."""
 
 
 class Threads:
-    def __init__(self, orders: WorkerConfig, client: DistributedLock | None = None) -> None:
-        self.client = client or DistributedLock(orders.url, retry=RETRY, **orders.options)
+    def __init__(self, config: WorkerConfig, client: DistributedLock | None = None) -> None:
+        self.client = client or DistributedLock(config.url, retry=RETRY, **config.options)
         self.actors: list[Actor] = []
 
     async def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)  # noqa: ASYNC251 - it has a thread of its own
+        time.sleep(seconds)  # noqa: ASYNC251 - every actor has its own thread
 
     async def done(self, result: Any) -> Any:
         return result
@@ -197,7 +198,7 @@ class Threads:
             await work(handle)
 
     async def cancelled_after(self, seconds: float, guard: Any) -> Any:
-        return guard.acquire()  # nobody can cancel a thread
+        return guard.acquire()  # a thread cannot be cancelled
 
     async def ask_registers(self, address: str, **request: Any) -> dict[str, Any]:
         return register.ask(address, **request)
@@ -217,16 +218,16 @@ class Threads:
         self.client.close()
 
     def block(self, seconds: float) -> None:
-        """Keep the interpreter to itself, as a long call of some library in C might."""
+        """Hold the interpreter lock, as a long call into a C library might."""
         ctypes.PyDLL(None).usleep(round(seconds * 1e6))
 
-    def in_child(self, orders: WorkerConfig) -> WorkerRuntime:
-        return Threads(orders, self.client)
+    def in_child(self, config: WorkerConfig) -> WorkerRuntime:
+        return Threads(config, self.client)
 
 
 class Loop:
-    def __init__(self, orders: WorkerConfig, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-        self.client = AsyncDistributedLock(orders.url, retry=RETRY, **orders.options)
+    def __init__(self, config: WorkerConfig, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+        self.client = AsyncDistributedLock(config.url, retry=RETRY, **config.options)
         self.actors: list[Actor] = []
         self._loop = new_loop()
 
@@ -276,21 +277,21 @@ class Loop:
         self._loop.call_soon_threadsafe(block)
         over.wait()
 
-    def in_child(self, orders: WorkerConfig) -> WorkerRuntime:
-        return Threads(orders)
+    def in_child(self, config: WorkerConfig) -> WorkerRuntime:
+        return Threads(config)
 
 
-def _drivers(orders: WorkerConfig) -> list[WorkerRuntime]:
+def _make_runtimes(config: WorkerConfig) -> list[WorkerRuntime]:
     makers: dict[str, Callable[[], WorkerRuntime]] = {
-        "threads": lambda: Threads(orders),
-        "asyncio": lambda: Loop(orders, asyncio.new_event_loop),
-        "uvloop": lambda: Loop(orders, _uvloop()),
+        "threads": lambda: Threads(config),
+        "asyncio": lambda: Loop(config, asyncio.new_event_loop),
+        "uvloop": lambda: Loop(config, _uvloop()),
     }
-    return [makers[name]() for name in orders.drivers]
+    return [makers[name]() for name in config.runtimes]
 
 
 def _uvloop() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Find the other event loop; where it is not installed, there is one only."""
+    """Return uvloop's event loop, or asyncio's where uvloop is not installed."""
     with suppress(ImportError):
         import uvloop  # noqa: PLC0415
 
@@ -303,7 +304,7 @@ async def _as_coroutine(awaitable: Awaitable[T]) -> T:
 
 
 def _or_fail(work: Callable[[], object]) -> None:
-    """End the process if something happens that should not."""
+    """Run the work; end the process with a traceback if it raises."""
     try:
         work()
     except BaseException:
@@ -314,52 +315,52 @@ def _or_fail(work: Callable[[], object]) -> None:
 
 @dataclass
 class Actor:
-    """A thread or task that does one thing after another."""
+    """A thread or task that runs one random action after another."""
 
-    driver: WorkerRuntime
-    witness: StoreObserver
-    orders: WorkerConfig
+    runtime: WorkerRuntime
+    observer: StoreObserver
+    config: WorkerConfig
     chance: random.Random
-    patience: float | None = None
-    """The longest it waits for anything."""
+    max_wait: float | None = None
+    """Seconds: the longest wait for any lock."""
     over: Callable[[], bool] = field(default=lambda: False)
     handle: Any = None
-    """What it holds."""
+    """The handle it holds, if any."""
 
     @property
     def recorder(self) -> Recorder:
-        return self.witness.recorder
+        return self.observer.recorder
 
     async def work(self) -> None:
-        stories = self.stories()
+        actions = self.actions()
         while not self.over():
-            await self.driver.sleep(self.chance.random() ** 2 * 0.05)
-            await self.chance.choice(stories)()
+            await self.runtime.sleep(self.chance.random() ** 2 * 0.05)
+            await self.chance.choice(actions)()
 
-    def stories(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
-        stories: dict[str, list[Callable[[], Coroutine[Any, Any, None]]]] = {
+    def actions(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+        actions: dict[str, list[Callable[[], Coroutine[Any, Any, None]]]] = {
             "lock": [self._lock, self._lock],
             "readwrite": [self._read_or_write],
             "semaphore": [self._permits],
             "multi": [self._several],
-            "election": [self._stand],
+            "election": [self._campaign],
             "background": [self._campaign_in_background],
-            "limiter": [self._spend],
+            "limiter": [self._consume],
             "register": [self._read],
             "singleton": [self._run_a_job],
             "once": [self._do_once],
         }
-        return [story for workload in self.orders.workloads for story in stories.get(workload, ())]
+        return [action for workload in self.config.workloads for action in actions.get(workload, ())]
 
     def can(self, workload: str) -> bool:
-        return workload in self.orders.workloads
+        return workload in self.config.workloads
 
     async def _lock(self) -> None:
         name = self.chance.choice(LOCKS)
-        await self._hold("lock", [name], lambda **options: self.driver.client.lock(name, **options))
+        await self._hold("lock", [name], lambda **options: self.runtime.client.lock(name, **options))
 
     async def _read_or_write(self) -> None:
-        client = self.driver.client
+        client = self.runtime.client
         if self.chance.random() < 0.6:
             await self._hold("read", [SHARED], lambda **options: client.read_lock(SHARED, **options), WHOLE, 1)
         else:
@@ -367,19 +368,19 @@ class Actor:
 
     async def _permits(self) -> None:
         weight = self.chance.randint(1, NUMBER_OF_PERMITS)
-        make = partial(self.driver.client.semaphore, PERMITS, NUMBER_OF_PERMITS, weight)
+        make = partial(self.runtime.client.semaphore, PERMITS, NUMBER_OF_PERMITS, weight)
         await self._hold("permit", [PERMITS], make, NUMBER_OF_PERMITS, weight)
 
     async def _several(self) -> None:
         names = self.chance.sample(LOCKS, 2)
-        await self._hold("lock", names, lambda **options: self.driver.client.multi_lock(names, **options))
+        await self._hold("lock", names, lambda **options: self.runtime.client.multi_lock(names, **options))
 
     async def _hold(
         self, kind: Kind, names: Sequence[str], make: Callable[..., Any], capacity: int = 1, weight: int = 1
     ) -> None:
-        """Acquire in one of several ways, use it if it is to be had, and release it."""
+        """Acquire in one of several ways, use the lock if it was granted, and release it."""
         chance = self.chance
-        way = chance.choice(("block", "block", "by hand", "by hand", "try", "cancel"))
+        way = chance.choice(("block", "block", "handle", "handle", "try", "cancel"))
         timeout = 0 if way == "try" else self._timeout()
         ttl = self._ttl()
         renew = chance.random() < RENEWED
@@ -388,7 +389,7 @@ class Actor:
         if at_least:
             options["at_least"] = at_least
         enter = None
-        # What another task acquired, to be cancelled, is not this one's to enter again.
+        # A cancellable acquire runs in another task, so this one cannot re-enter it.
         if self.can("reentrant") and len(names) == 1 and way != "cancel" and chance.random() < 0.2:
             options["reentrant"] = True
             enter = partial(make, **options)
@@ -421,7 +422,7 @@ class Actor:
         enter: Callable[[], Any] | None = None,
         renewed: bool = True,
     ) -> Callable[[Any], Awaitable[None]]:
-        """Make what is done with a handle: record that it is held, use it, and record that it will not be any more."""
+        """Make the work under a handle: record the grant, use the lock, and record that its release begins."""
 
         async def work(handle: Any) -> None:
             self._granted(numbers, handle)
@@ -435,22 +436,22 @@ class Actor:
     async def _acquire_and_work(
         self, numbers: Mapping[str, int], way: str, guard: Any, work: Callable[[Any], Awaitable[None]]
     ) -> None:
-        asking.set(numbers)
+        acquiring.set(numbers)
         try:
             if way == "block":
-                await self.driver.inside(guard, work)
+                await self.runtime.inside(guard, work)
             else:
                 if way == "try":
-                    handle = await self.driver.done(guard.try_acquire())
+                    handle = await self.runtime.done(guard.try_acquire())
                 elif way == "cancel":
-                    handle = await self.driver.cancelled_after(self.chance.random() ** 2, guard)
+                    handle = await self.runtime.cancelled_after(self.chance.random() ** 2, guard)
                 else:
-                    handle = await self.driver.done(guard.acquire())
+                    handle = await self.runtime.done(guard.acquire())
                 if handle is None:
                     self._ended(numbers, "refused")
                     return
                 await work(handle)
-                await self.driver.done(handle.release())
+                await self.runtime.done(handle.release())
         except LockLostError:
             self._released(numbers, "lost")
         except LockAcquisitionError:
@@ -466,7 +467,7 @@ class Actor:
             self._released(numbers, "done")
         finally:
             self.handle = None
-            self.witness.forget(numbers)
+            self.observer.forget(numbers)
 
     async def _use(
         self,
@@ -477,7 +478,7 @@ class Actor:
         enter: Callable[[], Any] | None,
         renewed: bool,
     ) -> None:
-        """Work for as long as it is held; mostly for a short while, sometimes for longer than it is renewed."""
+        """Work while it is held: mostly for a short time, sometimes for longer than its ttl."""
         chance = self.chance
         until = clock.now() + (
             min(ttl * 1.5, LONGEST_WORK) if chance.random() < LASTING else chance.random() ** 3 * 0.2
@@ -491,28 +492,28 @@ class Actor:
             if fenced and luck < 0.4:
                 if luck < 0.02:
                     longest = min(ttl, LONGEST_WORK) if renewed else LONGEST_WORK
-                    await self.driver.sleep(longest * chance.random())  # it held when it looked, and may not any more
+                    await self.runtime.sleep(longest * chance.random())  # held at the check, perhaps not at the write
                 await self._write(name)
             elif luck < 0.45:
                 await self._extend(ttl * (0.5 + chance.random() / 2))
             elif enter is not None and luck < 0.6:
                 await self._enter_again(numbers, enter())
-            await self.driver.sleep(chance.random() * 0.02)
+            await self.runtime.sleep(chance.random() * 0.02)
         if fenced:
             await self._write(name)
 
     async def _enter_again(self, numbers: Mapping[str, int], guard: Any) -> None:
-        """Hold what is held already once more, which takes no place of its own."""
-        with suppress(LockLostError, StoreError):  # the next look at the handle tells
-            again = await self.driver.done(guard.acquire())
-            assert again.fence == self.handle.fence, "what was entered again is another hold"
+        """Acquire re-entrantly what is held already, which adds no place."""
+        with suppress(LockLostError, StoreError):  # the next check of the handle records it
+            again = await self.runtime.done(guard.acquire())
+            assert again.fence == self.handle.fence, "a re-entrant acquire made another hold"
             for number in numbers.values():
                 self.recorder.check(number, again)
-            await self.driver.done(again.release())
+            await self.runtime.done(again.release())
 
     async def _extend(self, seconds: float) -> None:
-        with suppress(LockLostError, StoreError):  # the next look at the handle tells
-            await self.driver.done(self.handle.extend(seconds))
+        with suppress(LockLostError, StoreError):  # the next check of the handle records it
+            await self.runtime.done(self.handle.extend(seconds))
 
     async def _write(self, name: str) -> None:
         await self.write(name, self.handle.fence if hasattr(self.handle, "fence") else self.handle.fences[name])
@@ -520,56 +521,56 @@ class Actor:
     async def write(self, name: str, fence: int) -> None:
         value = self.chance.randrange(10**12)
         number = self.recorder.write(name, value, fence)
-        answer = await self.driver.ask_registers(self.orders.registers, name=name, fence=fence, value=value)
+        answer = await self.runtime.ask_registers(self.config.registers, name=name, fence=fence, value=value)
         self.recorder.wrote(number, "accepted" if answer["accepted"] else "refused")
 
     async def _read(self) -> None:
         name = self.chance.choice((*LOCKS, SHARED, LEADER, JOB))
         number = self.recorder.read(name)
-        answer = await self.driver.ask_registers(self.orders.registers, name=name)
+        answer = await self.runtime.ask_registers(self.config.registers, name=name)
         self.recorder.got(number, answer["value"], answer["fence"])
 
-    async def _stand(self) -> None:
+    async def _campaign(self) -> None:
         """Campaign, lead if elected, and resign."""
         chance = self.chance
         timeout = self._timeout()
         number = self.recorder.acquire(LEADER, kind="leader", ttl=TERM, timeout=timeout)
         numbers = {LEADER: number}
-        takes = STOPPING * chance.random()
+        time_to_stop = STOPPING * chance.random()
 
         async def on_elected(_: Any) -> None:
             self.recorder.elected(number)
 
         async def on_lost(_: Any) -> None:
             self.recorder.deposed(number)
-            await self.driver.sleep(takes)
+            await self.runtime.sleep(time_to_stop)
             self.recorder.stopped(number)
 
-        election = self.driver.client.election(
+        election = self.runtime.client.election(
             LEADER,
             ttl=TERM,
             grace=GRACE,
-            on_elected=self.driver.callback(on_elected),
-            on_lost=self.driver.callback(on_lost),
+            on_elected=self.runtime.callback(on_elected),
+            on_lost=self.runtime.callback(on_lost),
         )
         work = self._make_work(numbers, TERM / 2, fenced=True)
-        await self._acquire_and_work(numbers, chance.choice(("block", "by hand")), election.lead(timeout), work)
+        await self._acquire_and_work(numbers, chance.choice(("block", "handle")), election.lead(timeout), work)
 
     async def _campaign_in_background(self) -> None:
-        """Be a candidate for a while, through whatever comes."""
-        asking.set({})  # or the candidate's task takes its places for those of what was acquired last
+        """Be a candidate in the background for a while, whatever happens."""
+        acquiring.set({})  # or the candidate's task would record its places under the last acquisition
         candidate = Candidate(self)
         candidate.election.start()
-        await self.driver.sleep(self.chance.uniform(0.2, self.patience or 1.5 * TERM))
+        await self.runtime.sleep(self.chance.uniform(0.2, self.max_wait or 1.5 * TERM))
         candidate.stop_checking()
-        await self.driver.done(candidate.election.stop())
+        await self.runtime.done(candidate.election.stop())
         candidate.end()
 
     async def _run_a_job(self) -> None:
-        """Be one of many who start a job that one runs: by hand, or by calling what is decorated."""
+        """Start a singleton job, which one of many clients runs: through a handle, or as a decorated function."""
         ttl = self._ttl()
         at_least = self.chance.random() * AT_LEAST if self.can("at_least") else 0.0
-        job = self.driver.client.singleton(JOB, at_most=ttl, at_least=at_least)
+        job = self.runtime.client.singleton(JOB, at_most=ttl, at_least=at_least)
         number = self.recorder.acquire(
             JOB, kind="job", ttl=ttl, queue=False, timeout=0.0, renew=False, at_least=at_least
         )
@@ -578,50 +579,50 @@ class Actor:
             await self._acquire_and_work(numbers, "try", job, self._make_work(numbers, ttl, fenced=True))
         else:
             recorded = RecordedCall(self, number, ttl)
-            await recorded.run(job(self.driver.function(recorded.work)))
-            if recorded.is_over:
+            await recorded.run(job(self.runtime.function(recorded.work)))
+            if recorded.has_run:
                 self.recorder.released(number)
             elif recorded.was_skipped:
                 self.recorder.ended(number, "refused")
 
     async def _do_once(self) -> None:
-        """Do what is to be done once, fail at it, or learn what came of it."""
+        """Run the work of `once`, fail at it, or get its remembered outcome."""
         chance = self.chance
         key, ttl, period, timeout = chance.choice(KEYS), self._ttl(), chance.uniform(*PERIODS), self._timeout()
-        once = self.driver.client.once(key, period, ttl=ttl, timeout=timeout)
+        once = self.runtime.client.once(key, period, ttl=ttl, timeout=timeout)
         number = self.recorder.acquire(key, kind="once", ttl=ttl, queue=False, timeout=timeout, period=period)
         recorded = RecordedCall(self, number, ttl, chance.randrange(10**12), fails=chance.random() < 0.2)
-        outcome = await recorded.run(partial(once.run, self.driver.function(recorded.work)))
+        outcome = await recorded.run(partial(once.run, self.runtime.function(recorded.work)))
         if outcome is not None and not outcome.ran:
             self.recorder.remembered(number, outcome.value)
         elif outcome is not None:
             found = None
             with suppress(StoreError):
-                found = await self.driver.done(once.outcome())
+                found = await self.runtime.done(once.outcome())
             self.recorder.released(number, "done" if found and found.value == recorded.value else "error")
 
     def _ttl(self) -> float:
-        ttl: float = self.orders.options["ttl"] * self.chance.choice(SHARES)
+        ttl: float = self.config.options["ttl"] * self.chance.choice(TTL_SHARES)
         return ttl
 
     def _timeout(self) -> float | None:
         timeout = self.chance.choice((None, 0.05, 0.5, 2.0))
-        return self.patience if timeout is None or self.patience is not None else timeout
+        return self.max_wait if timeout is None or self.max_wait is not None else timeout
 
-    async def _spend(self) -> None:
+    async def _consume(self) -> None:
         cost = self.chance.randint(1, 3)
-        limiter = self.driver.client.rate_limiter(RATE, LIMIT, 1.0, BURST)
+        limiter = self.runtime.client.rate_limiter(RATE, LIMIT, 1.0, BURST)
         for _ in range(self.chance.randint(1, 6)):
-            number = self.recorder.spend(RATE, cost, interval=1 / LIMIT, burst=BURST)
+            number = self.recorder.consume(RATE, cost, interval=1 / LIMIT, burst=BURST)
             try:
                 if self.chance.random() < 0.3:
-                    await self.driver.done(limiter.acquire(cost, timeout=0.5))
-                    self.recorder.spent(number, allowed=True)
+                    await self.runtime.done(limiter.acquire(cost, timeout=0.5))
+                    self.recorder.consumed(number, allowed=True)
                 else:
-                    decision = await self.driver.done(limiter.try_acquire(cost))
-                    self.recorder.spent(number, decision.allowed, decision.retry_after)
+                    decision = await self.runtime.done(limiter.try_acquire(cost))
+                    self.recorder.consumed(number, decision.allowed, decision.retry_after)
             except RateLimitError as error:
-                self.recorder.spent(number, allowed=False, retry_after=error.retry_after)
+                self.recorder.consumed(number, allowed=False, retry_after=error.retry_after)
             except StoreError:
                 return
 
@@ -631,8 +632,8 @@ class Actor:
             self.recorder.granted(number, handle, handle.fences[name] if hasattr(handle, "fences") else handle.fence)
 
     def _check(self, numbers: Mapping[str, int]) -> bool:
-        looks = [self.recorder.check(number, self.handle) for number in numbers.values()]
-        return all(looks)
+        checks = [self.recorder.check(number, self.handle) for number in numbers.values()]
+        return all(checks)
 
     def _lost(self, numbers: Mapping[str, int], _: Any) -> None:
         for number in numbers.values():
@@ -652,7 +653,7 @@ class Actor:
 
 
 class RecordedCall:
-    """What a function does that is given no handle: how long it is held is deduced from when it was asked for."""
+    """A function that gets no handle: how long the lock is held is deduced from the time of the request."""
 
     holder_id = ""
 
@@ -671,23 +672,23 @@ class RecordedCall:
         return max(self._until - clock.now(), 0.0)
 
     @property
-    def is_over(self) -> bool:
-        """Whether the function was called, and all went well."""
+    def has_run(self) -> bool:
+        """Whether the function was called, and the call returned without an error."""
         return self._began and self._returned
 
     @property
     def was_skipped(self) -> bool:
-        """Whether it was not called, because somebody else does it."""
+        """Whether it was not called, because another client runs it."""
         return not self._began and self._returned
 
     async def work(self) -> Any:
-        """Be the function."""
+        """Run as the function."""
         recorder = self._actor.recorder
         self._began = True
         recorder.granted(self._number, self, 0)
         value = None
         try:
-            await self._actor.driver.sleep(self._seconds)
+            await self._actor.runtime.sleep(self._seconds)
             if self._fails:
                 raise FailureError
             value = self.value
@@ -696,10 +697,10 @@ class RecordedCall:
         return self.value
 
     async def run(self, call: Callable[[], Any]) -> Any:
-        """Call what calls the function, if somebody else does not; note why it was not, or not done."""
+        """Call the wrapper of the function, and record why the function was not called, or failed."""
         recorder, number = self._actor.recorder, self._number
         try:
-            result = await self._actor.driver.done(call())
+            result = await self._actor.runtime.done(call())
         except LockLostError:
             recorder.released(number, "lost")
         except FailureError:
@@ -717,7 +718,7 @@ class RecordedCall:
 
 
 class Candidate:
-    """A candidate in the background. Each of its terms is recorded as an acquisition of its own."""
+    """A candidate in the background. Each of its terms is recorded as a separate acquisition."""
 
     def __init__(self, actor: Actor) -> None:
         self._actor = actor
@@ -725,14 +726,14 @@ class Candidate:
         self._mutex = threading.Lock()
         self._checks = True
         self._is_elected = False
-        self._number = self._stand()
-        callback = actor.driver.callback
-        self.election = actor.driver.client.election(
-            LEADER, ttl=TERM, grace=GRACE, on_elected=callback(self._lead), on_lost=callback(self._part)
+        self._number = self._begin_term()
+        callback = actor.runtime.callback
+        self.election = actor.runtime.client.election(
+            LEADER, ttl=TERM, grace=GRACE, on_elected=callback(self._on_elected), on_lost=callback(self._on_lost)
         )
 
     def stop_checking(self) -> None:
-        """Let nobody be surprised that what is about to be given up is not held any more."""
+        """Record no more checks: the lock is about to be released, and a check would show a loss."""
         with self._mutex:
             self._checks = False
 
@@ -741,11 +742,11 @@ class Candidate:
         if not self._is_elected:
             self._actor.recorder.ended(self._number, "cancelled")
 
-    def _stand(self) -> int:
+    def _begin_term(self) -> int:
         return self._actor.recorder.acquire(LEADER, kind="leader", ttl=TERM)
 
-    async def _lead(self, leadership: Any) -> None:
-        """Begin and return, or be the work; lead on after it, resign, or fail."""
+    async def _on_elected(self, leadership: Any) -> None:
+        """Work for a while; then continue to lead, resign, or fail."""
         recorder, number, chance = self._actor.recorder, self._number, self._chance
         recorder.elected(number)
         self._is_elected = True
@@ -754,15 +755,15 @@ class Candidate:
         while clock.now() < until and self._check(number, leadership):
             if self._actor.can("register"):
                 await self._actor.write(LEADER, leadership.fence)
-            await self._actor.driver.sleep(chance.random() * 0.1)
+            await self._actor.runtime.sleep(chance.random() * 0.1)
         match chance.randrange(6):
             case 0:
                 raise FailureError
             case 1 | 2:
-                await self._actor.driver.done(leadership.resign())
+                await self._actor.runtime.done(leadership.resign())
 
-    async def _part(self, leadership: Any) -> None:
-        """Stop leading, and stand again."""
+    async def _on_lost(self, leadership: Any) -> None:
+        """Stop leading, and begin the record of the next term."""
         recorder, number = self._actor.recorder, self._number
         recorder.deposed(number)
         is_lost = leadership.lost.is_set()
@@ -770,11 +771,11 @@ class Candidate:
             recorder.lost(number)
         else:
             recorder.release(number)
-        await self._actor.driver.sleep(STOPPING * self._chance.random())
+        await self._actor.runtime.sleep(STOPPING * self._chance.random())
         recorder.stopped(number)
         if not is_lost:
-            recorder.released(number, "error")  # nobody is told what comes of it
-        self._is_elected, self._number = False, self._stand()
+            recorder.released(number, "error")  # the release's outcome is not reported to on_lost
+        self._is_elected, self._number = False, self._begin_term()
 
     def _check(self, number: int, leadership: Any) -> bool:
         with self._mutex:
@@ -782,20 +783,20 @@ class Candidate:
 
 
 class Worker:
-    def __init__(self, orders: WorkerConfig) -> None:
-        self._config = orders
-        self._chance = random.Random(orders.seed)
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._chance = random.Random(config.seed)
         self._finished = threading.Event()
-        self._observer = StoreObserver(self._recorder(orders.client))
-        self._drivers = _drivers(orders)
+        self._observer = StoreObserver(self._recorder(config.client))
+        self._runtimes = _make_runtimes(config)
         self._children = 0
-        for driver in self._drivers:
-            self._observer.watch(driver.client._engine.store)
-            driver.actors = [self._actor(driver) for _ in range(orders.actors)]
+        for runtime in self._runtimes:
+            self._observer.watch(runtime.client._engine.store)
+            runtime.actors = [self._actor(runtime) for _ in range(config.actors)]
 
     def run(self) -> None:
-        """Work, and do what is said, until told to finish."""
-        threads = [threading.Thread(target=_or_fail, args=(driver.run,)) for driver in self._drivers]
+        """Work, and handle the commands on stdin until it is closed."""
+        threads = [threading.Thread(target=_or_fail, args=(runtime.run,)) for runtime in self._runtimes]
         for thread in threads:
             thread.start()
         for line in sys.stdin:
@@ -805,68 +806,68 @@ class Worker:
                     for thread in threads:
                         thread.join()
                     _answer("finished")
-                case "look":
+                case "inspect":
                     with DistributedLock(self._config.url, **self._config.options) as locks:
                         _answer(json.dumps([repr(info) for info in locks.inspect()]))
-                case order:
-                    self._inject(order)
+                case fault:
+                    self._inject(fault)
                     _answer("done")
-        os._exit(0)  # whoever gave orders is gone
+        os._exit(0)  # the runner is gone
 
-    def _inject(self, order: str) -> None:
-        match order:
+    def _inject(self, fault: str) -> None:
+        match fault:
             case "block loop":
-                self._chance.choice(self._drivers).block(self._chance.uniform(*BLOCKED))
+                self._chance.choice(self._runtimes).block(self._chance.uniform(*BLOCKED))
             case "fork":
                 self._fork()
             case "force release":
                 self._force_release()
             case _:
-                raise ValueError(f"{order!r} is no order")
+                raise ValueError(f"unknown fault: {fault!r}")
 
     def _fork(self) -> None:
         self._children += 1
-        self._chance.random()  # or each child would do what the last one did, and write the same values
+        self._chance.random()  # or each child would repeat the last one's actions, and write the same values
         if pid := os.fork():
             _, status = os.waitpid(pid, 0)
             if code := os.waitstatus_to_exitcode(status):
-                raise RuntimeError(f"a fork's child ended with {code}")
+                raise RuntimeError(f"a forked child ended with {code}")
             return
         signal.alarm(CHILD_TIMEOUT)
         _or_fail(self._run_child)
         os._exit(0)
 
     def _force_release(self) -> None:
-        """Take a name away from whoever holds it, as a stranger."""
+        """Release a name by force, as another client."""
         name = self._chance.choice(NAMES)
         recorder = self._observer.recorder
         number = recorder.evict(name)
         info = None
-        with suppress(StoreError), DistributedLock(self._config.url, retry=RETRY, **self._config.options) as stranger:
-            info = stranger.force_release(name)
+        with suppress(StoreError), DistributedLock(self._config.url, retry=RETRY, **self._config.options) as other:
+            info = other.force_release(name)
         recorder.evicted(number, [holder.fence for holder in info.holders] if info else [])
 
     def _run_child(self) -> None:
-        """Find what the parent holds worthless here, and go on as a client of one's own."""
-        parent = self._chance.choice(self._drivers)
+        """Check that the parent's handles are not held here, and continue as a separate client."""
+        parent = self._chance.choice(self._runtimes)
         is_shared = parent.client._engine.store.capabilities.processes
         name = f"{self._config.client}-child{self._children}"
         self._observer.reset(self._recorder(name, ".jsonl" if is_shared else ".apart"))
         for actor in parent.actors:
-            assert actor.handle is None or not actor.handle.is_held, "a fork's child holds what its parent does"
-        driver = parent.in_child(self._config)
-        if driver.client is not parent.client:
-            self._observer.watch(driver.client._engine.store)
-        actor = self._actor(driver, patience=0.5)
-        if not is_shared:  # its fences mean nothing beside the parent's
-            actor.orders = replace(self._config, workloads=[one for one in actor.orders.workloads if one != "register"])
+            assert actor.handle is None or not actor.handle.is_held, "a forked child holds its parent's lock"
+        runtime = parent.in_child(self._config)
+        if runtime.client is not parent.client:
+            self._observer.watch(runtime.client._engine.store)
+        actor = self._actor(runtime, max_wait=0.5)
+        if not is_shared:  # its fences cannot be compared with the parent's
+            actor.config = replace(self._config, workloads=[one for one in actor.config.workloads if one != "register"])
         for _ in range(4):
-            drive(actor.chance.choice(actor.stories())())
-        driver.client.close()
+            drive(actor.chance.choice(actor.actions())())
+        runtime.client.close()
 
-    def _actor(self, driver: WorkerRuntime, patience: float | None = None) -> Actor:
+    def _actor(self, runtime: WorkerRuntime, max_wait: float | None = None) -> Actor:
         chance = random.Random(self._chance.random())
-        return Actor(driver, self._observer, self._config, chance, patience, over=self._finished.is_set)
+        return Actor(runtime, self._observer, self._config, chance, max_wait, over=self._finished.is_set)
 
     def _recorder(self, client: str, suffix: str = ".jsonl") -> Recorder:
         return Recorder(Path(self._config.history) / f"{client}{suffix}", client)
@@ -877,10 +878,10 @@ def _answer(line: str) -> None:
 
 
 def main() -> None:
-    orders = WorkerConfig(**json.loads(sys.argv[1]))
-    if orders.module:
-        import_module(orders.module)
-    _or_fail(Worker(orders).run)
+    config = WorkerConfig(**json.loads(sys.argv[1]))
+    if config.module:
+        import_module(config.module)
+    _or_fail(Worker(config).run)
 
 
 if __name__ == "__main__":
