@@ -6,33 +6,15 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from lockstead import DistributedLock, LockInfo
+from tests.harness.conditions import eventually
+from tests.harness.processes import close_pipes, spawn
 
-PATIENCE = 15.0
-
-
-def eventually(condition: Callable[[], Any], what: str, within: float = PATIENCE) -> Any:
-    """Wait until a condition holds, and return what it returned; fail if it does not in time."""
-    deadline = time.monotonic() + within
-    while not (outcome := condition()):
-        assert time.monotonic() < deadline, f"not within {within:g} s: {what}"
-        time.sleep(0.01)
-    return outcome
-
-
-def is_alive(pid: int) -> bool:
-    """Tell whether a process can still do something: a zombie cannot."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
+COMMAND = (sys.executable, "-m", "lockstead")
 
 
 class Lockstead:
@@ -48,7 +30,7 @@ class Lockstead:
     def __call__(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run the command to its end."""
         return subprocess.run(
-            [sys.executable, "-m", "lockstead", *arguments],
+            [*COMMAND, *arguments],
             env=self.environment,
             capture_output=True,
             text=True,
@@ -65,12 +47,8 @@ class Lockstead:
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         """Start the command; whatever is left of it ends with the test."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "lockstead", *arguments],
-            env=self.environment,
-            text=True,
-            **({"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options),
-        )
+        defaults = {"stdin": subprocess.DEVNULL, "start_new_session": False}
+        process = spawn([*COMMAND, *arguments], env=self.environment, **(defaults | options))
         self._started.append(process)
         return process
 
@@ -92,6 +70,4 @@ class Lockstead:
                     process.wait(5)
             process.kill()
             process.wait()
-            for stream in (process.stdout, process.stderr):
-                if stream is not None:
-                    stream.close()
+            close_pipes(process)

@@ -18,17 +18,17 @@ from lockstead.cli.terminal import Terminal
 PR_SET_PDEATHSIG = 1
 
 FOR_COMMAND_ALONE = (Signals.SIGUSR1, Signals.SIGUSR2)
-"""Signals that mean something to programs that expect them, and kill all others."""
+"""Signals that kill every program without a handler for them: only the command is known to expect them."""
 TERMINAL_ACCESS = (Signals.SIGTTIN, Signals.SIGTTOU)
 """Signals that stop a group when it uses the terminal from the background."""
 SETTLE_TIME = 0.01
-"""How long another thread may take to finish what it is at, or the kernel to stop this one."""
+"""Seconds for other threads to finish what they are doing, and for the kernel to stop this one."""
 
 
 class Child:
     """One running command.
 
-    Not promised: what it leaves running when it ends is not touched; a descendant that leaves the process group
+    Not promised: processes it leaves running when it ends are not stopped; a descendant that leaves the process group
     (setsid) or runs as another user (sudo) cannot be stopped; and when this process is killed, the kernel kills the
     command (on Linux) but not its descendants.
     """
@@ -36,19 +36,20 @@ class Child:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], renew: Callable[[], bool]) -> None:
         """Start it. Raises OSError if it cannot be started.
 
-        `renew` is called around a stop by the terminal (Ctrl-Z); if it returns False afterwards, the command does not
-        run on but is killed.
+        `renew` is called before and after a stop by the terminal (Ctrl-Z); if it returns False afterwards, the command
+        is killed instead of resumed.
         """
         self._renew = renew
         self._status: int | None = None
         self._forwarded: set[Signals] = set()
         self._terminal = Terminal()
         self._has_terminal = self._terminal.is_spare()
-        # Whoever lends the terminal is in the background, and this would stop him when he writes or takes it back.
+        # While the command has the terminal, this process is in the background: SIGTTOU would stop it when it writes
+        # or takes the terminal back.
         self._on_background_write = signal.signal(Signals.SIGTTOU, signal.SIG_IGN) or signal.SIG_DFL
         try:
-            # There are other threads, so between fork and exec nothing may be done that needs a lock of theirs: only a
-            # few system calls, looked up before. The store lets go of its file around the fork by itself.
+            # Other threads may hold interpreter locks at the fork, so between fork and exec only a few system calls are
+            # made, resolved beforehand. The store closes its file around the fork by itself.
             self._process = subprocess.Popen(  # noqa: S603 - the user's own command
                 command,
                 env=dict(environment),
@@ -69,23 +70,23 @@ class Child:
         self._restore()
 
     @property
-    def ending(self) -> int:
+    def status(self) -> int:
         """The exit code, or the negative number of the signal that ended it."""
         assert self._status is not None
         return self._status
 
     @property
     def was_interrupted_from_terminal(self) -> bool:
-        """Whether Ctrl-C ended it, which the terminal sent to the command's group alone."""
+        """Whether it was ended by Ctrl-C, which the terminal sent to the command's group alone."""
         by_interrupt = self._status == -Signals.SIGINT
         return by_interrupt and self._has_terminal and Signals.SIGINT not in self._forwarded
 
     def was_forwarded(self, *numbers: Signals) -> bool:
-        """Tell whether any of these signals was passed on."""
+        """Return whether any of these signals was passed on."""
         return not self._forwarded.isdisjoint(numbers)
 
     def has_ended(self) -> bool:
-        """Look without waiting, and go along if the terminal has stopped it."""
+        """Check without waiting; if the terminal has stopped the command, stop this process too until it is resumed."""
         pid, status = os.waitpid(self._process.pid, os.WNOHANG | (os.WUNTRACED if self._terminal.is_there else 0))
         if pid and os.WIFSTOPPED(status):
             self._stop_with_command(Signals(os.WSTOPSIG(status)))
@@ -96,7 +97,7 @@ class Child:
         return self._status is not None
 
     def forward(self, number: Signals) -> None:
-        """Pass a signal on: to the whole group, unless it only means something to the command itself."""
+        """Pass a signal on: to the whole group, or to the command alone if only the command may expect it."""
         self._forwarded.add(number)
         if number in FOR_COMMAND_ALONE:
             with suppress(PermissionError):
@@ -107,14 +108,15 @@ class Child:
     def signal_group(self, number: Signals) -> None:
         """Signal the command and its descendants; also after its end, for as long as any descendants are left.
 
-        Group numbers are not used again while a member lives, and without one not before all others were used.
+        Safe after the end: a group number is not reused while a process of the group exists, nor afterwards before
+        all other numbers were used.
         """
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
     def _stop_with_command(self, number: Signals) -> None:
-        """Stop too when the terminal has stopped the command, so that the shell gets its prompt back; then go on."""
-        if number is Signals.SIGSTOP:  # not the terminal's doing: whoever sent it will resume the command himself
+        """Stop too when the terminal has stopped the command, so that the shell shows its prompt; then resume both."""
+        if number is Signals.SIGSTOP:  # not sent by the terminal: its sender has to resume the command
             return
         only_needs_terminal = number in TERMINAL_ACCESS and self._terminal.is_ours()
         if not only_needs_terminal and not self._stop_our_job():
@@ -126,10 +128,10 @@ class Child:
         self.signal_group(Signals.SIGCONT)
 
     def _stop_our_job(self) -> bool:
-        """Stop until the shell resumes us, and say whether the lease has outlived that: nobody renews meanwhile.
+        """Stop until the shell resumes this job; return whether the lock is still held, as renewals stop meanwhile.
 
         The kernel does not stop a job that no shell could resume. A renewal just before makes sure that none is under
-        way: a process that is stopped in the middle of a transaction locks everybody else out of SQLite.
+        way: a process that is stopped in the middle of a transaction locks every other process out of SQLite.
         """
         self._reclaim_terminal()
         self._renew()
@@ -148,7 +150,7 @@ class Child:
             self._has_terminal = False
 
     def _make_preexec(self) -> Callable[[], None]:
-        """Make what runs in the new process just before it becomes the command."""
+        """Make the function that runs in the new process just before it becomes the command."""
         parent = os.getpid()
         die_with_parent = _parent_death_signal()
         on_background_write = self._on_background_write
@@ -156,7 +158,7 @@ class Child:
 
         def prepare() -> None:
             die_with_parent()
-            if os.getppid() != parent:  # it was too late for that
+            if os.getppid() != parent:  # the parent ended before the kernel was asked
                 os.kill(os.getpid(), Signals.SIGKILL)
             if terminal is not None:
                 terminal.set_foreground(os.getpid())
@@ -166,7 +168,7 @@ class Child:
 
 
 def _parent_death_signal() -> Callable[[], object]:
-    """Find how a process asks to be killed when its parent ends; elsewhere than on Linux it cannot."""
+    """Return the call by which a process asks the kernel to be killed when its parent ends; on Linux only."""
     if sys.platform != "linux":
         return lambda: None
     prctl = ctypes.CDLL(None).prctl

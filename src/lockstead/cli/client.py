@@ -1,4 +1,4 @@
-"""The client every subcommand talks through."""
+"""The client that every subcommand uses."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lockstead.stores.registry import shown
 def open_client(url: str | None, ttl: float = 30.0) -> DistributedLock:
     """Open the store of --url, else of LOCKSTEAD_URL, else the user's own SQLite file.
 
-    Refuses a store that ends with this process, in which nobody could ever be met.
+    Refuses the memory store: it ends with this process, so it could never hold a lock of another one.
     """
     chosen = url or os.environ.get("LOCKSTEAD_URL") or ""
     if chosen.startswith("memory:"):
-        msg = f"{shown(chosen)} lives inside one process, where no other could see it: choose sqlite:// or a server"
+        msg = f"{shown(chosen)} exists inside one process only, which no other can reach: choose sqlite:// or a server"
         raise Failure(Exit.BAD_INPUT, msg)
     return DistributedLock(url, ttl=ttl)

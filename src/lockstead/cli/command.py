@@ -1,4 +1,4 @@
-"""The `lockstead` command: a thin layer over the public API."""
+"""Parse the command line, call the subcommand, turn errors into exit codes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ MODULES = {
     "doctor": "doctor",
     "migrate": "migrate",
 }
-"""Where each subcommand is, as a function of its name; imported when called, for not every system can import all."""
+"""The module of each subcommand, which has a function of its name. Imported on use: not every system can import all."""
 
 RUNNING = ("run", "elect")
-"""The subcommands that run what comes after --."""
+"""The subcommands that run the command after --."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,12 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except KeyboardInterrupt:
         if sys.stdin is not None and sys.stdin.isatty():
-            # A shell that runs a script goes on with it unless what it waits for is ended by the signal itself.
+            # A shell ends its script only if the process it waits for was ended by the signal itself.
             signal.signal(Signals.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), Signals.SIGINT)
         return SIGNALLED + Signals.SIGINT
     except BrokenPipeError:
-        # Python would flush again at exit, and complain again.
+        # Python would flush again at exit, and fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return SIGNALLED + Signals.SIGPIPE
     except (Failure, LockError) as error:
@@ -78,14 +78,14 @@ def _dispatch(argv: list[str]) -> int:
         return Exit.BAD_INPUT
     try:
         arguments, surplus = parser.parse_known_args(argv)
-    except SystemExit:  # after --help or --version: all other ends are Failures
+    except SystemExit:  # after --help or --version: everything else raises Failure
         return 0
     if arguments.command in RUNNING and not command_line:
         example = " ".join("…" if may_be_secret(word) else word for word in surplus) or "CMD"
-        msg = f"what is to be run comes after --: lockstead {arguments.command} {arguments.name} -- {example}"
+        msg = f"put the command to run after --: lockstead {arguments.command} {arguments.name} -- {example}"
         raise Failure(Exit.BAD_INPUT, msg)
     if surplus:
-        parser.error(f"not understood: {' '.join(surplus)}")
+        parser.error(f"unrecognized arguments: {' '.join(surplus)}")
     arguments.command_line = command_line
     function = getattr(import_module(f"lockstead.cli.{MODULES[arguments.command]}"), arguments.command)
     return int(function(arguments))

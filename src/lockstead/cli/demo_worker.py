@@ -1,6 +1,6 @@
-"""One of the processes of `lockstead demo`; see demo.py for the play it acts in.
+"""One worker process of `lockstead demo`; demo.py has the scenario.
 
-It tells what it does, one JSON object a line, on stdout, and goes on whenever it is sent a line on stdin.
+It reports what it does on stdout, one JSON object per line, and proceeds when it receives a line on stdin.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from lockstead.blocking import DistributedLock
 from lockstead.errors import LockLostError
 
 
-class Ledger:
-    """A counter in a file. What must not happen to it: that two processes count at once.
+class CounterFile:
+    """A counter in a file, which two processes must not increment at once.
 
-    Like every resource that takes fencing seriously it remembers the largest fence it has seen.
+    Like every resource that enforces fences, it stores the largest one it has seen.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,7 +32,7 @@ class Ledger:
         return int(json.loads(self._path.read_text(encoding="ascii"))["counter"])
 
     def write(self, counter: int, fence: int) -> int:
-        """Replace the counter, unless a holder with a larger fence was here before; return the largest fence."""
+        """Replace the counter, unless a holder with a larger fence wrote before; return the largest fence seen."""
         with self._path.open("r+", encoding="ascii") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # comparing and writing is one step, as in UPDATE … WHERE fence <= ?
             newest = int(json.load(file)["fence"])
@@ -43,10 +43,10 @@ class Ledger:
             return max(fence, newest)
 
 
-def work(worker: str, locks: DistributedLock, name: str, ledger: Ledger, increments: int) -> None:
+def work(worker: str, locks: DistributedLock, name: str, file: CounterFile, increments: int) -> None:
     """Increment the counter so many times, each time under the lock."""
 
-    def tell(what: str, **details: object) -> None:
+    def report(what: str, **details: object) -> None:
         sys.stdout.write(json.dumps({"worker": worker, "what": what, "time": time.monotonic(), **details}) + "\n")
         sys.stdout.flush()
 
@@ -56,27 +56,27 @@ def work(worker: str, locks: DistributedLock, name: str, ledger: Ledger, increme
 
     with locks:
         locks.is_locked(name)  # connects
-        tell("ready")
+        report("ready")
         wait_to_proceed()
         while increments:
             handle = locks.acquire(name, metadata={"worker": worker})
-            counter = ledger.read()
-            tell("holds", fence=handle.fence)
+            counter = file.read()
+            report("holds", fence=handle.fence)
             wait_to_proceed()
-            newest = ledger.write(counter + 1, handle.fence)
+            newest = file.write(counter + 1, handle.fence)
             if newest > handle.fence:
-                tell("refused", counter=counter + 1, fence=handle.fence, newest=newest)
+                report("refused", counter=counter + 1, fence=handle.fence, newest=newest)
             else:
                 increments -= 1
-                tell("wrote", counter=counter + 1)
+                report("wrote", counter=counter + 1)
             try:
                 handle.release()
             except LockLostError:
-                tell("lost")
-        tell("done")
+                report("lost")
+        report("done")
 
 
 if __name__ == "__main__":
     worker, name, path, ttl, increments = sys.argv[1:]
-    logging.getLogger("lockstead").addHandler(logging.NullHandler())  # what it would say, the demo tells
-    work(worker, DistributedLock(ttl=float(ttl)), name, Ledger(Path(path)), int(increments))
+    logging.getLogger("lockstead").addHandler(logging.NullHandler())  # the demo reports the loss itself
+    work(worker, DistributedLock(ttl=float(ttl)), name, CounterFile(Path(path)), int(increments))

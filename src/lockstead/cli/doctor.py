@@ -1,4 +1,4 @@
-"""`lockstead doctor`: what is wrong with a store, or could take locks away."""
+"""`lockstead doctor`: check a store for anything that is wrong with it, or could lose locks."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from lockstead.cli.client import open_client
 from lockstead.cli.outcome import Exit
 from lockstead.cli.text import BOLD, escaped, styled, takes_colour
 
-SIGNS = {"ok": "ok", "warning": "warning", "error": "ERROR"}
+LABELS = {"ok": "ok", "warning": "warning", "error": "ERROR"}
 
 
 def doctor(arguments: Namespace) -> int:
-    """Examine a store: 0 if it is sound, 1 if there is something to mend."""
+    """Print the findings about a store; return 0 if all are ok, 1 if any is a warning or an error."""
     with open_client(arguments.url) as locks:
         findings = locks.examine()
     if arguments.json:
         print(json.dumps([finding._asdict() for finding in findings], indent=2))
     else:
         for finding in findings:
-            sign = styled(SIGNS[finding.level].ljust(7), BOLD, wanted=takes_colour(sys.stdout))
-            print(f"{sign}  {escaped(finding.subject)}  {escaped(finding.message)}")
+            label = styled(LABELS[finding.level].ljust(7), BOLD, wanted=takes_colour(sys.stdout))
+            print(f"{label}  {escaped(finding.subject)}  {escaped(finding.message)}")
     return 0 if all(finding.level == "ok" for finding in findings) else Exit.FINDINGS

@@ -1,4 +1,4 @@
-"""`lockstead ls`, `show` and `release`: who holds what, and how to take it away."""
+"""`lockstead ls`, `show` and `release`: list the locks held, describe one, release one by force."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from datetime import UTC, datetime
 
 from lockstead.cli.client import open_client
 from lockstead.cli.outcome import Exit, Failure
-from lockstead.cli.text import BOLD, escaped, format_duration, pairs, styled, table, takes_colour
+from lockstead.cli.text import BOLD, escaped, format_duration, format_metadata, format_table, styled, takes_colour
 from lockstead.core.model import WHOLE
 from lockstead.primitives.info import Holder, LockInfo
 
 COLUMNS = ("NAME", "HOLDER", "FENCE", "SINCE", "EXPIRES IN", "WAITING", "METADATA")
 SESSION_COLUMNS = ("PID", "APPLICATION", "ADDRESS")
-"""Only where the store knows the connections its locks came by."""
+"""Only if the store knows the connections of its holders, as PostgreSQL does."""
 SHARE_COLUMN = ("HOLDS",)
-"""Only where something else than a lock is held, or left taken."""
+"""Only if something other than a plain lock is held, or a name is reserved."""
 SHRINKABLE = (COLUMNS.index("NAME"), COLUMNS.index("HOLDER"), COLUMNS.index("METADATA"))
 
 
 def ls(arguments: Namespace) -> int:
-    """List the locks that are held, and what cannot be read."""
+    """List the locks that are held, and the records that cannot be read."""
     with open_client(arguments.url) as locks:
         found = locks.inspect(arguments.prefix)
     held = [(info, holder) for info in found for holder in info.holders]
@@ -52,14 +52,14 @@ def _print_table(held: Sequence[tuple[LockInfo, Holder]]) -> None:
     if any(holder.session for _, holder in held):
         sessions = [SESSION_COLUMNS, *(_session(holder) for _, holder in held)]
         rows = [(*row, *more) for row, more in zip(rows, sessions, strict=True)]
-    header, *lines = table(rows, width=width, shrinkable=SHRINKABLE)
+    header, *lines = format_table(rows, width=width, shrinkable=SHRINKABLE)
     print(styled(header, BOLD, wanted=takes_colour(sys.stdout)))
     for line in lines:
         print(line)
 
 
 def show(arguments: Namespace) -> int:
-    """Tell who holds one lock."""
+    """Describe the holders of one lock."""
     with open_client(arguments.url) as locks:
         info = locks.info(arguments.name)
     if info is None:
@@ -74,9 +74,9 @@ def show(arguments: Namespace) -> int:
                 ("holder", holder.holder_id),
                 *([("holds", share)] if share else []),
                 ("fence", _fence(holder)),
-                ("since", f"{_moment(holder.acquired_at)} ({format_duration(held_for(holder))} ago)"),
+                ("since", f"{_local_time(holder.acquired_at)} ({format_duration(held_for(holder))} ago)"),
                 ("expires", _expiry(holder)),
-                ("metadata", pairs(holder.metadata) or "none"),
+                ("metadata", format_metadata(holder.metadata) or "none"),
                 *([("session", "pid {} of {!r} from {}".format(*_session(holder)))] if holder.session else []),
             ]
         damage = [] if info.damage is None else [("damage", info.damage)]
@@ -86,13 +86,13 @@ def show(arguments: Namespace) -> int:
 
 
 def release(arguments: Namespace) -> int:
-    """Take a lock away from its holder."""
+    """Release a lock on its holder's behalf."""
     name = arguments.name
     if not arguments.force:
         msg = (
-            f"this takes {name!r} away from whoever holds it and gives it to the next in line. The holder learns of "
-            "it only at its next renewal: until then both work, and only a fence can tell them apart. Be sure that "
-            "the holder is gone, then repeat it with --force"
+            f"this takes {name!r} away from its holder and grants it to the next waiter. The holder notices only at "
+            "its next renewal: until then both work, and only a fence can tell them apart. Make sure that the holder "
+            "is gone, then repeat the command with --force"
         )
         raise Failure(Exit.BAD_INPUT, msg, name=name)
     with open_client(arguments.url) as locks:
@@ -103,11 +103,11 @@ def release(arguments: Namespace) -> int:
         print(json.dumps(info.as_json(), indent=2))
     else:
         for holder in info.holders:
-            print(f"took {info.name!r} from {escaped(holder.holder_id)}, who {_past(holder)} (fence {_fence(holder)})")
+            print(f"released {info.name!r}, {_past(holder)} (fence {_fence(holder)})")
         if info.damage is not None:
-            print(f"cleared what could not be read: {escaped(info.damage)}")
+            print(f"removed a record that could not be read: {escaped(info.damage)}")
         if not all(holder.reserved for holder in info.holders):
-            print("whoever of them is alive learns of it at the next renewal")
+            print("a holder that is still running notices the loss at its next renewal")
     return 0
 
 
@@ -125,7 +125,7 @@ def _expiry(holder: Holder) -> str:
     if holder.expires_at is None:
         return _left(holder)
     unless = "" if holder.reserved else " unless renewed"
-    return f"{_moment(holder.expires_at)} (in {_left(holder)}{unless})"
+    return f"{_local_time(holder.expires_at)} (in {_left(holder)}{unless})"
 
 
 def _fence(holder: LockInfo | Holder) -> str:
@@ -133,11 +133,11 @@ def _fence(holder: LockInfo | Holder) -> str:
 
 
 def _share(info: LockInfo, holder: Holder) -> str:
-    """Tell what somebody holds of a name, if not simply a lock."""
+    """Say how a name is held: reserved, shared, as a number of permits, or "" for a plain lock."""
     if holder.reserved:
-        return "left taken"
+        return "reserved"
     if info.capacity == WHOLE:
-        return "reads" if holder.weight < WHOLE else "writes"
+        return "read" if holder.weight < WHOLE else "write"
     return "" if info.capacity == 1 else f"{holder.weight} of {info.capacity}"
 
 
@@ -149,7 +149,7 @@ def _row(info: LockInfo, holder: Holder) -> tuple[str, ...]:
         f"{format_duration(held_for(holder))} ago",
         _left(holder),
         str(info.waiting),
-        pairs(holder.metadata),
+        format_metadata(holder.metadata),
     )
 
 
@@ -160,12 +160,13 @@ def _session(holder: Holder) -> tuple[str, str, str]:
 
 
 def _past(holder: Holder) -> str:
+    holder_id = escaped(holder.holder_id)
     if holder.reserved:
-        return f"was done with it, and had left it taken for another {_left(holder)}"
-    return f"held it for {format_duration(held_for(holder))}"
+        return f"reserved by {holder_id} for another {_left(holder)}"
+    return f"held by {holder_id} for {format_duration(held_for(holder))}"
 
 
-def _moment(moment: datetime) -> str:
+def _local_time(moment: datetime) -> str:
     return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 

@@ -1,4 +1,4 @@
-"""`lockstead migrate`: the lease table in PostgreSQL."""
+"""`lockstead migrate`: create or update the lease table in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lockstead.cli.text import escaped
 from lockstead.stores.registry import POSTGRES_SCHEMES, shown
 
 HEADER = """\
--- lockstead's lease table and functions, version {version}, in the schema {schema}. One transaction; may be run again.
+-- lockstead's lease table and functions, version {version}, in the schema {schema}. Run in one transaction; repeatable.
 --
 -- psql:     lockstead migrate --print | psql --single-transaction -v ON_ERROR_STOP=1 postgresql://…
 -- Alembic:  from lockstead.stores.postgres import migration_sql
@@ -22,43 +22,42 @@ HEADER = """\
 
 
 def migrate(arguments: Namespace) -> int:
-    """Bring a database up to date, or print the SQL that does."""
+    """Create or update the lease table in a database, or print the SQL that does."""
     url = arguments.url or os.environ.get("LOCKSTEAD_URL") or ""
     is_postgres = url.partition(":")[0].lower() in POSTGRES_SCHEMES
     if not is_postgres and (arguments.url or not arguments.print):
         named = shown(url) if url else "your own SQLite file"
-        msg = f"only PostgreSQL needs a migration, {named} does not: name the database with --url postgresql://…"
+        msg = f"only PostgreSQL needs a migration, {named} does not: give the database as --url postgresql://…"
         raise Failure(Exit.BAD_INPUT, msg)
     try:
         from lockstead.stores.postgres.address import Options, parse_url  # noqa: PLC0415
         from lockstead.stores.postgres.table import migrate as migration  # noqa: PLC0415
-        from lockstead.stores.postgres.table import schema as _migrations  # noqa: PLC0415
+        from lockstead.stores.postgres.table.schema import VERSION, migration_sql  # noqa: PLC0415
     except ImportError as error:  # of psycopg, or of libpq
         msg = f"this needs psycopg: pip install 'lockstead[postgres]' ({error})"
         raise Failure(Exit.BAD_INPUT, msg) from error
     address, options = parse_url(url) if is_postgres else (None, Options())
     schema = arguments.schema if arguments.schema is not None else options.schema
     if arguments.print or address is None:
-        sql = _migrations.migration_sql(schema, grant=arguments.grant)
-        print(HEADER.format(version=_migrations.VERSION, schema=escaped(schema)), sql, sep="\n", end="")
+        sql = migration_sql(schema, grant=arguments.grant)
+        print(HEADER.format(version=VERSION, schema=escaped(schema)), sql, sep="\n", end="")
         return 0
     done = migration.migrate(address, schema, arguments.grant)
     if arguments.json:
-        told = {
+        result = {
             "schema": schema,
             "database": done.database,
             "server": done.server,
-            "version": _migrations.VERSION,
+            "version": VERSION,
             "was": done.was,
             "granted": arguments.grant,
         }
-        print(json.dumps(told, indent=2))
+        print(json.dumps(result, indent=2))
     else:
         was = "none" if done.was is None else done.was
         print(
-            escaped(f"schema {schema} of {done.database} at {done.server} is at version {_migrations.VERSION}")
-            + f" (was: {was})"
+            escaped(f"schema {schema} of {done.database} at {done.server} is at version {VERSION}") + f" (was: {was})"
         )
         if arguments.grant:
-            print(escaped(f"may be used by: {', '.join(arguments.grant)}"))
+            print(escaped(f"granted to: {', '.join(arguments.grant)}"))
     return 0

@@ -1,4 +1,4 @@
-"""How the command ends: every exit code of its own, and the failure that leads to it."""
+"""The exit codes of the command, and the failure that carries one."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Exit(IntEnum):
 
 
 SIGNALLED = 128
-"""What is added to a signal's number when it ended the command."""
+"""Added to the number of the signal that ended the command."""
 
 
-class Failure(Exception):  # noqa: N818 - it ends the command, and most of its kinds are no error of the program's
-    """Why the command ends with a code other than 0. `details` are for programs: they show with --json only."""
+class Failure(Exception):  # noqa: N818 - most kinds are expected outcomes, not errors of the program
+    """Why the command ends with a code other than 0. `details` are for programs: they are printed with --json only."""
 
     def __init__(self, code: Exit, message: str, **details: Any) -> None:
         super().__init__(message)
@@ -37,14 +37,14 @@ class Failure(Exception):  # noqa: N818 - it ends the command, and most of its k
 
 
 def report(failure: Failure, *, as_json: bool) -> None:
-    """Tell a failure on stderr: a line for a person, or one JSON object for a program."""
+    """Print a failure to stderr: a line for a person, or one JSON object for a program."""
     if as_json:
-        told = {
+        fields = {
             "error": failure.code.name.lower(),
             "exit_code": int(failure.code),
             "message": failure.message,
             **failure.details,
         }
-        print(json.dumps(told), file=sys.stderr)
+        print(json.dumps(fields), file=sys.stderr)
     else:
         print(f"lockstead: {failure.message}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Which arguments the command takes, and its help."""
+"""The arguments of the command, and its help."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lockstead.cli.outcome import Exit, Failure
 
 EXIT_CODES = """\
 exit codes:
-  0      done; for `run` and `elect`: the command's own code, whatever it is
-  1      `show`, `release`: the lock is free; `demo`: a check failed; `doctor`: there is something to mend
-  2      bad input, or a refusal that explains itself
-  65     the store has something that cannot be read: the message says how to clear it
+  0      success; for `run` and `elect`: the command's own code, which may be any
+  1      `show`, `release`: the lock is free; `demo`: a check failed; `doctor`: a warning or an error was found
+  2      bad input, or refused: the message says why and what to do
+  65     the store has a record that cannot be read: the message says how to clear it
   69     the store cannot be reached, or does not answer
   74     the lease was lost, or about to end: the command was stopped
   75     busy: not acquired within --timeout
@@ -27,36 +27,38 @@ exit codes:
 
 class _Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        if may_be_secret(message):  # what comes after the last of these is what was given
-            message = re.sub(r"(value|choice|arguments|understood): .*", r"\1: …", message, flags=re.DOTALL)
+        if may_be_secret(message):  # after these words, argparse repeats the user's input
+            message = re.sub(r"(value|choice|arguments): .*", r"\1: …", message, flags=re.DOTALL)
         raise Failure(Exit.BAD_INPUT, f"{message} (see {self.prog} --help)")
 
 
 def may_be_secret(text: str) -> bool:
-    """Tell whether a text may have a URL in it, which is in the wrong place, and in that a password."""
+    """Return whether a text may contain a misplaced URL, and in it a password."""
     return any(mark in text for mark in ("://", "@", "password="))
 
 
 def build_parser() -> ArgumentParser:
-    """Describe every subcommand and option; what `run` and `elect` run, after --, is not argparse's business."""
-    looks: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    """Define every subcommand and option; the command after -- of `run` and `elect` is not parsed here."""
+    style: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     parser = _Parser(
         prog="lockstead",
         description="Distributed locks with leases, fences and fair waiting.",
         epilog=f"start here:\n  lockstead demo\n  lockstead run nightly-report -- ./report.sh\n\n{EXIT_CODES}",
-        **looks,
+        **style,
     )
     parser.add_argument("--version", action="version", version=f"lockstead {__version__}")
     subcommands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     def add(name: str, summary: str, *, description: str, example: str, usage: str | None = None) -> ArgumentParser:
         subcommand = subcommands.add_parser(
-            name, help=summary, description=description, epilog=f"example:\n  {example}", usage=usage, **looks
+            name, help=summary, description=description, epilog=f"example:\n  {example}", usage=usage, **style
         )
         subcommand.add_argument(
-            "--url", help="the store; default: $LOCKSTEAD_URL, else your own SQLite file (for this machine only)"
+            "--url", help="the store; default: $LOCKSTEAD_URL, else your own SQLite file (shared on this machine only)"
         )
-        subcommand.add_argument("--json", action="store_true", help="print JSON, errors too (one object, on stderr)")
+        subcommand.add_argument(
+            "--json", action="store_true", help="print results as JSON, and errors as one JSON object on stderr"
+        )
         return subcommand
 
     run = add(
@@ -65,105 +67,116 @@ def build_parser() -> ArgumentParser:
         usage="lockstead run NAME [options] -- CMD [ARG ...]",
         description=(
             "Acquire a lock, run a command, release the lock, exit with the command's code.\n\n"
-            "The lease is renewed while the command runs. If it cannot be, or is taken away, the command and its\n"
-            "descendants are stopped before anybody else can hold the lock: SIGTERM, then SIGKILL.\n"
-            "The command finds LOCKSTEAD_NAME and LOCKSTEAD_FENCE in its environment. SIGTERM, SIGINT, SIGHUP,\n"
-            "SIGQUIT, SIGUSR1 and SIGUSR2 are passed on to it; while waiting, the first four end the wait."
+            "The lease is renewed while the command runs. If it cannot be renewed, or is taken away, the command and\n"
+            "its descendants are stopped before another client can hold the lock: SIGTERM, then SIGKILL.\n"
+            "The command gets LOCKSTEAD_NAME and LOCKSTEAD_FENCE in its environment. SIGTERM, SIGINT, SIGHUP,\n"
+            "SIGQUIT, SIGUSR1 and SIGUSR2 are passed on to it; while waiting for the lock, the first four end the wait."
         ),
         example=f"lockstead run cron:backup --timeout 0 --at-least 60 -- ./backup.sh --full\n\n{EXIT_CODES}",
     )
-    run.add_argument("name", metavar="NAME", help="the lock, e.g. order:42:ship, job:mail:17 or cron:backup")
+    run.add_argument("name", metavar="NAME", help="the lock's name, e.g. order:42:ship, job:mail:17 or cron:backup")
     _add_lease_options(run)
     run.add_argument(
-        "--timeout", type=float, metavar="S", help="how long to wait; 0: not at all (default: as long as it takes)"
+        "--timeout",
+        type=float,
+        metavar="S",
+        help="how long to wait for the lock, in seconds; 0 does not wait (default: wait without limit)",
     )
     run.add_argument(
         "--at-least",
         type=float,
         default=0.0,
         metavar="S",
-        help="leave the lock taken until S seconds after it was acquired, however the command ended: so that no other "
-        "host, whose clock is behind, runs it again",
+        help="keep the name reserved until S seconds after it was acquired, also if the command ended earlier or "
+        "failed: a host whose clock is behind does not run it again",
     )
-    run.add_argument("--max-hold", type=float, metavar="S", help="stop the command before it has held this long")
+    run.add_argument(
+        "--max-hold", type=float, metavar="S", help="stop the command before it has held the lock for S seconds"
+    )
 
     elect = add(
         "elect",
-        "run a command on one machine of many, while it leads",
+        "leader election: run a command on one machine of many",
         usage="lockstead elect NAME [options] -- CMD [ARG ...]",
         description=(
-            "Stand for election, run a command once elected, and exit with the command's code when it ends.\n\n"
-            "Whoever holds the lock NAME leads: `lockstead show NAME` tells who. If the lead is lost, or about to end\n"
-            "because it cannot be renewed, the command and its descendants are stopped before anybody else can lead,\n"
-            "and this stands again; outages of the store are sat out. Environment and signals are as for `run`."
+            "Campaign for the lead, run a command once elected, and exit with the command's code when it ends.\n\n"
+            "The holder of the lock NAME is the leader: see `lockstead show NAME`. If the lead is lost, or about to\n"
+            "end because it cannot be renewed, the command and its descendants are stopped before another machine can\n"
+            "lead, and `elect` campaigns again. It waits out outages of the store.\n"
+            "Environment and signals are as for `run`."
         ),
         example=f"lockstead elect scheduler --ttl 15 --metadata host=web-1 -- ./scheduler\n\n{EXIT_CODES}",
     )
-    elect.add_argument("name", metavar="NAME", help="what to lead, e.g. scheduler")
+    elect.add_argument("name", metavar="NAME", help="the election's name, e.g. scheduler")
     _add_lease_options(elect)
 
     ls = add(
         "ls",
         "list the locks that are held",
-        description="List the locks that are held: by whom, since when, for how long, and how many wait.",
+        description="List the locks that are held: holder, fence, since when, expiry, and how many clients wait.",
         example="lockstead ls cron:",
     )
-    ls.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that start so")
+    ls.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that start with this")
 
     show = add(
         "show",
-        "tell who holds a lock",
-        description="Tell who holds a lock. Exits with 1 if nobody does.",
+        "show the holder of a lock",
+        description="Show the holder of a lock. Exits with 1 if the lock is free.",
         example="lockstead show cron:backup --json",
     )
-    show.add_argument("name", metavar="NAME")
+    show.add_argument("name", metavar="NAME", help="the lock's name")
 
     release = add(
         "release",
         "take a lock away from its holder",
         description=(
-            "Take a lock away from its holder and give it to the next in line. Exits with 1 if it was free.\n\n"
-            "A lock whose holder is dead ends by itself after its ttl: this is for when that is too long.\n"
-            "A holder that is alive learns of it at its next renewal; until then two work at once."
+            "Take a lock away from its holder and grant it to the next waiter. Exits with 1 if the lock was free.\n\n"
+            "The lease of a dead holder expires after its ttl without this: use it when that is too long to wait.\n"
+            "A holder that is still running notices the loss at its next renewal; until then two work at once."
         ),
         example="lockstead release cron:backup --force",
     )
-    release.add_argument("name", metavar="NAME")
-    release.add_argument("--force", action="store_true", help="do it; without this, only say what it would do")
+    release.add_argument("name", metavar="NAME", help="the lock's name")
+    release.add_argument("--force", action="store_true", help="do it; without this, only explain the consequences")
 
     migrate = add(
         "migrate",
-        "make the lease table in PostgreSQL, or bring it up to date",
+        "create or update the lease table in PostgreSQL",
         description=(
-            "Make the lease table and its SQL functions in a PostgreSQL database, or bring them up to date: in one\n"
-            "transaction, as often as you like, while others use them.\n\n"
+            "Create or update the lease table and its SQL functions in a PostgreSQL database: in one transaction.\n"
+            "It can be repeated, also while locks are held.\n\n"
             "With --print it only prints the SQL, for a migration of your own (Alembic, Django), and needs no --url."
         ),
         example="lockstead migrate --url postgresql://owner@db/app --grant app",
     )
-    migrate.add_argument("--schema", help="where to put it (default: what the URL's ?schema= says, else lockstead)")
+    migrate.add_argument("--schema", help="the schema to create it in (default: the URL's ?schema=, else lockstead)")
     migrate.add_argument("--print", action="store_true", help="print the SQL and do nothing")
     migrate.add_argument(
-        "--grant", action="extend", nargs="+", default=[], metavar="ROLE", help="let these roles use it, and no more"
+        "--grant",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="ROLE",
+        help="grant these roles the rights to use it, and no more",
     )
 
     add(
         "doctor",
-        "look for what could take locks away",
+        "check a store for anything that could lose locks",
         description=(
-            "Look at the store's servers for what could take locks away from their holders: eviction, missing\n"
+            "Check the store's servers for anything that could take locks away from their holders: eviction, missing\n"
             "persistence, a missing migration, clocks that differ, Redlock nodes that are down or do not vote.\n"
-            "Exits with 1 if there is any."
+            "Each finding is ok, warning or ERROR. Exits with 1 if there is a warning or an error."
         ),
         example="lockstead doctor --url redlock://redis-1,redis-2,redis-3",
     )
 
     demo = add(
         "demo",
-        "see it work: a crash, a pause, and nothing lost",
+        "watch processes share a lock while one crashes and one stalls",
         description=(
-            "Let several processes increment one counter under one lock, kill one in the middle of its work and\n"
-            "pause another, and check that every increment counts once. Takes about ten seconds."
+            "Let several processes increment one counter under one lock, kill one holder in the middle of its work,\n"
+            "pause another, and check that every increment counts once. Takes about six seconds."
         ),
         example="lockstead demo --workers 6",
     )
@@ -172,20 +185,24 @@ def build_parser() -> ArgumentParser:
 
 
 def _add_lease_options(subcommand: ArgumentParser) -> None:
-    """Add what whoever runs a command under a lease may choose."""
+    """Add the options that `run` and `elect` share."""
     subcommand.add_argument(
-        "--ttl", type=float, default=30.0, metavar="S", help="the lease's life in seconds (default: 30)"
+        "--ttl",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="lease duration in seconds: how long the lock stays held if this machine dies (default: 30)",
     )
     subcommand.add_argument(
         "--metadata",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="shown to whoever looks at the lock; may be repeated, or be one JSON object",
+        help="shown by `ls` and `show`; may be repeated, or be a JSON object",
     )
     subcommand.add_argument(
         "--grace",
         type=float,
         metavar="S",
-        help="time between SIGTERM and SIGKILL (default: a quarter of the ttl, at most 10)",
+        help="seconds between SIGTERM and SIGKILL (default: a quarter of the ttl, at most 10)",
     )

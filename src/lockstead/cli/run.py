@@ -10,15 +10,15 @@ from lockstead.cli.client import open_client
 from lockstead.cli.inspection import held_for
 from lockstead.cli.outcome import Exit, Failure
 from lockstead.cli.signals import Interruption, SignalQueue
-from lockstead.cli.supervisor import Guard, ended_by, parse_metadata, release, resolve_grace
+from lockstead.cli.supervisor import Supervisor, ended_by, parse_metadata, release, resolve_grace
 from lockstead.cli.text import format_duration
 from lockstead.errors import LockAcquisitionError, StoreError
 
 
 def run(arguments: Namespace) -> int:
     """Acquire, run the command, release; return the code to exit with."""
-    life = min(arguments.ttl, inf if arguments.max_hold is None else arguments.max_hold)
-    grace = resolve_grace(arguments.grace, life)
+    ttl = min(arguments.ttl, inf if arguments.max_hold is None else arguments.max_hold)
+    grace = resolve_grace(arguments.grace, ttl)
     metadata = parse_metadata(arguments.metadata)
     with SignalQueue() as signals, open_client(arguments.url, arguments.ttl) as locks:
         try:
@@ -35,13 +35,13 @@ def run(arguments: Namespace) -> int:
             return ended_by(interruption)
         except LockAcquisitionError as error:
             raise _busy(locks, error) from error
-        end = Guard(handle, signals, grace, life, arguments.max_hold).run(arguments.command_line)
+        end = Supervisor(handle, signals, grace, ttl, arguments.max_hold).run(arguments.command_line)
         release(handle, end)
     return end.exit_code()
 
 
 def _busy(locks: DistributedLock, error: LockAcquisitionError) -> Failure:
-    """Add to a refusal what an inspection tells about the holder."""
+    """Add to a refusal what an inspection says about the holder."""
     try:
         info = locks.info(error.name)
     except StoreError:

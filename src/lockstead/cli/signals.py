@@ -1,4 +1,4 @@
-"""Signals sent to this process, turned into something its main thread can wait for."""
+"""Signals sent to this process, as a queue that its main thread can wait on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORWARDED = (*ENDING, Signals.SIGUSR1, Signals.SIGUSR2)
 
 
 class Interruption(BaseException):
-    """A signal ended the wait for something."""
+    """A signal interrupted a wait."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -24,10 +24,11 @@ class Interruption(BaseException):
 
 
 class SignalQueue:
-    """Catches, as long as it is entered, the signals to forward to a command, and wakes for SIGCHLD and SIGCONT.
+    """Inside its `with` block, catches the signals to forward to a command, and wakes up for SIGCHLD and SIGCONT.
 
-    Python's wake-up descriptor and not sigwait: the client's own threads block no signals, and the kernel may hand one
-    to any of them. Signals that were ignored before (nohup, background jobs of scripts) stay so. Main thread only.
+    It uses Python's wake-up descriptor, not sigwait: the client's own threads block no signals, and the kernel may
+    deliver one to any of them. Signals that were ignored before (nohup, background jobs of scripts) stay ignored.
+    Main thread only.
     """
 
     def __enter__(self) -> Self:
@@ -39,7 +40,7 @@ class SignalQueue:
         for number in (*FORWARDED, Signals.SIGCONT):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._caught)
-        # ignored, children would vanish without a status
+        # if it were ignored, children would end without a status to wait for
         self._before[Signals.SIGCHLD] = signal.signal(Signals.SIGCHLD, self._caught)
         return self
 
@@ -52,9 +53,9 @@ class SignalQueue:
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """Raise Interruption, from wherever the main thread is, when a signal asks this process to end; drop others.
+        """Raise Interruption in the main thread when a signal asks this process to end; drop other signals.
 
-        At once, if one has come already.
+        A signal that is queued already raises at once.
         """
         signal.set_wakeup_fd(-1)
         self._raising = True
@@ -67,13 +68,13 @@ class SignalQueue:
             self._raising = False
 
     def wait(self, timeout: float) -> list[Signals]:
-        """Sleep until a signal comes, `wake` is called or the time is over; return the signals to forward, in order."""
+        """Wait for a signal, a call of `wake` or the timeout; return the signals to forward, in order."""
         if not select.select([self._receiver], [], [], max(timeout, 0.0))[0]:
             return []
         return [Signals(number) for number in self._receiver.recv(4096) if number in FORWARDED]
 
     def wake(self) -> None:
-        """End a wait; from any thread, and harmless when there is none any more."""
+        """End the wait; from any thread, also after the `with` block."""
         with suppress(OSError):
             self._sender.send(b"\0")
 

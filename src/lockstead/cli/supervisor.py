@@ -1,8 +1,8 @@
-"""What `lockstead run` and `lockstead elect` have in common: a command that never outlives the lease it works under.
+"""What `lockstead run` and `lockstead elect` have in common: a command that never outlives the lease it runs under.
 
-The command is stopped by this machine's clock, not by the store's notice: when no renewal succeeds, early enough to be
-dead before the store could let anybody else in. Not promised: anything while this process itself is stopped (SIGSTOP)
-and the command is not; then only the fence protects.
+The command is stopped by this machine's clock, without an answer from the store: when no renewal succeeds, early
+enough to be dead before the store could grant the lock to another client. Not promised: anything while this process
+itself is stopped (SIGSTOP) and the command is not; then only the fence protects.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from lockstead.errors import LockLostError, StoreError
 log = logging.getLogger("lockstead.cli")
 
 MIN_TTL = 0.5
-"""The shortest lease within which a process can be stopped in time."""
+"""Seconds: the shortest lease within which a process can be stopped in time."""
 MAX_DEFAULT_GRACE = 10.0
 GRACE_AFTER_LOSS = 0.5
-"""How long a command has after SIGTERM when somebody else may hold already."""
-LONGEST_NAP = 1.0
-"""How long to sleep at most: while the machine is suspended a sleep stands still, but the lease goes on."""
+"""Seconds between SIGTERM and SIGKILL when another client may hold the lock already."""
+MAX_SLEEP = 1.0
+"""Seconds to sleep at most: while the machine is suspended a sleep does not advance, but the lease does."""
 
 
-def resolve_grace(asked: float | None, life: float) -> float:
-    """Choose how long before the lease's end the command is told to stop. Raises Failure if that leaves it no time."""
-    if not life >= MIN_TTL:
-        msg = f"--ttl and --max-hold must be at least {MIN_TTL} s: a command is not stopped in less"
+def resolve_grace(asked: float | None, ttl: float) -> float:
+    """Choose how long before the lease's end the command gets SIGTERM. Raises Failure if that leaves it no time."""
+    if not ttl >= MIN_TTL:
+        msg = f"--ttl and --max-hold must be at least {MIN_TTL} s: a command cannot be stopped in less"
         raise Failure(Exit.BAD_INPUT, msg)
     if asked is None:
-        return min(MAX_DEFAULT_GRACE, life / 4)
-    if not 0 <= asked <= life / 2:
+        return min(MAX_DEFAULT_GRACE, ttl / 4)
+    if not 0 <= asked <= ttl / 2:
         msg = (
-            f"--grace must be from 0 to half of the lease's {life:g} s, got {asked:g}: with more, a command would be "
-            "stopped while renewals are still on time; raise --ttl (and --max-hold) to have more grace"
+            f"--grace must be from 0 to half of the lease's {ttl:g} s, got {asked:g}: with more, a command would be "
+            "stopped while renewals are still on time; raise --ttl (and --max-hold) to allow more grace"
         )
         raise Failure(Exit.BAD_INPUT, msg)
     return asked
 
 
 def parse_metadata(texts: Sequence[str]) -> dict[str, Any]:
-    """Read KEY=VALUE pairs, whose values are strings, and JSON objects; a later one wins."""
+    """Parse KEY=VALUE pairs, whose values are strings, and JSON objects; a later one wins."""
     metadata: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -60,7 +60,7 @@ def parse_metadata(texts: Sequence[str]) -> dict[str, Any]:
             try:
                 metadata |= json.loads(text)
             except (ValueError, RecursionError) as error:
-                raise Failure(Exit.BAD_INPUT, f"--metadata {text!r} is no JSON object: {error}") from error
+                raise Failure(Exit.BAD_INPUT, f"--metadata {text!r} is not a JSON object: {error}") from error
         elif equals and key:
             metadata[key] = value
         else:
@@ -74,11 +74,11 @@ class End(NamedTuple):
     status: int
     """Its exit code, or the negative number of the signal that ended it."""
     why_stopped: str
-    """Nothing, if it was not."""
+    """Empty if it was not stopped."""
     was_signalled_to_end: bool
-    """Whether somebody has asked for it with a signal."""
+    """Whether a signal that asks to end was sent to this process, and forwarded."""
     was_interrupted: bool
-    """Whether Ctrl-C on the terminal has."""
+    """Whether Ctrl-C on the terminal ended it."""
 
     def describe(self) -> str:
         if self.status >= 0:
@@ -86,41 +86,41 @@ class End(NamedTuple):
         return f"the command was ended by signal {-self.status} ({strsignal(-self.status)})"
 
     def exit_code(self) -> int:
-        """Pass the command's end on: as a code, or first as the signal that the rest of our job would have had too."""
+        """Return the code to exit with. After Ctrl-C, first send SIGINT to the rest of our job: it got none."""
         if self.was_interrupted:
             os.killpg(os.getpgrp(), Signals.SIGINT)
         return self.status if self.status >= 0 else SIGNALLED - self.status
 
 
-class Guard:
-    """Stops a command before the lease it works under can end."""
+class Supervisor:
+    """Stops a command before the lease it runs under can end."""
 
     def __init__(
-        self, handle: LockHandle, signals: SignalQueue, grace: float, life: float, max_hold: float | None
+        self, handle: LockHandle, signals: SignalQueue, grace: float, ttl: float, max_hold: float | None
     ) -> None:
         self._handle = handle
         self._signals = signals
         self._grace = grace
-        self._life = life
+        self._ttl = ttl
         self._max_hold = max_hold
-        self._slack = min(0.05 * life, 0.5)
-        """What is kept in hand for the kernel to carry a kill out."""
+        self._slack = min(0.05 * ttl, 0.5)
+        """Seconds reserved for the kernel to carry out a kill."""
         self._granted = time.monotonic()
         self._lease_length = 0.0
 
     def run(self, command: Sequence[str]) -> End:
-        """Run a command to its end. Raises LockLostError if it could not even begin, Failure if it cannot be run."""
+        """Run a command to its end. Raises LockLostError if the lease ended before it, Failure if it cannot be run."""
         with _start(command, self._handle, self.renew) as child:
             was_stopped = self.watch(child)
             was_interrupted = child.was_interrupted_from_terminal
         why_stopped = self.explain() if was_stopped else ""
-        return End(child.ending, why_stopped, child.was_forwarded(*ENDING), was_interrupted)
+        return End(child.status, why_stopped, child.was_forwarded(*ENDING), was_interrupted)
 
     def watch(self, child: Child) -> bool:
-        """Forward signals until the command has ended, and say whether it was stopped.
+        """Forward signals until the command has ended, and return whether it was stopped.
 
-        Once told to stop, it must, even if renewals succeed again. Nothing is printed or logged before its end: a
-        full pipe on stderr must not keep it alive.
+        Once it got SIGTERM, it is stopped even if renewals succeed again. Nothing is printed or logged before its end:
+        a full pipe on stderr must not keep it alive.
         """
         stopping, kill_at = False, inf
         while not child.has_ended():
@@ -135,25 +135,25 @@ class Guard:
                 pause = kill_at - now
                 if pause <= 0:
                     child.signal_group(Signals.SIGKILL)
-                    pause = LONGEST_NAP
-            for number in self._signals.wait(min(pause, LONGEST_NAP)):
+                    pause = MAX_SLEEP
+            for number in self._signals.wait(min(pause, MAX_SLEEP)):
                 child.forward(number)
         if stopping:
             child.signal_group(Signals.SIGKILL)
         return stopping
 
     def renew(self) -> bool:
-        """Renew out of turn, which --max-hold does not allow for, and say whether the lock is still ours."""
+        """Renew at once, unless --max-hold caps the lease, and return whether the lock is still held."""
         if self._max_hold is None:
             with suppress(LockLostError, StoreError):
-                self._handle.extend(self._life)
+                self._handle.extend(self._ttl)
         return self._handle.is_held
 
     def explain(self) -> str:
-        """Tell why the command was stopped."""
+        """Say why the command was stopped."""
         name = self._handle.name
-        # a quarter, because the grant may have reached us late, and renewals near the end gain little
-        if self._max_hold is not None and self._lease_length >= self._max_hold - self._life / 4:
+        # a quarter of the ttl less, because the grant may have arrived late, and renewals near the end gain little
+        if self._max_hold is not None and self._lease_length >= self._max_hold - self._ttl / 4:
             return f"{name!r} may not be held for more than --max-hold ({format_duration(self._max_hold)})"
         try:
             self._handle.check()
@@ -174,7 +174,7 @@ def _start(command: Sequence[str], handle: LockHandle, renew: Callable[[], bool]
 
 
 def release(handle: LockHandle, end: End) -> None:
-    """Release, and raise Failure if the command did not have the lock until its end."""
+    """Release the lock. Raises Failure if the command did not hold it until its end."""
     why_stopped = end.why_stopped
     try:
         handle.release()
@@ -182,14 +182,14 @@ def release(handle: LockHandle, end: End) -> None:
         why_stopped = why_stopped or str(error)
     except StoreError as error:
         if not why_stopped:
-            log.warning("%r could not be released, it ends by itself: %s", handle.name, error)
+            log.warning("%r could not be released; it expires after its ttl: %s", handle.name, error)
     if why_stopped:
         msg = f"{why_stopped}; {end.describe()}"
         raise Failure(Exit.LEASE_LOST, msg, name=handle.name, fence=handle.fence, ending=end.status)
 
 
 def ended_by(interruption: Interruption) -> int:
-    """Choose the code to exit with when a signal has ended a wait."""
+    """Return the code to exit with after a signal interrupted a wait."""
     if interruption.number == Signals.SIGINT:
         raise KeyboardInterrupt from None
     return SIGNALLED + interruption.number

@@ -1,4 +1,4 @@
-"""The terminal on stdin, which a command must have to be usable as if lockstead were not there."""
+"""The terminal on stdin: the command gets it, so that it behaves as if lockstead were not there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STDIN, STDOUT = 0, 1
 
 
 class Terminal:
-    """The controlling terminal, if stdin is it. Where there is none, or it was hung up, nothing happens to it."""
+    """The controlling terminal, if stdin is it. Without one, or after a hang-up, every method does nothing."""
 
     def __init__(self) -> None:
         self._modes: list[Any] | None = None
@@ -25,17 +25,17 @@ class Terminal:
         return self._modes is not None
 
     def is_ours(self) -> bool:
-        """Tell whether it listens to the job this process is part of."""
+        """Return whether the job this process is part of is in the foreground."""
         with _ignore_no_terminal():
             return self.is_there and os.tcgetpgrp(STDIN) == os.getpgrp()
         return False
 
     def is_spare(self) -> bool:
-        """Guess whether nobody else in our job needs it: the reader of our output, such as a pager, might."""
+        """Guess whether no other process of our job needs it: the reader of our output, such as a pager, might."""
         return self.is_ours() and not stat.S_ISFIFO(os.fstat(STDOUT).st_mode)
 
     def set_foreground(self, group: int) -> None:
-        """Make a process group the one in the foreground. SIGTTOU must be ignored, lest it stop the caller."""
+        """Put a process group into the foreground. SIGTTOU must be ignored, or it stops the caller."""
         with _ignore_no_terminal():
             os.tcsetpgrp(STDIN, group)
 

@@ -1,4 +1,4 @@
-"""What a person reads: durations, tables and colours."""
+"""Formatting for people: durations, metadata, tables and colours."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MIN_WIDTH = 8
 
 
 def takes_colour(stream: TextIO) -> bool:
-    """Tell whether colour would be seen there, and is wanted."""
+    """Return whether the stream is a terminal with colours, and the user did not switch them off."""
     return stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
 
-def styled(text: str, colour: str, *, wanted: bool) -> str:
-    return f"\033[{colour}m{text}\033[0m" if wanted else text
+def styled(text: str, style: str, *, wanted: bool) -> str:
+    return f"\033[{style}m{text}\033[0m" if wanted else text
 
 
 def format_duration(seconds: float) -> str:
@@ -38,14 +38,14 @@ def format_duration(seconds: float) -> str:
 
 
 def escaped(text: str) -> str:
-    """Escape what a terminal would obey rather than show: others chose these texts."""
+    """Escape control characters, which a terminal would obey: other clients chose these texts."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
     )
 
 
-def pairs(metadata: Mapping[str, Any]) -> str:
-    """Write metadata as key=value, with JSON for whatever is not a plain string."""
+def format_metadata(metadata: Mapping[str, Any]) -> str:
+    """Write metadata as key=value, with JSON for every value that is not a plain string."""
     return " ".join(f"{key}={_plain(value)}" for key, value in metadata.items())
 
 
@@ -55,11 +55,11 @@ def _plain(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def table(rows: Sequence[Sequence[str]], *, width: int | None, shrinkable: Sequence[int]) -> list[str]:
+def format_table(rows: Sequence[Sequence[str]], *, width: int | None, shrinkable: Sequence[int]) -> list[str]:
     """Align rows of cells, the first being the header.
 
-    To fit `width`, the widest of the `shrinkable` columns is cut, again and again; a very narrow terminal may
-    still be too narrow. None means as wide as it takes.
+    To fit `width`, the widest of the `shrinkable` columns is cut repeatedly; a very narrow terminal may still be too
+    narrow. None means no limit.
     """
     cells = [[escaped(cell) for cell in row] for row in rows]
     widths = [max(_width(row[column]) for row in cells) for column in range(len(cells[0]))]

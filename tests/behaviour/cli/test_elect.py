@@ -11,7 +11,9 @@ from pathlib import Path
 
 from lockstead import DistributedLock
 from tests.behaviour.cli.test_run_lost_lock import unusable
-from tests.harness.command import Lockstead, eventually, is_alive
+from tests.harness.command import Lockstead
+from tests.harness.conditions import eventually
+from tests.harness.processes import is_alive
 
 LEADING = """
 import os, signal, sys, time
@@ -86,7 +88,7 @@ def test_a_deposed_leader_stops_its_command_and_stands_again(lockstead: Lockstea
     assert (name, fence < greater) == ("chief", True)
     leader.process.send_signal(signal.SIGTERM)
     assert leader.process.wait(10) == 128 + signal.SIGTERM
-    assert "standing again" in leader.process.communicate()[1]
+    assert "campaigning again" in leader.process.communicate()[1]
     assert lockstead.info("chief") is None
 
 

@@ -13,8 +13,9 @@ import pytest
 from lockstead import DistributedLock, __version__
 from lockstead.cli import main
 from lockstead.cli.parser import EXIT_CODES
-from lockstead.cli.text import format_duration, pairs, table
-from tests.harness.command import Lockstead, eventually
+from lockstead.cli.text import format_duration, format_metadata, format_table
+from tests.harness.command import Lockstead
+from tests.harness.conditions import eventually
 
 
 def test_ls_of_nothing(lockstead: Lockstead) -> None:
@@ -161,17 +162,17 @@ def test_durations_are_written_for_people(seconds: float, text: str) -> None:
 
 
 def test_metadata_is_written_as_pairs() -> None:
-    assert pairs({"a": "x", "b": 1, "c": "two words", "d": [1, {}]}) == 'a=x b=1 c="two words" d=[1,{}]'
+    assert format_metadata({"a": "x", "b": 1, "c": "two words", "d": [1, {}]}) == 'a=x b=1 c="two words" d=[1,{}]'
 
 
 def test_a_table_is_aligned_and_cut_to_the_terminal() -> None:
     rows = [("NAME", "N", "DATA"), ("n" * 30, "1", "d" * 50), ("日本語" * 5, "2", "")]
-    assert table(rows, width=None, shrinkable=(0, 2)) == [
+    assert format_table(rows, width=None, shrinkable=(0, 2)) == [
         "NAME" + " " * 26 + "  N  DATA",
         "n" * 30 + "  1  " + "d" * 50,
         "日本語" * 5 + "  2",
     ]
-    assert table(rows, width=25, shrinkable=(0, 2)) == [
+    assert format_table(rows, width=25, shrinkable=(0, 2)) == [
         "NAME        N  DATA",
         "nnnnnnnnn…  1  ddddddddd…",
         "日本語日…   2",

@@ -168,7 +168,7 @@ def test_an_old_table_is_brought_up_to_date_while_locks_are_held(
             assert "lease table of version 1" in found.stdout
             assert "missing or too old: run `lockstead migrate" in found.stdout
             with pytest.raises(StoreError, match="run `lockstead migrate") as caught:
-                drive(store.spend(RateRequest("x", 1.0, 1.0), 5.0))
+                drive(store.consume(RateRequest("x", 1.0, 1.0), 5.0))
             assert not caught.value.transient
             done: list[str] = []
             with pytest.raises(StoreError, match="run `lockstead migrate"):
@@ -184,8 +184,8 @@ def test_an_old_table_is_brought_up_to_date_while_locks_are_held(
             with locks.lock("x"):
                 locks.once("z", period=60).run(lambda: done.append("once"))
             assert done == ["once"]
-        # Nobody named the role again: it has on the new table the rights it had on the others.
-        assert drive(store.spend(RateRequest("x", 1.0, 1.0), 5.0)).allowed
+        # The role was not named again: it has on the new table the rights it had on the others.
+        assert drive(store.consume(RateRequest("x", 1.0, 1.0), 5.0)).allowed
         asks = [Ask(name, f"me/{name}", 30.0, 10.0, queue=False) for name in ("x", "y")]
         assert isinstance(drive(store.join_all(asks, 5.0)), list)
         assert drive(store.reserve(Reservation("x", "me/x", 30.0), 5.0))
@@ -262,7 +262,7 @@ def test_doctor_on_a_sound_server_with_a_pooler(
 ) -> None:
     query(postgres_url, migration_sql())
     pooled = through(postgres_url, start_pooler().port)
-    assert "a pooler stands before it" in lockstead("doctor", "--url", pooled).stdout
+    assert "there is a pooler before it" in lockstead("doctor", "--url", pooled).stdout
     for cured in (f"{pooled}?pooler=session", f"{pooled}?listen={postgres_url}", f"{pooled}?push=no"):
         with DistributedLock(cured) as locks:
             assert not any("pooler" in finding.message for finding in locks.examine())
@@ -277,7 +277,7 @@ def test_tasks_examine_too(postgres_url: str, start_pooler: Callable[..., Pooler
 
     messages = asyncio.run(examine())
     assert messages[0].startswith("PostgreSQL 18")
-    assert any("a pooler stands" in message for message in messages)
+    assert any("there is a pooler" in message for message in messages)
 
 
 def test_doctor_on_a_sound_server(lockstead: Lockstead, fresh_postgres: PostgresServer) -> None:

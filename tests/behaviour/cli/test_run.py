@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from lockstead import DistributedLock
-from tests.harness.command import Lockstead, eventually, is_alive
+from tests.harness.command import Lockstead
+from tests.harness.conditions import eventually
+from tests.harness.processes import is_alive
 
 FORWARDED = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
 ENDING = ("TERM", "INT", "HUP", "QUIT")
@@ -51,11 +53,11 @@ def test_the_lock_stays_reserved_for_at_least_so_long(lockstead: Lockstead) -> N
     first, second = lockstead(*tick), lockstead(*tick)
     assert (first.returncode, first.stdout) == (0, "ran\n")
     assert (second.returncode, second.stdout) == (75, "")
-    assert "is done with it, and left it taken for another 5" in second.stderr
+    assert "has released it, but reserved the name for another 5" in second.stderr
     info = lockstead.info("cron:x")
     assert info is not None
     assert info.holders[0].reserved
-    assert "left taken" in lockstead("ls").stdout
+    assert "reserved" in lockstead("ls").stdout
 
 
 def test_stdin_stdout_and_stderr_are_the_commands(lockstead: Lockstead) -> None:

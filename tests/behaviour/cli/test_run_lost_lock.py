@@ -1,4 +1,4 @@
-"""`lockstead run` when its lease ends too early: the command is stopped before anybody else can hold."""
+"""`lockstead run` when its lease ends too early: the command is stopped before another client can hold."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ import pytest
 
 from lockstead import DistributedLock
 from lockstead.cli import main
-from tests.harness.command import Lockstead, eventually, is_alive
+from tests.harness.command import Lockstead
+from tests.harness.conditions import eventually
+from tests.harness.processes import is_alive
 
 BEATING = """
 import os, signal, sys, time
@@ -134,7 +136,7 @@ def test_a_lock_taken_away_stops_the_command(lockstead: Lockstead, tmp_path: Pat
 def test_a_loss_is_acted_on_as_soon_as_a_renewal_reports_it(
     lockstead: Lockstead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lockstead.cli.supervisor.LONGEST_NAP", 60.0)
+    monkeypatch.setattr("lockstead.cli.supervisor.MAX_SLEEP", 60.0)
     taken = []
 
     def take_away() -> None:

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from lockstead import DistributedLock
-from tests.harness.command import PATIENCE, Lockstead, eventually
+from tests.harness.command import Lockstead
+from tests.harness.conditions import DEADLINE, eventually
 
 # Commands here do not fork: dash, a common sh, forgets signals that come while it does.
 CTRL_C, CTRL_Z = "\x03", "\x1a"
@@ -43,7 +44,7 @@ class Shell:
 
     def expect(self, pattern: str) -> str:
         """Read until the pattern shows, and return everything up to its end."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + DEADLINE
         while not (found := re.search(pattern, self._seen)):
             left = deadline - time.monotonic()
             assert left > 0, f"{pattern!r} never showed in {self._seen!r}"
