@@ -1,1 +1,1 @@
-"""Real servers for tests and benchmarks: started here, on free ports, and gone with whoever started them."""
+"""Real servers for tests and benchmarks: started here, on free ports, and gone with the process that started them."""

@@ -62,7 +62,7 @@ class ClusterDeployment:
         node: RedisServer = eventually(lambda: self._agreed_owner(slot), f"one owner of slot {slot}", AGREEMENT)
         return node
 
-    def stranger(self, slot: int) -> RedisServer:
+    def other_master(self, slot: int) -> RedisServer:
         """Return a master that does not serve a slot."""
         owner = self.owner(slot)
         return next(node for node in self.masters() if node is not owner)
@@ -71,7 +71,7 @@ class ClusterDeployment:
         return [node for node in self.nodes if node.is_running and "master" in _view(node)[self._ids[node]].flags]
 
     def ports_seen_by(self, node: RedisServer) -> set[int]:
-        """Tell by which ports a node would send clients to the others, and to itself."""
+        """Return the ports by which a node would send clients to the others, and to itself."""
         with node.client() as client:
             seen = client.execute_command("CLUSTER NODES")
         return {int(address.partition(":")[2]) for address in seen}

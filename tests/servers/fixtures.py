@@ -122,7 +122,7 @@ def redlock_servers() -> Iterator[list[RedisServer]]:
         yield [stack.enter_context(RedisServer()) for _ in range(3)]
 
 
-TABLES = ("distributed_locks", "lock_names", "lock_refusals", "lock_guards", "rate_limits")
+TABLES = ("distributed_locks", "lock_names", "lock_tombstones", "lock_fences", "rate_limits")
 
 
 @pytest.fixture(params=[flavour.name for flavour in postgres_flavours()])

@@ -1,8 +1,8 @@
 """A pooler of our own, which is always there: many clients share a few connections to a PostgreSQL server.
 
 It does what PgBouncer 1.18 does as far as locks are concerned: a client has a connection from the first message of a
-transaction to its last, notifications for a connection nobody has are dropped, and prepared statements stay on the
-connection on which they happened to be made. It asks nobody for a password.
+transaction to its last, notifications for a connection that no client has are dropped, and prepared statements stay
+on the connection on which they happened to be made. It asks for no password.
 """
 
 from __future__ import annotations

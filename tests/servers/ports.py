@@ -47,10 +47,10 @@ def _reserve(number: int) -> socket.socket | None:
 
 
 def _is_free(number: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as ping:
+        ping.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, number))
+            ping.bind((HOST, number))
         except OSError:
             return False
         return True

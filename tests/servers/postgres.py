@@ -25,7 +25,7 @@ from tests.servers.disk import SlowDisk
 from tests.servers.ports import HOST, Port
 from tests.servers.preload import environment_of
 from tests.servers.process import Directory, ServerError, ServerProcess, identity
-from tests.servers.reaper import guard, remove_segment
+from tests.servers.reaper import reaper, remove_segment
 
 if TYPE_CHECKING:  # a benchmark does without what makes certificates
     from tests.servers.tls import Authority
@@ -42,7 +42,7 @@ class PostgresServer:
     """A server on a free port of the loopback, with a data directory of its own, that runs once this returns.
 
     Settings of the server's own are given by their names: `fsync="off"`, `max_connections="20"`. They may be changed
-    in `settings` and hold from the next restart. Everybody is trusted as the superuser `postgres`. What is committed
+    in `settings` and hold from the next restart. Every client is trusted as the superuser `postgres`. What is committed
     is kept over a restart, whatever the mode, and over a kill.
 
     Raises ServerError, with the server's log, if it does not start.
@@ -192,7 +192,7 @@ class PostgresServer:
         self._directory.close()
 
     def _start_somewhere(self) -> None:
-        """Start on another port if a stranger took the one that was free a moment ago."""
+        """Start on another port if another program took the one that was free a moment ago."""
         for attempt in itertools.count(1):
             try:
                 self._start()
@@ -212,13 +212,13 @@ class PostgresServer:
         except AssertionError as error:
             raise ServerError(f"{error}\n{self.log}") from None
         if (identifier := self._shared_memory()) is not None:
-            guard().tell("segment", identifier)
+            reaper().send("segment", identifier)
 
     def _answers(self) -> bool:
         if not self.is_running:
             raise ServerError(f"{self} did not start:\n{self.log}")
         try:
-            # A stranger on the same port would answer as well.
+            # Another program on the same port would answer as well.
             return self.sql("SHOW data_directory") == [(str(self._data),)]
         except psycopg.OperationalError:
             return False
@@ -271,12 +271,12 @@ def random_name() -> str:
 
 
 def unprivileged() -> str | None:
-    """Say as whom to run what refuses to run as root."""
+    """Name the user to run as what refuses to run as root."""
     return "nobody" if os.geteuid() == 0 else None
 
 
 def private_directory() -> Directory:
-    """Make a directory that belongs to whom `unprivileged` says."""
+    """Make a directory that belongs to the user that `unprivileged` names."""
     directory = Directory()
     if user := unprivileged():
         shutil.chown(directory.path, user)

@@ -13,8 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.harness.conditions import PATIENCE, eventually
-from tests.servers.reaper import children, guard, kill_all
+from tests.harness.conditions import DEADLINE, eventually
+from tests.harness.processes import spawn, state_of
+from tests.servers.reaper import children, kill_all, reaper
 
 
 class ServerError(RuntimeError):
@@ -22,15 +23,15 @@ class ServerError(RuntimeError):
 
 
 class Directory:
-    """A temporary directory that goes even if nobody is left to remove it."""
+    """A temporary directory that is removed even if its process was killed."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="lockstead-"))
-        guard().tell("remove", self.path)
+        reaper().send("remove", self.path)
 
     def close(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
-        guard().tell("removed", self.path)
+        reaper().send("removed", self.path)
 
 
 class ServerProcess:
@@ -44,35 +45,34 @@ class ServerProcess:
         user: str | None = None,
     ) -> None:
         with log.open("ab") as output:
-            self._process = subprocess.Popen(
+            self._process = spawn(
                 [str(word) for word in command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=os.environ | (environment or {}),
                 cwd=log.parent,
-                start_new_session=True,
                 **identity(user),
             )
         self.pid = self._process.pid
-        guard().tell("watch", self.pid)
+        reaper().send("watch", self.pid)
 
     @property
     def is_running(self) -> bool:
-        """Tell whether the process is there; a paused one is."""
+        """Return whether the process is there; a paused one is."""
         return self._process.poll() is None
 
     @property
     def is_paused(self) -> bool:
         # One that ended meanwhile waits for its parent.
-        return self.is_running and {_state(pid) for pid in (self.pid, *children(self.pid))} <= {"T", "Z", None}
+        return self.is_running and {state_of(pid) for pid in (self.pid, *children(self.pid))} <= {"T", "Z", None}
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Ask for an end, orderly if that is what the signal means, and wait for it."""
         self._signal(number)
         self.resume()
         try:
-            self._process.wait(PATIENCE)
+            self._process.wait(DEADLINE)
         except subprocess.TimeoutExpired:
             self.kill()
         self._forget()
@@ -81,8 +81,8 @@ class ServerProcess:
         """End it without a warning, as a power cut does to its memory (but not to what it gave to the kernel)."""
         if self.is_running:
             forked = kill_all(self.pid)
-            self._process.wait(PATIENCE)
-            eventually(lambda: {_state(pid) for pid in forked} <= {"Z", None}, f"all of {self.pid} are gone")
+            self._process.wait(DEADLINE)
+            eventually(lambda: {state_of(pid) for pid in forked} <= {"Z", None}, f"all of {self.pid} are gone")
         self._forget()
 
     def pause(self) -> None:
@@ -107,20 +107,12 @@ class ServerProcess:
                 os.kill(pid, number)
 
     def _forget(self) -> None:
-        guard().tell("forget", self.pid)
+        reaper().send("forget", self.pid)
 
 
 def identity(user: str | None) -> dict[str, Any]:
-    """Say to `subprocess` as whom to run something."""
+    """Name to `subprocess` the user to run something as."""
     if user is None:
         return {}
     known = pwd.getpwnam(user)
     return {"user": known.pw_uid, "group": known.pw_gid, "extra_groups": []}
-
-
-def _state(pid: int) -> str | None:
-    """Return the letter of a process's state, or None if it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return None

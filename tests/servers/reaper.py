@@ -1,7 +1,7 @@
 """End the servers and remove the directories of a process that is gone.
 
-Runs as a script of its own, told by lines on its standard input, which ends when that process does: also by SIGKILL.
-The parent-death signal of the kernel will not do: it is sent when the *thread* that started a server ends.
+Runs as a script of its own. Lines on its standard input control it; the input ends when that process does, also by
+SIGKILL. The parent-death signal of the kernel will not do: it is sent when the *thread* that started a server ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import threading
 from contextlib import suppress
 
 
-class Guard:
+class Reaper:
     """The other end of the pipe."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Guard:
         )
         atexit.register(self._leave)
 
-    def tell(self, verb: str, what: object) -> None:
+    def send(self, verb: str, what: object) -> None:
         assert self._script.stdin is not None
         self._script.stdin.write(f"{verb} {what}\n".encode())
 
@@ -40,17 +40,17 @@ class Guard:
             self._script.communicate()
 
 
-_guard: Guard | None = None
+_reaper: Reaper | None = None
 _lock = threading.Lock()
 
 
-def guard() -> Guard:
-    """Return this process's guard, started with the first server."""
-    global _guard
+def reaper() -> Reaper:
+    """Return this process's reaper, started with the first server."""
+    global _reaper
     with _lock:
-        if _guard is None:
-            _guard = Guard()
-        return _guard
+        if _reaper is None:
+            _reaper = Reaper()
+        return _reaper
 
 
 def children(pid: int) -> list[int]:

@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError as Unreachable
 from redis.exceptions import TimeoutError as Unresponsive
 from redis.retry import Retry
 
-from tests.harness.conditions import PATIENCE, eventually
+from tests.harness.conditions import DEADLINE, eventually
 from tests.servers.binaries import VALKEY9, Flavour
 from tests.servers.clock import SteppedClock
 from tests.servers.dialects import Resp
@@ -189,7 +189,7 @@ class RedisServer:
         return f":{quote(self.password, safe='')}@" if self.password else ""
 
     def _start_somewhere(self) -> None:
-        """Start on another port if a stranger took the one that was free a moment ago."""
+        """Start on another port if another program took the one that was free a moment ago."""
         for attempt in itertools.count(1):
             try:
                 self._start()
@@ -215,7 +215,7 @@ class RedisServer:
         if not self.is_running:
             raise ServerError(f"{self} did not start:\n{self.log}")
         try:
-            # A stranger on the same port would answer a PING as well.
+            # Another program on the same port would answer a PING as well.
             return bool(client.ping()) and client.info("server")["process_id"] == self.pid
         except (Unreachable, Unresponsive):
             return False
@@ -283,5 +283,5 @@ def _is_nearer(value: float, to: float, than: float) -> bool:
 
 def client_of(url: str, **options: Any) -> redis.Redis:
     """Make a client for which every fault is one error, at once."""
-    defaults = {"decode_responses": True, "retry": Retry(NoBackoff(), 0), "socket_timeout": PATIENCE}
+    defaults = {"decode_responses": True, "retry": Retry(NoBackoff(), 0), "socket_timeout": DEADLINE}
     return redis.Redis.from_url(url, **(defaults | options))

@@ -16,7 +16,7 @@ from tests.servers.redis import RedisServer
 
 SERVICE = "lockstead"
 FAIL_OVER = 30.0
-"""How long a fail-over may take on a loaded machine; they take three or four seconds, or, soon after another, six."""
+"""How long a failover may take on a loaded machine; they take three or four seconds, or, soon after another, six."""
 
 
 class SentinelDeployment:

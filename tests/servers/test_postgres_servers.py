@@ -21,8 +21,8 @@ import psycopg
 import pytest
 
 from lockstead.testing.proxy import Command
-from tests.harness.command import is_alive
 from tests.harness.conditions import eventually
+from tests.harness.processes import is_alive
 from tests.servers.binaries import POSTGRES16, POSTGRES18, PostgresFlavour, postgres_flavours
 from tests.servers.pooler import OwnPooler, Pooler
 from tests.servers.postgres import PostgresServer, query, through
@@ -48,7 +48,7 @@ def answer(connection: Lines, statement: str) -> Any:
 
 
 async def answers_in_time(url: str) -> bool:
-    """Tell whether a new connection and a query take less than SHORT."""
+    """Return whether a new connection and a query take less than SHORT."""
     try:
         async with asyncio.timeout(SHORT):
             async with await psycopg.AsyncConnection.connect(url) as connection:
@@ -173,11 +173,11 @@ class TestLife:
         ) as starter:
             assert starter.stdout is not None
             pid, directory, segment = starter.stdout.readline().split()
-            everyone = [int(pid), *children(int(pid))]
-            assert len(everyone) > 3
+            everything = [int(pid), *children(int(pid))]
+            assert len(everything) > 3
             assert segment in segments()
             starter.send_signal(number)
-        eventually(lambda: not any(map(is_alive, everyone)), "the server is gone")
+        eventually(lambda: not any(map(is_alive, everything)), "the server is gone")
         eventually(lambda: not os.path.exists(directory), "its directory is gone")
         assert segment not in segments()
 
@@ -352,7 +352,7 @@ class TestPooler:
             for connection in (pooled, direct):
                 connection.execute(f"LISTEN {postgres_schema}".encode())
             postgres_server.sql(f"NOTIFY {postgres_schema}, 'news'")
-            assert [heard.payload for heard in direct.notifies(timeout=15, stop_after=1)] == ["news"]
+            assert [notice.payload for notice in direct.notifies(timeout=15, stop_after=1)] == ["news"]
             assert list(pooled.notifies(timeout=SHORT)) == []
 
     def test_a_client_with_a_session_of_its_own_receives_notifications(
@@ -362,7 +362,7 @@ class TestPooler:
         with connect(pooler.url) as pooled:
             pooled.execute(f"LISTEN {postgres_schema}".encode())
             postgres_server.sql(f"NOTIFY {postgres_schema}, 'news'")
-            assert [heard.payload for heard in pooled.notifies(timeout=15, stop_after=1)] == ["news"]
+            assert [notice.payload for notice in pooled.notifies(timeout=15, stop_after=1)] == ["news"]
 
     def test_a_session_lock_is_one_clients_in_session_mode(self, start_pooler: StartPooler, postgres_server):
         pooler, key = start_pooler(pool_mode="session"), time.time_ns()

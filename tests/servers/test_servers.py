@@ -21,8 +21,8 @@ from redis.exceptions import AskError, AuthenticationError, MovedError, OutOfMem
 from redis.exceptions import ConnectionError as Unreachable
 from redis.exceptions import TimeoutError as Unresponsive
 
-from tests.harness.command import is_alive
 from tests.harness.conditions import eventually
+from tests.harness.processes import is_alive
 from tests.servers.binaries import VALKEY9, Flavour, redis_flavours
 from tests.servers.cluster import ClusterDeployment
 from tests.servers.ports import BUS, Port
@@ -154,8 +154,8 @@ class TestOptions:
     def test_a_password_is_in_the_url_and_asked_for(self, start_server: Start):
         server = start_server(password="s3:/@ret")
         assert server.client().ping()
-        with client_of(f"redis://127.0.0.1:{server.port}") as stranger, pytest.raises(AuthenticationError):
-            stranger.ping()
+        with client_of(f"redis://127.0.0.1:{server.port}") as without_password, pytest.raises(AuthenticationError):
+            without_password.ping()
 
     def test_memory_can_be_scarce(self, start_server: Start):
         client = start_server(maxmemory="3mb", maxmemory_policy="noeviction").client()
@@ -414,7 +414,7 @@ class TestCluster:
     def test_in_the_middle_of_a_move_the_old_owner_says_ask(self, cluster: ClusterDeployment, key_prefix: str):
         gone, stays = (f"{{{key_prefix}}}{which}" for which in ("gone", "stays"))
         slot = key_slot(gone.encode())
-        old, new = cluster.owner(slot), cluster.stranger(slot)
+        old, new = cluster.owner(slot), cluster.other_master(slot)
         with closing(cluster.client()) as client:
             client.mset_nonatomic({gone: "1", stays: "2"})
             with cluster.moving_slot(slot, new) as move:

@@ -1,4 +1,4 @@
-"""A port at which somebody answers who is not the server that was expected."""
+"""A port at which something else answers than the server that was expected."""
 
 from __future__ import annotations
 
