@@ -1,4 +1,4 @@
-"""Crowds at what is shared."""
+"""Many clients at what is shared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 
 async def crowd(rig: Rig, works: Sequence[Work], cancelled: int = 0) -> None:
     """Run works side by side to their end, but cancel so many on the way where they can be."""
-    if rig.driver == "asyncio":
+    if rig.runtime_name == "asyncio":
         tasks = [asyncio.create_task(work()) for work in works]
         for task in tasks[:cancelled]:
             asyncio.get_running_loop().call_later(random.random() * 0.3, task.cancel)

@@ -1,28 +1,42 @@
-"""Fixtures that any test may ask for: workers, and chance."""
+"""Fixtures that any test may ask for: programs, and chance."""
 
 from __future__ import annotations
 
 import os
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
-from tests.harness.processes import Worker
+from tests.harness.processes import Program, Worker
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., Worker]]:
+def start_program() -> Iterator[Callable[..., Program]]:
+    """Start programs that do not outlive the test."""
+    with ExitStack() as stack:
+
+        def start(path: str, *args: object, **options: Any) -> Program:
+            program = Program(path, *args, **options)
+            stack.callback(program.dispose)
+            return program
+
+        yield start
+
+
+@pytest.fixture
+def start_worker() -> Iterator[Callable[..., Worker]]:
     """Start workers that do not outlive the test."""
-    workers: list[Worker] = []
+    with ExitStack() as stack:
 
-    def start(script: str, *args: object, env: dict[str, str] | None = None) -> Worker:
-        workers.append(Worker(script, *args, env=env))
-        return workers[-1]
+        def start(path: str, *args: object, env: dict[str, str] | None = None) -> Worker:
+            worker = Worker(path, *args, env=env)
+            stack.callback(worker.dispose)
+            return worker
 
-    yield start
-    for worker in workers:
-        worker.dispose()
+        yield start
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Clients of either driver on a server that is about to fail, and conditions waited for with a deadline."""
+"""Clients of either runtime on a server that is about to fail, and conditions waited for with a deadline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores import open_store
 from lockstead.testing.contract.rigs import ask
-from tests.harness.conditions import PATIENCE
+from tests.harness.conditions import DEADLINE, eventually_async
 
 __all__ = ["RUNTIME_NAMES", "Party", "Work", "ask"]
 
@@ -45,7 +45,7 @@ class Work:
         self.ended_at = time.monotonic()
         self.is_done = True
 
-    async def result(self, within: float = PATIENCE) -> Any:
+    async def result(self, within: float = DEADLINE) -> Any:
         """Wait for the end, and return or raise what it did."""
         await self._party.until(lambda: self.is_done, "the work on the side ends", within)
         if self._error is not None:
@@ -54,23 +54,23 @@ class Work:
 
 
 class Party:
-    """Clients of one driver. A test is a coroutine over `ask`, which serves both façades.
+    """Clients of one runtime. A test is a coroutine over `ask`, which serves both façades.
 
     `options` are those of every client's store: where it keeps what is this test's own.
     """
 
-    def __init__(self, driver: str, **options: str) -> None:
-        self.driver = driver
+    def __init__(self, runtime_name: str, **options: str) -> None:
+        self.runtime_name = runtime_name
         self.options = options
         self.runtime: Runtime = ThreadRuntime()
         self._opened: list[Any] = []
 
     def run(self, test: Coroutine[Any, Any, None]) -> None:
-        if self.driver == "threads":
+        if self.runtime_name == "threads":
             drive(self._tidily(test))
             return
         self.runtime = AsyncRuntime()
-        if self.driver == "uvloop":
+        if self.runtime_name == "uvloop":
             import uvloop  # noqa: PLC0415
 
             uvloop.run(self._tidily(test))
@@ -79,7 +79,7 @@ class Party:
 
     def client(self, source: object, *, ttl: float = 2.0, **options: Any) -> Any:
         """Make one more client, as another process would be, with a store and connections of its own."""
-        kind = DistributedLock if self.driver == "threads" else AsyncDistributedLock
+        kind = DistributedLock if self.runtime_name == "threads" else AsyncDistributedLock
         client = kind(source, ttl=ttl, **(self.options | options))
         self._opened.append(client)
         return client
@@ -95,19 +95,14 @@ class Party:
 
     async def aside(self, function: Callable[[], T]) -> T:
         """Call what blocks for long where it holds no event loop up."""
-        return function() if self.driver == "threads" else await asyncio.to_thread(function)
+        return function() if self.runtime_name == "threads" else await asyncio.to_thread(function)
 
-    async def until(self, condition: Callable[[], Any], what: str, within: float = PATIENCE) -> Any:
+    async def until(self, condition: Callable[[], Any], what: str, within: float = DEADLINE) -> Any:
         """Return the condition's first true value, looking again until the deadline."""
-        deadline = time.monotonic() + within
-        while True:
-            if value := await ask(condition()):
-                return value
-            assert time.monotonic() < deadline, f"not within {within:g} s: {what}"
-            await self.runtime.sleep(0.003)
+        return await eventually_async(condition, what, within, self.runtime.sleep)
 
     async def waits(self, client: Any, name: str, number: int = 1) -> None:
-        """Wait until so many stand in line behind whoever holds."""
+        """Wait until so many stand in line behind the holder."""
 
         async def is_so() -> bool:
             info = await ask(client.info(name))
@@ -116,7 +111,7 @@ class Party:
         await self.until(is_so, f"{number} wait for {name!r}")
 
     async def passes(self, seconds: float) -> None:
-        """Let time pass that the test is about: lives, pauses."""
+        """Let time pass that the test is about: ttls, pauses."""
         await self.runtime.sleep(seconds)
 
     async def _tidily(self, test: Coroutine[Any, Any, None]) -> None:
@@ -129,8 +124,8 @@ class Party:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine under its party's driver: for the conftest of who has a party."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+    """Run a test that is a coroutine under its party's runtime: for the conftest of who has a party."""
+    if "party" not in pyfuncitem.funcargs or not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     wanted = inspect.signature(pyfuncitem.obj).parameters
     party: Any = pyfuncitem.funcargs["party"]

@@ -1,4 +1,4 @@
-"""Real processes, spoken to line by line."""
+"""Real processes: programs of the tests, started, spoken to line by line, stopped and killed."""
 
 from __future__ import annotations
 
@@ -10,31 +10,99 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from tests.harness.conditions import PATIENCE
-from tests.harness.tree import TESTS
+from tests.harness.conditions import DEADLINE
+from tests.harness.tree import ROOT, TESTS
 
 
 def boottime() -> float:
+    """Read the clock that locks in SQLite use, which is the same for all processes."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Worker:
-    """A worker script, by its path in `tests`, in a process of its own that answers in lines of JSON."""
+def state_of(pid: int) -> str | None:
+    """Return the letter of a process's state, or None if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return None
 
-    def __init__(self, script: str, *args: object, env: dict[str, str] | None = None) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(TESTS / script), *map(str, args)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | (env or {}),
-            start_new_session=True,
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process can still do something: a zombie cannot."""
+    return state_of(pid) not in {"Z", "X", None}
+
+
+def spawn(command: Sequence[str | Path], **options: Any) -> subprocess.Popen[str]:
+    """Start a command with pipes, in a session of its own, out of reach of the terminal's Ctrl-C."""
+    pipe = subprocess.PIPE
+    defaults = {"stdin": pipe, "stdout": pipe, "stderr": pipe, "text": True, "start_new_session": True}
+    process: subprocess.Popen[str] = subprocess.Popen(command, **(defaults | options))
+    return process
+
+
+def close_pipes(process: subprocess.Popen[str]) -> None:
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with suppress(BrokenPipeError):
+                pipe.close()
+
+
+class Program:
+    """A program of the tests, by its path in `tests`, in a process of its own; it can import `tests`."""
+
+    def __init__(self, path: str, *args: object, env: Mapping[str, str] | None = None, **options: Any) -> None:
+        imports = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        self.process = spawn(
+            [sys.executable, str(TESTS / path), *map(str, args)],
+            env={**os.environ, "PYTHONPATH": imports, **(env or {})},
+            **options,
         )
         self.pid = self.process.pid
+
+    @property
+    def status(self) -> int | None:
+        """The exit status, once it has ended."""
+        return self.process.poll()
+
+    def signal(self, number: signal.Signals) -> float:
+        """Send a signal and say when, on the clock the locks use."""
+        now = boottime()
+        self.process.send_signal(number)
+        return now
+
+    def kill(self) -> float:
+        return self.signal(signal.SIGKILL)
+
+    def read_line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def communicate(self, text: str = "", within: float = DEADLINE) -> tuple[str, str]:
+        """Send it this, wait for its end, and return what it wrote to its output and to its errors."""
+        return self.process.communicate(text, timeout=within)
+
+    def wait(self, within: float = DEADLINE) -> int:
+        """Wait for the end; the exit status."""
+        return self.process.wait(within)
+
+    def dispose(self) -> None:
+        """End the program and whatever it forked."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.wait()
+        close_pipes(self.process)
+
+
+class Worker(Program):
+    """A program that is told what to do, and answers, in lines of JSON."""
+
+    def __init__(self, path: str, *args: object, env: Mapping[str, str] | None = None) -> None:
+        super().__init__(path, *args, env=env)
         self.errors = ""
         self._lines: queue.Queue[str] = queue.Queue()
         self._readers = [
@@ -59,7 +127,7 @@ class Worker:
         self.process.stdin.write(json.dumps([do, args, options]) + "\n")
         self.process.stdin.flush()
 
-    def answer(self, within: float = PATIENCE) -> dict[str, Any]:
+    def answer(self, within: float = DEADLINE) -> dict[str, Any]:
         try:
             line = self._lines.get(timeout=within)
         except queue.Empty:
@@ -79,36 +147,16 @@ class Worker:
         self.send(do, *args, **options)
         return self.answer()
 
-    def signal(self, number: signal.Signals) -> float:
-        """Send a signal and say when, on the clock the locks use."""
-        now = boottime()
-        os.kill(self.pid, number)
-        return now
-
-    def kill(self) -> float:
-        return self.signal(signal.SIGKILL)
-
-    def wait(self, within: float = PATIENCE) -> int:
-        """Wait for the end; the exit status."""
-        status = self.process.wait(within)
+    def wait(self, within: float = DEADLINE) -> int:
+        status = super().wait(within)
         for reader in self._readers:
             reader.join(within)
         return status
 
-    def dispose(self) -> None:
-        """End the worker and whatever it forked."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self.wait()
-        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
-            assert pipe is not None
-            with closing(pipe):
-                pass
 
-
-def run(script: str, *args: object, within: float = PATIENCE, env: dict[str, str] | None = None) -> Worker:
-    """Run a worker script to its end."""
-    worker = Worker(script, *args, env=env)
+def run(path: str, *args: object, within: float = DEADLINE, env: Mapping[str, str] | None = None) -> Worker:
+    """Run a program to its end; one that takes too long is aborted, and says where it hung."""
+    worker = Worker(path, *args, env=env)
     try:
         worker.process.wait(within)
     except subprocess.TimeoutExpired:

@@ -15,8 +15,8 @@ from lockstead import DistributedLock
 from lockstead.core.runtime import drive
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.sqlite.store import SqliteStore
-from tests.harness.conditions import PATIENCE
-from tests.harness.processes import Worker
+from tests.harness.conditions import DEADLINE
+from tests.harness.processes import Program, Worker
 
 
 def url_of(path: Path) -> str:
@@ -37,11 +37,11 @@ def locks(path: Path) -> Iterator[DistributedLock]:
 
 
 @pytest.fixture
-def peer(start: Callable[..., Worker], path: Path) -> Callable[..., Worker]:
+def peer(start_worker: Callable[..., Worker], path: Path) -> Callable[..., Worker]:
     """Start another process with a client of its own, ready to be told what to do."""
 
     def peer(*flags: str) -> Worker:
-        worker = start("harness/programs/peer.py", path, *flags)
+        worker = start_worker("harness/programs/peer.py", path, *flags)
         assert worker.answer()["ready"]
         return worker
 
@@ -51,7 +51,7 @@ def peer(start: Callable[..., Worker], path: Path) -> Callable[..., Worker]:
 @contextmanager
 def transaction_of_another_program(path: Path) -> Iterator[sqlite3.Connection]:
     """Keep the database's write lock, as another program might."""
-    with closing(sqlite3.connect(path, isolation_level=None, timeout=PATIENCE, check_same_thread=False)) as connection:
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=DEADLINE, check_same_thread=False)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         try:
             yield connection
@@ -71,7 +71,7 @@ def client_of(path: Path, **options: Any) -> Iterator[DistributedLock]:
 
 
 def is_free(path: Path, timeout: float = 0.0) -> bool:
-    """Tell whether nobody is in the middle of a transaction."""
+    """Return whether no connection is in the middle of a transaction."""
     with closing(sqlite3.connect(path, isolation_level=None, timeout=timeout)) as connection:
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -81,8 +81,8 @@ def is_free(path: Path, timeout: float = 0.0) -> bool:
         return True
 
 
-def stop_outside_a_transaction(worker: Worker, path: Path) -> float:
-    """SIGSTOP a worker, but not while it locks the file, which would stop everybody: that is not promised."""
+def stop_outside_a_transaction(worker: Program, path: Path) -> float:
+    """SIGSTOP a worker, but not while it locks the file, which would stop all clients: that is not promised."""
     while True:
         stopped = worker.signal(signal.SIGSTOP)
         if is_free(path, timeout=0.2):
@@ -91,5 +91,5 @@ def stop_outside_a_transaction(worker: Worker, path: Path) -> float:
 
 
 def rows(path: Path, query: str = "SELECT name, owner FROM place ORDER BY name, ticket") -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(path, timeout=PATIENCE)) as connection:
+    with closing(sqlite3.connect(path, timeout=DEADLINE)) as connection:
         return connection.execute(query).fetchall()

@@ -53,7 +53,7 @@ class Crew:
         )
 
     def replace_the_killed(self) -> bool:
-        """Look after everybody; False once all have done their share."""
+        """Replace the workers that were killed; False once all have done their share."""
         for slot, worker in list(self._workers.items()):
             status = worker.process.poll()
             if status == 0:
@@ -75,10 +75,10 @@ class Crew:
 
 
 def test_no_increment_is_lost_or_done_twice_whenever_holders_are_killed(
-    start: Callable[..., Worker], locks: DistributedLock, path: Path, seed: int
+    start_worker: Callable[..., Worker], locks: DistributedLock, path: Path, seed: int
 ) -> None:
     chance = random.Random(seed)
-    crew = Crew(start, path, chance)
+    crew = Crew(start_worker, path, chance)
     murders = sorted(chance.uniform(0.1, 0.8) for _ in range(MURDERS))
     began = time.monotonic()
     while crew.replace_the_killed():

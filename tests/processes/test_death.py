@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockstead import DistributedLock
-from lockstead.core.lease import margin
-from lockstead.primitives.plans import HEARTBEAT
+from lockstead.core.timing import HEARTBEAT, margin
 from tests.harness.conditions import eventually
 from tests.harness.processes import Worker, boottime
 from tests.harness.sqlite import rows, stop_outside_a_transaction
@@ -51,7 +50,7 @@ def test_a_holder_that_lives_keeps_its_lock_many_times_its_ttl(peer: Peer, locks
     granted = holder.ask("acquire", "job", ttl=1)
     waiter.send("acquire", "job", ttl=1)
     waits_behind(locks, "job", 1)
-    eventually(lambda: boottime() > granted["at"] + 4.0, "four lives pass")
+    eventually(lambda: boottime() > granted["at"] + 4.0, "four ttls pass")
     assert not waiter.has_answered()
     assert holder.ask("state")["held"]
     holder.ask("release")

@@ -44,10 +44,10 @@ def test_a_process_that_ends_without_a_release_leaves_no_place(scenario: str, st
 
 @pytest.mark.parametrize("scenario", ["waiting", "waiting_in_asyncio"])
 def test_an_interrupt_in_acquire_ends_the_process_and_leaves_no_place(
-    scenario: str, start: Callable[..., Worker], locks: DistributedLock, path: Path
+    scenario: str, start_worker: Callable[..., Worker], locks: DistributedLock, path: Path
 ) -> None:
     mine = locks.acquire("job")
-    worker = start("processes/programs/ending.py", scenario, path)
+    worker = start_worker("processes/programs/ending.py", scenario, path)
     assert worker.answer()["waiting"]
     eventually(lambda: [info.waiting for info in locks.inspect()] == [1], "it waits in line")
     worker.signal(signal.SIGINT)
@@ -58,11 +58,11 @@ def test_an_interrupt_in_acquire_ends_the_process_and_leaves_no_place(
 
 
 def test_an_interrupt_anywhere_ends_the_process_and_leaves_no_place(
-    start: Callable[..., Worker], path: Path, seed: int
+    start_worker: Callable[..., Worker], path: Path, seed: int
 ) -> None:
     chance = random.Random(seed)
     for _ in range(12):
-        worker = start("processes/programs/ending.py", "busy", path)
+        worker = start_worker("processes/programs/ending.py", "busy", path)
         assert worker.answer()["busy"]
         delay = chance.uniform(0.0, 0.05)
         time.sleep(delay)  # not for luck: the moment of the interrupt is what chance chooses

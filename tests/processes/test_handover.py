@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from lockstead import DistributedLock
-from lockstead.core.engine import POLL
+from lockstead.core.timing import POLLING
 from tests.harness.conditions import eventually
 from tests.harness.processes import Worker, boottime
 
@@ -38,7 +38,7 @@ def test_processes_get_the_lock_in_the_order_in_which_they_joined(
     for waiter in waiters:
         grant = waiter.answer()
         others = [other for other in waiters if other is not waiter and other.has_answered()]
-        assert others == [], "nobody else holds meanwhile"
+        assert others == [], "no other process holds meanwhile"
         fences.append(grant["fence"])
         at.append(grant["at"])
         waiter.ask("release")
@@ -58,7 +58,7 @@ def test_a_waiting_process_is_woken_rather_than_left_to_poll(peer: Peer, locks: 
         delays.append(waiter.answer()["at"] - left)
         waiter.ask("release")
     print(f"hand-overs took {[round(1000 * delay, 2) for delay in delays]} ms")
-    assert sorted(delays)[len(delays) // 2] < POLL.max_delay / 4
+    assert sorted(delays)[len(delays) // 2] < POLLING.max_delay / 4
 
 
 def test_waiters_that_only_poll_get_the_lock_soon_after_its_release(peer: Peer, locks: DistributedLock) -> None:
@@ -67,7 +67,7 @@ def test_waiters_that_only_poll_get_the_lock_soon_after_its_release(peer: Peer, 
         waiter.send("acquire", "job")
         eventually(partial(are_waiting, locks, 1), "it waits")
         assert not waiter.has_answered()
-    assert waiter.answer(within=POLL.max_delay + 1.0)["fence"]
+    assert waiter.answer(within=POLLING.max_delay + 1.0)["fence"]
 
 
 def test_a_process_that_polls_and_one_that_is_woken_share_one_line(peer: Peer, locks: DistributedLock) -> None:

@@ -1,4 +1,4 @@
-"""What cannot work in an election is refused at once."""
+"""Terms of an election that cannot work are refused at once."""
 
 from __future__ import annotations
 

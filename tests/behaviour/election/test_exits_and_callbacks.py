@@ -1,4 +1,4 @@
-"""What is one driver's own in elections: exits, forks, cancellation, and callbacks that misbehave."""
+"""What is one runtime's own in elections: exits, forks, cancellation, and callbacks that misbehave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Five processes stand for one office, while whoever leads is killed, paused, cut off, or told to resign.
+"""Five processes are candidates of one election, while the leader is killed, paused, cut off, or asked to resign.
 
 LOCKSTEAD_ELECTION_ROUNDS says how often; LOCKSTEAD_ELECTION_TTL, for which ttl.
 """
@@ -49,34 +49,34 @@ class Candidate:
 
 
 class Office:
-    """What is stood for, and everybody who ever did."""
+    """One election, and all candidates it ever had."""
 
     def __init__(self, locks: DistributedLock, new: Callable[[int], Candidate]) -> None:
         self._election = locks.election("chief")
         self._new = new
-        self.everybody = [new(number) for number in range(CANDIDATES)]
+        self.candidates = [new(number) for number in range(CANDIDATES)]
 
     def replace(self, gone: Candidate) -> None:
         gone.worker.wait()
-        self.everybody.append(self._new(len(self.everybody)))
+        self.candidates.append(self._new(len(self.candidates)))
 
     def leader(self, after: int = 0) -> tuple[Candidate, int, float]:
-        """Wait until somebody leads with a greater fence, and tell who, with which, and since when he believes it."""
+        """Wait until a candidate leads with a greater fence; return it, its fence, and since when it leads."""
 
         def look() -> tuple[Candidate, int, float] | None:
             leader = self._election.leader()
             if leader is None or leader.fence <= after:
                 return None
-            who = next(one for one in self.everybody if str(one.journal) == leader.metadata["journal"])
+            who = next(one for one in self.candidates if str(one.journal) == leader.metadata["journal"])
             first, _ = who.beliefs().get(leader.fence, (None, None))
             return None if first is None else (who, leader.fence, first)
 
-        return eventually(look, f"somebody leads after {after}")  # type: ignore[no-any-return]
+        return eventually(look, f"a candidate leads after {after}")  # type: ignore[no-any-return]
 
 
 @pytest.fixture(params=["sqlite", "redis"])
 def office(
-    request: pytest.FixtureRequest, tmp_path: Path, start: Callable[..., Worker], key_prefix: str
+    request: pytest.FixtureRequest, tmp_path: Path, start_worker: Callable[..., Worker], key_prefix: str
 ) -> Iterator[Office]:
     with ExitStack() as stack:
         server = request.getfixturevalue("shared_servers")(VALKEY9) if request.param == "redis" else None
@@ -87,7 +87,7 @@ def office(
             journal = tmp_path / f"journal-{number}"
             proxy = stack.enter_context(FaultProxy(server)) if server else None
             pairs = [f"{key}={value}" for key, value in options.items()]
-            worker = start(
+            worker = start_worker(
                 "behaviour/election/programs/candidate.py", journal, TTL, proxy.url if proxy else url, *pairs
             )
             return Candidate(number, worker, journal, proxy)
@@ -97,7 +97,9 @@ def office(
 
 @pytest.mark.timeout(60 + 15 * ROUNDS)
 def test_no_two_ever_believe_to_lead_at_once(office: Office, tmp_path: Path) -> None:
-    harms = ["kill", "pause", "resign"] if office.everybody[0].proxy is None else ["kill", "pause", "cut off", "resign"]
+    harms = (
+        ["kill", "pause", "resign"] if office.candidates[0].proxy is None else ["kill", "pause", "cut off", "resign"]
+    )
     took: dict[str, list[float]] = {harm: [] for harm in harms}
     fence = 0
     for harm in islice(cycle(harms), ROUNDS):
@@ -124,7 +126,7 @@ def test_no_two_ever_believe_to_lead_at_once(office: Office, tmp_path: Path) -> 
         else:
             victim.worker.signal(signal.SIGCONT)
     office.leader()
-    believed = sorted((fence, *span) for one in office.everybody for fence, span in one.beliefs().items())
+    believed = sorted((fence, *span) for one in office.candidates for fence, span in one.beliefs().items())
     report(took, len(believed))
     assert len(believed) > ROUNDS
     for (fence, _, until), (later, since, _) in pairwise(believed):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lockstead import DistributedLock
-from tests.behaviour.greenlets.running import PATIENCE, run
+from tests.behaviour.greenlets.running import LONGEST, run
 from tests.harness.sqlite import transaction_of_another_program, url_of
 from tests.servers.binaries import POSTGRES18, VALKEY9
 from tests.servers.proxy import FaultProxy
@@ -146,12 +146,12 @@ def test_greenlets_run_while_another_process_locks_the_file(tmp_path: Path) -> N
             time.sleep(BUSY)
 
     def lock_the_file() -> None:
-        stranger.start()
-        assert busy.wait(PATIENCE)
+        other_thread.start()
+        assert busy.wait(LONGEST)
 
-    stranger = threading.Thread(target=keep_busy)
+    other_thread = threading.Thread(target=keep_busy)
     run("patched-first", "busy", url_of(path), when_ready=lock_the_file)
-    stranger.join()
+    other_thread.join()
 
 
 def test_a_process_that_does_not_receive_holds_up_no_greenlet() -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -66,14 +65,6 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def seed() -> int:
-    """Draw, and print for the replay, what chance is made of: LOCKSTEAD_SEED repeats a run."""
-    seed = int(os.environ.get("LOCKSTEAD_SEED") or secrets.randbits(32))
-    print(f"LOCKSTEAD_SEED={seed}")
-    return seed
-
-
-@pytest.fixture
 def stride() -> int:
-    """Tell how many points to go on to the next to be tried: LOCKSTEAD_EVERY_POINT=1 tries them all."""
+    """Return how many points to go on to the next to be tried: LOCKSTEAD_EVERY_POINT=1 tries them all."""
     return 1 if os.environ.get("LOCKSTEAD_EVERY_POINT") else 19

@@ -1,4 +1,4 @@
-"""Crowds that want several names each: everybody is served."""
+"""Many clients want overlapping sets of names: each gets its own in the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.each_family
 
 def test_overlapping_sets_of_names_are_all_had_in_the_end(rig: Rig) -> None:
     names = "abcdef"
-    rounds = 50 if rig.driver == "threads" else 15
+    rounds = 50 if rig.runtime_name == "threads" else 15
     rooms = {name: Room(1) for name in names}
     had: list[int] = []
 

@@ -14,9 +14,9 @@ TIMES = 40
 
 
 def test_processes_together_are_allowed_a_burst_and_no_more(
-    start: Callable[..., Worker], locks: DistributedLock, path: Path
+    start_worker: Callable[..., Worker], locks: DistributedLock, path: Path
 ) -> None:
-    workers = [start("behaviour/rate_limit/programs/consume.py", path, LIMIT, TIMES) for _ in range(PROCESSES)]
+    workers = [start_worker("behaviour/rate_limit/programs/consume.py", path, LIMIT, TIMES) for _ in range(PROCESSES)]
     assert all(worker.answer()["ready"] for worker in workers)
     for worker in workers:
         worker.send("begin")

@@ -79,7 +79,7 @@ class Step(NamedTuple):
     pause: int
     """Before it, in ticks."""
     cost: int
-    patience: int = 0
+    max_wait: int = 0
 
 
 class Story(NamedTuple):
@@ -90,14 +90,14 @@ class Story(NamedTuple):
 
 
 @st.composite
-def stories(draw: st.DrawFn, *, patient: bool) -> Story:
+def stories(draw: st.DrawFn, *, waiting: bool) -> Story:
     limit, burst = draw(st.integers(1, 50)), draw(st.integers(1, 12))
     per = Fraction(draw(st.integers(1, 240)), 4)
     interval = per / limit / TICK
     pauses = st.integers(0, int(3 * interval) + 1) | st.just(0) | st.sampled_from([int(interval), int(per / TICK)])
-    patience = st.integers(0, int(4 * interval) + 1) if patient else st.just(0)
+    max_wait = st.integers(0, int(4 * interval) + 1) if waiting else st.just(0)
     return Story(
-        limit, per, burst, draw(st.lists(st.builds(Step, pauses, st.integers(0, burst), patience), max_size=25))
+        limit, per, burst, draw(st.lists(st.builds(Step, pauses, st.integers(0, burst), max_wait), max_size=25))
     )
 
 
@@ -107,10 +107,10 @@ def follows(story: Story, take: Callable[[float, int, float], RateDecision]) -> 
     now = Fraction(START)
     for step in story.steps:
         now += step.pause * TICK
-        patience = step.patience * TICK
+        max_wait = step.max_wait * TICK
         turn = model.earliest(now, step.cost)
-        decision = take(float(now), step.cost, float(patience))
-        assert decision.allowed == bool(decision) == (turn - now <= patience)
+        decision = take(float(now), step.cost, float(max_wait))
+        assert decision.allowed == bool(decision) == (turn - now <= max_wait)
         assert decision.retry_after == pytest.approx(0 if decision.allowed else float(turn - now), abs=1e-6)
         if decision.allowed and step.cost:
             model.events.append((turn, step.cost))
@@ -119,23 +119,23 @@ def follows(story: Story, take: Callable[[float, int, float], RateDecision]) -> 
     model.check_every_window()
 
 
-@given(stories(patient=True))
+@given(stories(waiting=True))
 @settings(max_examples=100, deadline=None)
 def test_the_rule_allows_what_the_model_does_and_waits_as_long(story: Story) -> None:
-    debt: rule.RateState | None = None
+    state: rule.RateState | None = None
     terms = rate(story.limit, float(story.per), story.burst)
 
-    def take(now: float, cost: int, patience: float) -> RateDecision:
-        nonlocal debt
-        charge = terms.charge("x", cost)
-        balance, changed = rule.spend(debt, charge._replace(patience=patience), now)
-        debt = changed or debt
-        return terms.describe(charge, balance)
+    def take(now: float, cost: int, max_wait: float) -> RateDecision:
+        nonlocal state
+        request = terms.request("x", cost)
+        result, changed = rule.consume(state, request._replace(max_wait=max_wait), now)
+        state = changed or state
+        return terms.decision(request, result)
 
     follows(story, take)
 
 
-@given(stories(patient=False))
+@given(stories(waiting=False))
 @settings(max_examples=50, deadline=None)
 def test_a_client_allows_what_the_model_does(story: Story) -> None:
     clock = [START]
@@ -153,13 +153,13 @@ def test_a_client_allows_what_the_model_does(story: Story) -> None:
 @pytest.mark.parametrize("per", [0.001, 1.0, 365 * 24 * 3600.0])
 def test_the_largest_burst_is_let_through_to_the_last_event(per: float) -> None:
     terms = rate(MOST, per, MOST)
-    debt: rule.RateState | None = None
+    state: rule.RateState | None = None
     for cost in [97] * (MOST // 97) + [1] * (MOST % 97):
-        balance, debt = rule.spend(debt, terms.charge("x", cost), START)
-        assert balance.allowed
-    balance, _ = rule.spend(debt, terms.charge("x", 1), START)
-    assert not balance.allowed
-    assert terms.describe(terms.charge("x", 1), balance).remaining == 0
+        result, state = rule.consume(state, terms.request("x", cost), START)
+        assert result.allowed
+    result, _ = rule.consume(state, terms.request("x", 1), START)
+    assert not result.allowed
+    assert terms.decision(terms.request("x", 1), result).remaining == 0
 
 
 class VirtualTime(ThreadRuntime):
@@ -185,15 +185,15 @@ class Forgetful(MemoryStore):
         self.requests = 0
         self._time = runtime
 
-    async def spend(self, charge: RateRequest, timeout: float) -> RateResult:
+    async def consume(self, request: RateRequest, timeout: float) -> RateResult:
         self.requests += 1
-        balance = await super().spend(charge, timeout)
+        result = await super().consume(request, timeout)
         if self.lost:
             self.lost -= 1
             self._time.time += 0.4
             msg = "no answer"
             raise StoreError(msg, transient=True)
-        return balance
+        return result
 
 
 @pytest.fixture
@@ -364,8 +364,8 @@ def test_a_decorated_function_waits_before_every_call_in_the_name_of_its_argumen
             await ask(named.try_acquire())
         with pytest.raises(InvalidInputError, match="coroutine function"):
             limited(other)
-        with pytest.raises(InvalidInputError, match="does not take"):
-            locks.rate_limiter("{nobody}", 1, 1)(function)
+        with pytest.raises(InvalidInputError, match="names a parameter that"):
+            locks.rate_limiter("{missing}", 1, 1)(function)
         await ask(locks.close())
 
     asyncio.run(test())

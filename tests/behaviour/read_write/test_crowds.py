@@ -1,4 +1,4 @@
-"""Crowds of readers and writers: nobody is overtaken."""
+"""Many readers and writers: none is overtaken."""
 
 from __future__ import annotations
 
@@ -42,5 +42,7 @@ def test_no_reader_and_no_writer_is_overtaken(rig: Rig) -> None:
     assert room.most == 1000
     for number, (fence, writes, enters) in enumerate(steps):
         if writes and enters:
-            assert all(other <= fence for other, _, _ in steps[:number]), "whoever came before him went in before him"
-            assert all(other >= fence for other, _, _ in steps[number:]), "and whoever came after him after him"
+            assert all(other <= fence for other, _, _ in steps[:number]), (
+                "earlier requests were granted before the writer"
+            )
+            assert all(other >= fence for other, _, _ in steps[number:]), "later requests were granted after the writer"

@@ -1,4 +1,4 @@
-"""Periods that cannot work are refused at once."""
+"""Periods that make no sense are refused at once, of `at_least`, `singleton` and `once`."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def secrets(draw: st.DrawFn) -> str:
 
 
 def is_recognizable(secret: str, shape: str) -> bool:
-    """Tell whether the URL could not be meant as it reads: u:8421/name is a host with a port, and a database."""
+    """Return whether the URL could not be meant as it reads: u:8421/name is a host with a port, and a database."""
     if shape.endswith("u:{secret}"):
         return secret[0].isalpha() and "@" not in secret
     return "&port=" not in secret or "password=" not in shape

@@ -1,4 +1,4 @@
-"""A crowd at few permits: nobody gets too much, nothing is stranded."""
+"""Many clients share permits: never too many, none stranded, all served."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_fifty_share_five_permits_while_some_give_up_and_some_die(rig: Rig) -> N
 
     async def test() -> None:
         clients = [rig.client() for _ in range(4)]
-        doomed, stranger = rig.client(), rig.store()
+        doomed, other_store = rig.client(), rig.store()
 
         async def work(number: int) -> None:
             weight = 1 + number % 3
@@ -39,7 +39,7 @@ def test_fifty_share_five_permits_while_some_give_up_and_some_die(rig: Rig) -> N
                     pass
 
         async def die(number: int) -> None:
-            await stranger.join(Ask("x", f"dead/{number}", ttl=0.3, heartbeat=0.3, capacity=5), 5.0)
+            await other_store.join(Ask("x", f"dead/{number}", ttl=0.3, heartbeat=0.3, capacity=5), 5.0)
 
         async def die_with_the_client() -> None:
             with suppress(ClosedError):

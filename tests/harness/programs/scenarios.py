@@ -1,4 +1,4 @@
-"""Be another process: workers.py SCENARIO URL NAME=VALUE, which is an option of the store.
+"""Be another process: scenarios.py SCENARIO URL NAME=VALUE, which is an option of the store.
 
 What goes wrong shows as a traceback.
 """
@@ -90,7 +90,7 @@ def holds_a_block_in_asyncio() -> None:
 
 
 def blocks_its_loop() -> None:
-    """Keep the loop from renewing for longer than the lease lives."""
+    """Keep the loop from renewing for longer than the ttl."""
 
     async def main() -> None:
         try:
@@ -186,7 +186,7 @@ def forks_while_holding() -> None:
 
 
 def forks_while_waiting() -> None:
-    """A thread waits, and hears, while its process forks; parent and child then both wait and are both woken."""
+    """A thread waits, subscribed, while its process forks; parent and child then both wait and are both woken."""
     locks, other = client(ttl=5), client(ttl=5)
     first = other.acquire("x")
     served: list[float] = []
@@ -235,17 +235,18 @@ def forks_without_sharing_a_socket() -> None:
     while len(sockets() - before) < 3:  # two that ask, one that listens
         time.sleep(0.002)
 
-    def shares() -> bool:
-        """Fork; what a thread is in the middle of asking on at that moment cannot be taken from it."""
-        pid = in_child(lambda: os._exit(7 if sockets() - before else 0))
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
+    is_over = threading.Event()
 
-    for _ in range(20):
-        if not shares():
-            break
-        time.sleep(0.05)
-    else:
-        raise AssertionError("the child shares a socket")
+    def request() -> None:
+        while not is_over.is_set():
+            locks.is_locked("y")
+
+    requesting = threading.Thread(target=request, daemon=True)  # on a connection that is in use when it is inherited
+    requesting.start()
+    for _ in range(50):
+        succeeds(in_child(lambda: os._exit(7 if sockets() - before else 0)))
+    is_over.set()
+    requesting.join()
     handle.release()
     thread.join()
     locks.close()

@@ -95,7 +95,7 @@ def sys_exit_while_a_task_holds() -> None:
                 await asyncio.sleep(60)
 
         task = asyncio.create_task(hold())
-        while not await locks.is_locked("job"):  # noqa: ASYNC110 - nobody else tells
+        while not await locks.is_locked("job"):  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.001)
         assert not task.done()
         sys.exit(3)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from lockstead import DistributedLock, InvalidLockError, LockHandle, LockLostError
 
 warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
-faulthandler.enable()  # whoever hangs is aborted, and says where it hung
+faulthandler.enable()  # a process that hangs is aborted, and shows where it hung
 
 scenario, database = sys.argv[1:]
 locks = DistributedLock(f"sqlite:///{database}", ttl=1.5)

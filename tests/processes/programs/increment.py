@@ -4,11 +4,8 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 from lockstead import DistributedLock
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.processes.journal import END, INTENT, Entry, note, read_counter, write_counter
 
 database, counter_path, log_path, ttl, times, dies_in, dies_at = sys.argv[1:]

@@ -1,4 +1,4 @@
-"""Run a program under gevent: python -m tests.behaviour.greenlets.programs ORDER PROGRAM ARGUMENTS.
+"""Run a program under gevent: __main__.py ORDER PROGRAM ARGUMENTS.
 
 ORDER says what comes first: patching the standard library (`patched-first`), or importing lockstead
 (`imported-first`). Programs for which gevent is not, or not yet, to be patched are `unpatched`.

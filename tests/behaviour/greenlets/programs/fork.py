@@ -10,17 +10,18 @@ import gevent
 
 from lockstead import DistributedLock
 from lockstead.core.runtime import drive
-from tests.behaviour.greenlets.programs.hub import PATIENCE, eventually, ticking
+from tests.behaviour.greenlets.programs.hub import ticking
+from tests.harness.conditions import DEADLINE, eventually
 
 locks = DistributedLock(sys.argv[1])
 
 
 def use_in_child() -> None:
-    with gevent.Timeout(PATIENCE):
+    with gevent.Timeout(DEADLINE):
         assert not held.is_held
         assert locks.try_acquire("held") is None
         first = locks.acquire("child", ttl=1.5)
-        waiter = gevent.spawn(locks.acquire, "child", timeout=PATIENCE)
+        waiter = gevent.spawn(locks.acquire, "child", timeout=DEADLINE)
         gevent.sleep(2.0)
         first.check()
         first.release()
@@ -33,7 +34,7 @@ def line() -> list[str]:
 
 
 held = locks.acquire("held", ttl=1.5)
-waiter = gevent.spawn(locks.acquire, "held", timeout=PATIENCE)
+waiter = gevent.spawn(locks.acquire, "held", timeout=DEADLINE)
 eventually(lambda: len(line()) == 2, "a greenlet waits")
 before = line()
 child = os.fork()
@@ -53,5 +54,5 @@ with ticking():
     )
     held.check()
     held.release()
-    waiter.get(timeout=PATIENCE).release()
+    waiter.get(timeout=DEADLINE).release()
 print("done")

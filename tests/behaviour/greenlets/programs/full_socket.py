@@ -15,10 +15,10 @@ sockets = []
 for address in addresses:
     sockets.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
     sockets[-1].bind(f"\0{address}")
-event = NotifySocket(ThreadRuntime(), listens=True)
-event.hang_up()
+sender = NotifySocket(ThreadRuntime(), listens=True)
+sender.bind()
 with gevent.Timeout(10):
     for _ in range(20):
         for address in addresses:
-            event.ring("owner" * 40, address)
+            sender.notify("owner" * 40, address)
 print("done")

@@ -5,20 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import gevent
 
+from tests.harness.conditions import DEADLINE
+
 AWAY = 0.3
 """How long the hub may be away: less than any wait that would block it, more than a busy machine keeps it."""
-PATIENCE = 15.0
-
-
-def eventually(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {PATIENCE:g} s: {what}"
-        gevent.sleep(0.01)
 
 
 @contextmanager
@@ -48,7 +41,7 @@ def run_all(parts: list[Callable[[], None]]) -> None:
     """Run parts of a story side by side, to the end of all."""
     began = time.monotonic()
     greenlets = {gevent.spawn(part): part.__name__ for part in parts}
-    gevent.joinall(list(greenlets), timeout=2 * PATIENCE, raise_error=True)
+    gevent.joinall(list(greenlets), timeout=2 * DEADLINE, raise_error=True)
     late = [name for greenlet, name in greenlets.items() if not greenlet.dead]
     assert not late, f"still at it: {late}"
     print(f"all in {time.monotonic() - began:.1f} s")

@@ -1,4 +1,4 @@
-"""Keep time-outs and signal losses while the server is silent. Usage: silence URL.
+"""Keep timeouts and signal losses while the server is silent. Usage: silence URL.
 
 It prints `ready` and reads a line, by which the server has fallen silent.
 """
@@ -12,7 +12,8 @@ import time
 import gevent
 
 from lockstead import DistributedLock, LockAcquisitionError, StoreError
-from tests.behaviour.greenlets.programs.hub import PATIENCE, run_all, ticking
+from tests.behaviour.greenlets.programs.hub import run_all, ticking
+from tests.harness.conditions import DEADLINE
 
 TTL = 2.0
 
@@ -47,12 +48,12 @@ class Silence:
     def a_waiter_ends_in_time(self) -> None:
         if not self.locks._engine.store.capabilities.expiry:
             return  # of an advisory lock: it first tries for seconds to leave the queue, in threads as well
-        waited = self.waiter.get(timeout=PATIENCE) - self.began
+        waited = self.waiter.get(timeout=DEADLINE) - self.began
         print(f"waiter: {waited:.2f} s")
         assert waited < 3.0, waited
 
     def the_loss_is_signalled_in_time(self) -> None:
-        assert self.handle.lost.wait(PATIENCE)
+        assert self.handle.lost.wait(DEADLINE)
         waited = time.monotonic() - self.began
         print(f"lost: {waited:.2f} s")
         assert waited < TTL + 0.3, waited

@@ -12,7 +12,8 @@ from functools import partial
 import gevent
 
 from lockstead import DistributedLock, LockAcquisitionError, UnsupportedError
-from tests.behaviour.greenlets.programs.hub import PATIENCE, eventually, run_all, ticking
+from tests.behaviour.greenlets.programs.hub import run_all, ticking
+from tests.harness.conditions import DEADLINE, eventually
 
 
 class Story:
@@ -43,7 +44,7 @@ class Story:
         inside: list[int] = []
 
         def contend(number: int) -> None:
-            with self.locks.lock("contended", timeout=PATIENCE):
+            with self.locks.lock("contended", timeout=DEADLINE):
                 assert not inside
                 inside.append(number)
                 gevent.sleep(0.02)
@@ -83,14 +84,14 @@ class Story:
         with self.locks.lock("mine", reentrant=True):
             with self.locks.lock("mine", reentrant=True, timeout=0):
                 pass
-            stranger = gevent.spawn(self.locks.try_acquire, "mine", reentrant=True)
-            assert stranger.get(timeout=PATIENCE) is None
+            other_greenlet = gevent.spawn(self.locks.try_acquire, "mine", reentrant=True)
+            assert other_greenlet.get(timeout=DEADLINE) is None
 
     def a_killed_waiter_leaves_the_line(self) -> None:
         with self.locks.lock("killed"):
             waiter = gevent.spawn(self.locks.acquire, "killed")
             self.await_waiters("killed", 1)
-            waiter.kill(timeout=PATIENCE)
+            waiter.kill(timeout=DEADLINE)
             assert waiter.dead
             self.await_waiters("killed", 0)
             began = time.monotonic()
@@ -105,11 +106,11 @@ class Story:
     def a_killed_holder_releases(self) -> None:
         def hold() -> None:
             with self.locks.lock("held", ttl=30):
-                gevent.sleep(PATIENCE)
+                gevent.sleep(DEADLINE)
 
         holder = gevent.spawn(hold)
         eventually(lambda: self.other.is_locked("held"), "it is held")
-        holder.kill(timeout=PATIENCE)
+        holder.kill(timeout=DEADLINE)
         eventually(partial(self.is_free, "held"), "a killed holder has released")
 
     def greenlets_killed_in_the_middle_of_requests_leave_nothing_behind(self) -> None:
@@ -122,7 +123,7 @@ class Story:
             users = [gevent.spawn(use, number) for number in range(8)]
             for user in users:
                 gevent.sleep(0.001 * (turn + 1))
-                user.kill(timeout=PATIENCE)
+                user.kill(timeout=DEADLINE)
                 assert user.dead
         for number in range(8):
             eventually(partial(self.is_free, f"use-{number}"), f"use-{number} is free")
@@ -137,12 +138,12 @@ class Story:
         handle = client.acquire("lost", ttl=1.5 if self.has_leases else 30)
         began = time.monotonic()
         assert self.other.force_release("lost") is not None
-        assert handle.lost.wait(PATIENCE)
+        assert handle.lost.wait(DEADLINE)
         assert time.monotonic() - began < 3.0
         client.close()
 
     def one_leader_is_elected(self) -> None:
-        with self.locks.election("leader").lead(timeout=PATIENCE) as leadership:
+        with self.locks.election("leader").lead(timeout=DEADLINE) as leadership:
             assert leadership.is_held
 
     def a_rate_is_limited(self) -> None:

@@ -1,4 +1,7 @@
-"""Spend from a rate, so many times, once told to begin; then tell how often it was allowed."""
+"""Call `try_acquire` TIMES times once a line arrives on standard input; print how many were allowed.
+
+Usage: consume PATH LIMIT TIMES.
+"""
 
 import json
 import sys
