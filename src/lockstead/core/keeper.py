@@ -17,7 +17,8 @@ from weakref import WeakMethod, ref
 
 from lockstead.core import lifecycle
 from lockstead.core.lease import HELD, LEFT, LOST, WAITING, Lease
-from lockstead.core.model import Reservation, Standing
+from lockstead.core.model import UNKNOWN, Reservation, Standing
+from lockstead.core.outage import Outage, one_line
 from lockstead.core.runtime import Event, drive
 from lockstead.core.store import Reserving, Store, Watching
 from lockstead.core.timing import (
@@ -63,7 +64,7 @@ class Keeper:
         self._idle_sleep = MAX_IDLE_SLEEP
         self._pace = self.runtime.random()
         self._idle_since = -inf
-        self._failure_logged = False
+        self._outage: Outage | None = None
 
     def register(self, lease: Lease) -> None:
         """Keep a lease, from before its first request is sent."""
@@ -79,6 +80,10 @@ class Keeper:
             lease.leaving = True
             if lease.state is not LOST:
                 lease.state = LEFT
+            if self._outage is not None:
+                self._outage.owners.discard(lease.ask.owner)
+                if not self.leases:  # no request is left whose answer would show its end
+                    self._outage = None
             if not self.leases:
                 lifecycle.at_exit.discard(self)
 
@@ -207,6 +212,7 @@ class Keeper:
                 raise
         else:
             was_there = await self.store.leave(ask.name, ask.owner, timeout, tombstone)
+        self._log_recovery([lease])
         self.forget(lease)
         return was_there or lease.leaves > 1  # an earlier attempt of ours may have removed it
 
@@ -396,15 +402,12 @@ class Keeper:
         try:
             await request
         except Exception as error:
-            if any(lease.ask.owner in self.leases for lease in (*renewing, *leaving)):
-                self._log_failure(error)
+            self._log_outage(error, (*renewing, *leaving))
             is_hopeless = self.closing and isinstance(error, StoreError) and not error.transient
             for lease in (*renewing, *leaving):
                 if is_hopeless or self.runtime.now() >= lease.dead_by:
                     self.forget(lease)
             self._reschedule(renewing, leaving)
-        else:
-            self._failure_logged = False
 
     def _reschedule(self, renewing: Sequence[Lease], leaving: Sequence[Lease]) -> None:
         """Retry soon what is not done yet, except for a lease that the caller is releasing itself."""
@@ -417,10 +420,35 @@ class Keeper:
         if again:
             self._schedule(min(lease.due for lease in again))
 
-    def _log_failure(self, error: Exception) -> None:
-        """Log an outage once, not at every attempt."""
-        log.log(logging.DEBUG if self._failure_logged else logging.WARNING, "no answer, retrying: %s", error)
-        self._failure_logged = True
+    def _log_outage(self, error: Exception, leases: Sequence[Lease]) -> None:
+        """Log that an outage begins, once, not at every attempt; nothing if none of these leases is kept any more."""
+        now = self.runtime.now()
+        with self.mutex:
+            failed = [lease for lease in leases if lease.ask.owner in self.leases]
+            if not failed:
+                return
+            is_new = self._outage is None
+            outage = self._outage or Outage(error, failed, self.leases.values(), now)
+            outage.owners.update(lease.ask.owner for lease in failed)
+            self._outage = outage
+        if is_new:
+            log.warning("%s", outage.beginning)
+        else:
+            log.debug("retrying: %s", one_line(error))
+
+    def _log_recovery(self, answered: Sequence[Lease]) -> None:
+        """Log that an outage is over, once, if it is by these answers.
+
+        A warning like its beginning, so that a log which shows one shows both.
+        """
+        if self._outage is None:
+            return
+        with self.mutex:
+            outage = self._outage
+            if outage is None or not outage.is_ended_by(lease.ask.owner for lease in answered):
+                return
+            self._outage = None
+        log.warning("%s", outage.describe_end(self.runtime.now()))
 
     async def _renew(self, leases: Sequence[Lease]) -> None:
         sent = self.runtime.now()
@@ -436,6 +464,9 @@ class Keeper:
         for lease, loss in lost:
             self.mark_lost(lease, loss)
         self._schedule(min(map(Lease.wakes_keeper_at, leases)))
+        if self._outage is not None:
+            pairs = zip(leases, standings, strict=True)
+            self._log_recovery([lease for lease, standing in pairs if standing != UNKNOWN])
         if answered := next((standing for standing in standings if standing and standing.now), None):
             self._compare_clocks(sent, answered.now)
 

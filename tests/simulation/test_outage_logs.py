@@ -1,0 +1,322 @@
+"""What the keeper logs about an outage of its store: once when it begins, and once when it ends."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from math import inf
+from typing import Any
+
+import pytest
+
+from lockstead.core.engine import Engine
+from lockstead.core.lease import Claim, Lease
+from lockstead.core.model import UNKNOWN, Ask, Renewal, Standing
+from lockstead.core.retry import RetryPolicy
+from lockstead.errors import StoreError
+from lockstead.runtimes.simulated import Process, World
+from lockstead.testing import Faults, SimulatedServer, SimulatedStore
+
+RETRY = RetryPolicy(max_retries=1_000_000, retry_delay=0.05)
+TTL = 9.0
+
+
+class FailingStore(SimulatedStore):
+    """Fails the requests of the names in `down`, with `error` if there is one."""
+
+    error: Exception | None = None
+
+    def __init__(self, process: Process, server: SimulatedServer) -> None:
+        super().__init__(process, server)
+        self.down: set[str] = set()
+
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+        if all(renewal.name in self.down for renewal in renewals):
+            raise self._failure()
+        standings = await super().renew(renewals, timeout)
+        return [
+            UNKNOWN if renewal.name in self.down else standing
+            for renewal, standing in zip(renewals, standings, strict=True)
+        ]
+
+    async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
+        if name in self.down:
+            raise self._failure()
+        return await super().leave(name, owner, timeout, tombstone)
+
+    def _failure(self) -> Exception:
+        return self.error or StoreError("redis.example:6379: connection refused", transient=True)
+
+
+class Client:
+    """One client of a simulated server, and what it logs."""
+
+    def __init__(self, world: World, server: SimulatedServer, name: str) -> None:
+        self.world = world
+        self.process = Process(world, name)
+        self.store = FailingStore(self.process, server)
+        self.engine = Engine(self.store, lambda: name)
+        self.claims: list[Claim] = []
+
+    async def acquire(self, name: str, ttl: float = TTL, renew_for: float = inf) -> Lease:
+        claim = Claim()
+        self.claims.append(claim)
+        return await self.engine.acquire(Ask(name, "", ttl, 3.0), claim, renew_for=renew_for, retry=RETRY)
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.process.start(work)
+        while not task.finished:
+            assert self.world.step(), "nothing is left to happen"
+        task.outcome()
+
+    async def sleep(self, seconds: float) -> None:
+        await self.engine.runtime.sleep(seconds)
+
+    async def until(self, condition: Callable[[], bool]) -> float:
+        while not condition():
+            await self.sleep(0.01)
+        return self.process.now()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World(seed=0)
+    yield world
+    world.end()
+
+
+@pytest.fixture
+def server(world: World) -> SimulatedServer:
+    return SimulatedServer(world, Faults())
+
+
+@pytest.fixture
+def alice(world: World, server: SimulatedServer) -> Client:
+    return Client(world, server, "alice")
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    caplog.set_level(logging.DEBUG, "lockstead")
+
+    def warnings() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+    return warnings
+
+
+def seconds_in(pattern: str, message: str) -> float:
+    found = re.fullmatch(pattern, message)
+    assert found is not None, message
+    return float(found[1])
+
+
+def test_an_outage_is_logged_when_it_begins_and_when_it_ends(
+    alice: Client, logged: Callable[[], list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        leases = [await alice.acquire(name) for name in ("x", "y", "z")]
+        alice.store.down = {"x", "y", "z"}
+        began = await alice.until(lambda: bool(logged()))
+        (beginning,) = logged()
+        first = min(lease.trusted_until for lease in leases) - began
+        pattern = (
+            r"store unreachable \(redis\.example:6379: connection refused\): "
+            r"3 held leases at risk, first one in (\d+\.\d) s; retrying"
+        )
+        assert seconds_in(pattern, beginning) == pytest.approx(first, abs=0.2)
+        await alice.sleep(2.0)
+        assert logged() == [beginning], "once, not at every attempt"
+        assert [record for record in caplog.records if record.levelno == logging.DEBUG], "the attempts are there to see"
+        alice.store.down = set()
+        ended = await alice.until(lambda: len(logged()) > 1)
+        end = logged()[1]
+        pattern = r"store reachable again after (\d+\.\d) s: 3 leases kept, 0 lost"
+        assert seconds_in(pattern, end) == pytest.approx(ended - began, abs=0.2)
+        await alice.sleep(30.0)
+        assert logged() == [beginning, end]
+
+    alice.run(story())
+
+
+def test_a_second_outage_is_logged_again(alice: Client, logged: Callable[[], list[str]]) -> None:
+    async def story() -> None:
+        await alice.acquire("x")
+        for number in (1, 2):
+            alice.store.down = {"x"}
+            await alice.until(lambda number=number: len(logged()) == 2 * number - 1)  # type: ignore[misc]
+            alice.store.down = set()
+            await alice.until(lambda number=number: len(logged()) == 2 * number)  # type: ignore[misc]
+        assert [message.split(" (")[0].split(" after")[0] for message in logged()] == [
+            "store unreachable",
+            "store reachable again",
+        ] * 2
+
+    alice.run(story())
+
+
+def test_leases_lost_and_released_in_an_outage_are_counted(alice: Client, logged: Callable[[], list[str]]) -> None:
+    async def story() -> None:
+        await alice.acquire("short", ttl=3.0)
+        await alice.acquire("long", ttl=60.0)
+        released = await alice.acquire("released", ttl=60.0)
+        alice.store.down = {"short", "long", "released"}
+        await alice.until(lambda: bool(logged()))
+        assert "3 held leases at risk, first one in 2.1 s" in logged()[0]
+        with pytest.raises(StoreError):
+            await alice.engine.release(released)
+        await alice.sleep(4.0)
+        (loss,) = logged()[1:]
+        assert loss.startswith("lost 'short'")
+        alice.store.down = set()
+        await alice.until(lambda: "reachable again" in logged()[-1])
+        assert logged()[-1].endswith(" s: 1 lease kept, 1 lost, 1 released")
+
+    alice.run(story())
+
+
+def test_an_outage_that_concerns_only_waiting_places_says_so(
+    world: World, server: SimulatedServer, alice: Client, logged: Callable[[], list[str]]
+) -> None:
+    bob = Client(world, server, "bob")
+
+    async def story() -> None:
+        await bob.acquire("x")
+        waits = alice.process.start(alice.acquire("x"))
+        await alice.sleep(0.1)
+        alice.store.down = {"x"}
+        await alice.until(lambda: bool(logged()))
+        pattern = (
+            r"store unreachable \(redis\.example:6379: connection refused\): "
+            r"no lease held, 1 waiting place at risk, first one in (\d\.\d) s; retrying"
+        )
+        assert 0 < seconds_in(pattern, logged()[0]) < 3
+        alice.store.down = set()
+        await alice.until(lambda: len(logged()) > 1)
+        assert re.fullmatch(r"store reachable again after \d\.\d s: no lease was held", logged()[1])
+        waits.cancel()
+        await alice.until(lambda: waits.finished)
+
+    alice.run(story())
+
+
+def test_an_outage_that_delays_only_a_release_says_so(alice: Client, logged: Callable[[], list[str]]) -> None:
+    async def story() -> None:
+        lease = await alice.acquire("x")
+        alice.store.down = {"x"}
+        with pytest.raises(StoreError):
+            await alice.engine.release(lease)
+        await alice.until(lambda: bool(logged()))
+        assert logged()[0].endswith("connection refused): no lease held, 1 release pending; retrying")
+        alice.store.down = set()
+        await alice.until(lambda: len(logged()) > 1)
+        assert not alice.engine.keeper.leases
+
+    alice.run(story())
+
+
+def test_an_answer_for_another_place_does_not_end_an_outage(alice: Client, logged: Callable[[], list[str]]) -> None:
+    """One node of a cluster is down: what the others answer is no reason to log its outage again and again."""
+
+    async def story() -> None:
+        await alice.acquire("healthy", ttl=1.0)
+        await alice.acquire("failing", ttl=60.0)
+        alice.store.down = {"failing"}
+        await alice.until(lambda: bool(logged()))
+        await alice.sleep(10.0)
+        assert len(logged()) == 1
+        alice.store.down = set()
+        await alice.until(lambda: len(logged()) > 1)
+        assert logged()[1].endswith(": 2 leases kept, 0 lost")
+
+    alice.run(story())
+
+
+def test_a_store_that_refuses_a_request_is_not_called_unreachable(
+    alice: Client, logged: Callable[[], list[str]]
+) -> None:
+    """Only what was refused is at risk: the store answers other requests."""
+
+    async def story() -> None:
+        await alice.acquire("x")
+        await alice.acquire("y", renew_for=0.0, ttl=600.0)
+        alice.store.error = StoreError("redis.example:6379: READONLY")
+        alice.store.down = {"x"}
+        await alice.until(lambda: bool(logged()))
+        assert logged()[0].startswith(
+            "request to the store failed (redis.example:6379: READONLY): 1 held lease at risk"
+        )
+        alice.store.down = set()
+        await alice.until(lambda: len(logged()) > 1)
+        assert re.fullmatch(r"requests to the store succeed again after \d\.\d s: 1 lease kept, 0 lost", logged()[1])
+
+    alice.run(story())
+
+
+def test_an_outage_outlived_by_no_lease_does_not_silence_the_next(
+    alice: Client, logged: Callable[[], list[str]]
+) -> None:
+    async def story() -> None:
+        await alice.acquire("x", ttl=3.0)
+        alice.store.down = {"x"}
+        await alice.until(lambda: bool(logged()))
+        await alice.until(lambda: not alice.engine.keeper.leases)  # it has expired, so no request is repeated
+        alice.store.down = set()
+        before = len(logged())
+        await alice.acquire("x", ttl=3.0)
+        alice.store.down = {"x"}
+        await alice.until(lambda: len(logged()) > before)
+        assert logged()[-1].startswith("store unreachable (")
+
+    alice.run(story())
+
+
+def test_an_outage_goes_on_after_the_leases_that_showed_it_are_gone(
+    alice: Client, logged: Callable[[], list[str]]
+) -> None:
+    async def story() -> None:
+        await alice.acquire("short", ttl=2.0)
+        await alice.acquire("long", ttl=60.0)
+        alice.store.down = {"short", "long"}
+        began = await alice.until(lambda: bool(logged()))
+        await alice.until(lambda: len(alice.engine.keeper.leases) == 1)  # before the long one is due
+        await alice.sleep(10.0)
+        alice.store.down = set()
+        ended = await alice.until(lambda: "reachable again" in logged()[-1])
+        assert [message.split(" (")[0] for message in logged()[:-1]] == ["store unreachable", "lost 'short'"]
+        pattern = r"store reachable again after (\d+\.\d) s: 1 lease kept, 1 lost"
+        assert seconds_in(pattern, logged()[-1]) == pytest.approx(ended - began, abs=0.2)
+
+    alice.run(story())
+
+
+def test_an_error_of_several_lines_is_logged_in_one(alice: Client, logged: Callable[[], list[str]]) -> None:
+    async def story() -> None:
+        await alice.acquire("x")
+        alice.store.error = StoreError("db.example:5432: terminating connection\nserver closed\n\tit", transient=True)
+        alice.store.down = {"x"}
+        await alice.until(lambda: bool(logged()))
+        assert logged()[0].startswith("store unreachable (db.example:5432: terminating connection server closed it): ")
+        alice.store.down = set()
+
+    alice.run(story())
+
+
+def test_a_renewal_loop_that_failed_says_when_it_retries(alice: Client, logged: Callable[[], list[str]]) -> None:
+    scan = alice.engine.keeper._scan
+
+    def fail_once(now: float) -> Any:
+        alice.engine.keeper._scan = scan  # type: ignore[method-assign]
+        msg = "a mistake"
+        raise RuntimeError(msg)
+
+    alice.engine.keeper._scan = fail_once  # type: ignore[method-assign]
+
+    async def story() -> None:
+        lease = await alice.acquire("x")
+        await alice.sleep(20.0)
+        alice.engine.check(lease)
+        assert logged() == ["renewal loop failed; retrying in 0.1 s"]
+
+    alice.run(story())
