@@ -151,21 +151,23 @@ class Shared(Generic[C]):
         self._runtime = runtime
         self._connect = connect
         self._connecting: asyncio.Task[C] | None = None
+        self._is_closed = False
         lifecycle.at_fork(self, in_child="_forked")
 
     async def open(self, timeout: float) -> C:
-        """Open the connection within a timeout."""
+        """Open the connection within a timeout. Raises ConnectionAbortedError once this is closed."""
         connecting = self._connecting
-        if connecting is None:
+        if connecting is None and not self._is_closed:
             connecting = self._runtime.bind().create_task(
                 self._connect(max(timeout, MIN_CONNECT_TIMEOUT)), name="lockstead-connect"
             )
             connecting.add_done_callback(self._connected)
             self._connecting = connecting
-        await asyncio.wait([connecting], timeout=timeout)
-        if not connecting.done():
-            raise TimeoutError
-        if connecting.cancelled():
+        if connecting is not None:
+            await asyncio.wait([connecting], timeout=timeout)
+            if not connecting.done():
+                raise TimeoutError
+        if connecting is None or connecting.cancelled() or self._is_closed:
             msg = "the connection was closed"
             raise ConnectionAbortedError(msg)
         return connecting.result()
@@ -176,6 +178,8 @@ class Shared(Generic[C]):
             if self.connection is not None:
                 self.connection.retire()
             self.connection = task.result()
+            if self._is_closed:  # while the attempt was ending, too late to cancel it
+                self.close()
 
     def refresh(self) -> None:
         """Use a new connection from now on; requests in flight on the old one may still be answered."""
@@ -195,6 +199,7 @@ class Shared(Generic[C]):
                 self._runtime.call_in_owner(self.connection.close)
 
     def close(self) -> None:
+        self._is_closed = True
         if self._connecting is not None:
             self._connecting.cancel()
         if self.connection is not None:
