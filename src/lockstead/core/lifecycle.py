@@ -23,6 +23,12 @@ class Exiting(Protocol):
         ...
 
 
+class Inherited(Protocol):
+    def abandon(self) -> None:
+        """Drop it in a forked child without sending anything: it is the parent's."""
+        ...
+
+
 _Hooks = list[tuple[weakref.ref[Any], str]]
 
 _before_fork: _Hooks = []
@@ -34,6 +40,10 @@ _registering = threading.RLock()
 at_exit: set[Exiting] = set()
 """Called when the interpreter exits normally. Strong references: add an object only while it has something to clean
 up."""
+
+inherited: weakref.WeakSet[Inherited] = weakref.WeakSet()
+"""Connections, idle or in use. A forked child abandons them all: gevent's greenlets go on in it, and would take the
+replies that their originals wait for in the parent."""
 
 
 def at_fork(
@@ -73,7 +83,10 @@ def _in_parent() -> None:
 
 def _in_child() -> None:
     at_exit.clear()
+    connections = [(weakref.ref(connection), "abandon") for connection in inherited]
+    inherited.clear()
     try:
+        _call(connections)
         _call(_after_fork_in_child)
     finally:
         _registering.release()

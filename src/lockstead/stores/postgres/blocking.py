@@ -13,6 +13,7 @@ from math import ceil
 import psycopg
 from psycopg.pq.abc import PGconn, PGresult
 
+from lockstead.core import lifecycle
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.postgres import libpq
 from lockstead.stores.postgres.address import Address
@@ -40,6 +41,7 @@ class Connection:
         self._prepared: set[bytes] = set()
         self._poll = select.poll()
         self._poll.register(connection.socket, select.POLLIN)
+        lifecycle.inherited.add(self)
 
     def exchange(self, statement: Statement, params: Params, timeout: float) -> PGresult:
         """Run one statement and return its result, which may be an error. Raises TimeoutError and psycopg's errors."""

@@ -17,6 +17,7 @@ from psycopg import pq
 from psycopg.conninfo import make_conninfo
 from psycopg.pq.abc import PGconn, PGresult
 
+from lockstead.core import lifecycle
 from lockstead.errors import StoreError
 from lockstead.stores.postgres.address import LISTS, Address
 from lockstead.stores.postgres.errors import not_connected
@@ -106,9 +107,21 @@ def _attempts(settings: Mapping[str, Any], failures: list[str]) -> Iterator[Mapp
             yield {**settings, **one, "hostaddr": sockaddr[0]}
 
 
+class _Starting:
+    """A connection that is being established, for a forked child to abandon it."""
+
+    def __init__(self, connection: PGconn) -> None:
+        self._connection = connection
+        lifecycle.inherited.add(self)
+
+    def abandon(self) -> None:
+        close_socket(self._connection)
+
+
 def _connect(address: Address, settings: Mapping[str, Any], timeout: float, on_start: OnStart) -> PGconn:
     deadline = time.monotonic() + timeout
     connection = pq.PGconn.connect_start(make_conninfo("", **settings).encode())
+    _starting = _Starting(connection)  # until this returns
     on_start(connection)
     while True:
         if connection.status == pq.ConnStatus.BAD:
@@ -133,10 +146,11 @@ def await_socket(connection: PGconn, deadline: float, event: int = select.POLLIN
 def close_socket(connection: PGconn) -> None:
     """Close a connection's socket in a forked child, since psycopg finishes one only in the process that opened it.
 
+    /dev/null takes its place: libpq does not know of this, and must not use what is opened next under the same number.
     libpq returns the socket only while it is open. One that libpq has closed by itself needs nothing.
     """
-    with suppress(psycopg.Error, OSError):
-        os.close(connection.socket)
+    with suppress(psycopg.Error, OSError), open(os.devnull, "r+b", buffering=0) as nothing:
+        os.dup2(nothing.fileno(), connection.socket, inheritable=False)
 
 
 def rows(result: PGresult) -> list[Row]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import hiredis
 
+from lockstead.core import lifecycle
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.redis.address import Address
 from lockstead.stores.redis.errors import FAILURES, check_all, unknown_outcome
@@ -40,6 +41,7 @@ class Connection:
         self._is_timed_by_kernel = os.name == "posix" and is_plain
         if self._is_timed_by_kernel:
             opened.settimeout(None)
+        lifecycle.inherited.add(self)
 
     async def exchange(self, payload: bytes, count: int, timeout: float) -> list[Any]:
         deadline = self._now() + timeout
@@ -142,7 +144,13 @@ def _open_socket(address: Address, timeout: float) -> socket.socket:
 
 async def connect(runtime: ThreadRuntime, address: Address, timeout: float, *commands: bytes) -> Connection:
     """Open a connection, log in, and send the first commands. Raises StoreError if the server refuses one."""
-    connection = Connection(runtime, _open_socket(address, timeout))
+    pid = os.getpid()
+    opened = _open_socket(address, timeout)
+    if os.getpid() != pid:  # this greenlet goes on in a forked child, and the socket is the parent's
+        opened.close()
+        msg = "the connection was closed"
+        raise ConnectionAbortedError(msg)
+    connection = Connection(runtime, opened)
     try:
         if first := [*address.greeting(), *commands]:
             check_all(address, await connection.exchange(b"".join(first), len(first), timeout))

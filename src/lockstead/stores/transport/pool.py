@@ -22,16 +22,15 @@ class Idle(Protocol):
 
     def close(self) -> None: ...
 
-    def abandon(self) -> None:
-        """Drop it in a forked child without sending anything: it is the parent's."""
-        ...
-
 
 C = TypeVar("C", bound=Idle)
 
 
 class Pool(Generic[C]):
-    """A connection in use belongs to its user; one that failed is not given back. At most `max_idle` are kept idle."""
+    """A connection in use belongs to its user; one that failed is not given back. At most `max_idle` are kept idle.
+
+    In a forked child every connection drops itself, idle or in use: it is the parent's.
+    """
 
     def __init__(self, runtime: ThreadRuntime, max_idle: float = inf) -> None:
         self._now = runtime.now
@@ -69,6 +68,4 @@ class Pool(Generic[C]):
         self.drop()
 
     def _forked(self) -> None:
-        idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.abandon()
+        self._idle = []

@@ -71,10 +71,6 @@ class Subscription(Protocol):
 
     def close(self) -> None: ...
 
-    def abandon(self) -> None:
-        """Drop it in a forked child without sending anything: it is the parent's."""
-        ...
-
 
 class _Liveness:
     """Detects a broken connection by a ping, if nothing was received for long."""
@@ -150,7 +146,7 @@ class BlockingSubscriber:
         self._make_message = make_message
         self._wake = wake
         self._reset()
-        lifecycle.at_fork(self, in_child="_forked")
+        lifecycle.at_fork(self, in_child="_reset")
 
     def _reset(self) -> None:
         self._mutex = threading.RLock()  # a signal handler may wait, too
@@ -160,12 +156,6 @@ class BlockingSubscriber:
         self._listener: _Waiter | None = None
         self._connection: Subscription | None = None
         self._liveness = _Liveness()
-
-    def _forked(self) -> None:
-        connection = self._connection
-        self._reset()
-        if connection is not None:  # a thread that is gone was using it, and will not close it
-            connection.abandon()
 
     def expect(self, owner: str) -> bytes:
         waiter = self._waiters.get(owner)
@@ -215,6 +205,7 @@ class BlockingSubscriber:
 
     async def _listen(self, waiter: _Waiter, deadline: float) -> None:
         """Receive for all waiters, until our own wake-up arrives."""
+        connection: Subscription | None = None
         try:
             connection = self._connection or await self._connect(deadline)
             while not waiter.wakes and (left := deadline - self._runtime.now()) > 0:
@@ -225,7 +216,7 @@ class BlockingSubscriber:
                     continue
                 self._deliver(messages)
         except BaseException as error:
-            self._disconnect()
+            self._disconnect(connection)
             if not is_transient(error):
                 raise
             time.sleep(min(RETRY_PAUSE, max(deadline - self._runtime.now(), 0.0)))
@@ -236,7 +227,7 @@ class BlockingSubscriber:
         connection = await self._subscribe(max(deadline - self._runtime.now(), MIN_SUBSCRIBE_TIMEOUT))
         self._connection = connection
         if self._is_closed:
-            self._disconnect()
+            self._disconnect(connection)
             msg = "the connection was closed"
             raise ConnectionAbortedError(msg)
         self._liveness.start(self._runtime.now())
@@ -258,8 +249,10 @@ class BlockingSubscriber:
             msg = "the server did not answer a ping"
             raise ConnectionResetError(msg)
 
-    def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
+    def _disconnect(self, connection: Subscription | None) -> None:
+        """Close a connection. In a forked child, another one may be in use by now."""
+        if self._connection is connection:
+            self._connection = None
         if connection is not None:
             connection.close()
 
@@ -270,7 +263,7 @@ class BlockingSubscriber:
         if connection is not None:
             connection.shut_down()
             if self._listener is None:
-                self._disconnect()
+                self._disconnect(connection)
 
 
 class SubscriberConnection(Protocol):
