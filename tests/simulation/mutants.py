@@ -250,7 +250,7 @@ def the_keeper_waits_for_answers(patch: Patch) -> None:
         finally:
             self.runtime = self.runtime.inner
         for work in spawned:
-            await work
+            await work()
         return goes_on
 
     class _Collects:
