@@ -1,1 +1,1 @@
-"""One program per question. Times differ from machine to machine: the ratios are what counts."""
+"""One program per question. Times differ from machine to machine: compare the ratios."""

@@ -1,4 +1,4 @@
-"""Run every benchmark in turn, and make one report of what they found.
+"""Run every benchmark in turn, and make one report of the results.
 
 A program that fails is reported with its last lines, and the rest still runs.
 """
@@ -20,14 +20,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="take two minutes instead of a quarter of an hour")
     parser.add_argument("--only", type=names, default=list(PROGRAMS), metavar="NAME,NAME", help=", ".join(PROGRAMS))
-    parser.add_argument("--publish", action="store_true", help="run nothing: put the last results into the documents")
+    parser.add_argument("--publish", action="store_true", help="run nothing: put the last results into docs/")
     arguments = parser.parse_args()
     if arguments.publish:
         if not (results := load(RESULTS, PROGRAMS)):
             sys.exit("there is nothing to publish: run `make bench` first")
         publish(results, RESULTS, ROOT / "docs")
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # or the program would go on alone
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # or the child would keep running
     RESULTS.mkdir(exist_ok=True)
     describe_machine(RESULTS, is_quick=arguments.quick)
     failed = run_all(arguments.only, RESULTS, is_quick=arguments.quick)
@@ -43,7 +43,7 @@ def main() -> None:
 def names(text: str) -> list[str]:
     chosen = text.split(",")
     if unknown := set(chosen) - set(PROGRAMS):
-        raise argparse.ArgumentTypeError(f"there is no {', '.join(sorted(unknown))}")
+        raise argparse.ArgumentTypeError(f"no such benchmark: {', '.join(sorted(unknown))}")
     return [name for name in PROGRAMS if name in chosen]
 
 

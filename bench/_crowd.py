@@ -1,4 +1,4 @@
-"""A crowd that passes one lock around: processes, threads, or tasks of one loop."""
+"""A crowd of workers that contend for one lock: processes, threads, or tasks of one loop."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from typing import Any, NamedTuple
 from bench._measure import interleave, spread
 from bench._peers import Adapter, AsyncAdapter, why_not
 
-EAGER, BACKING_OFF = "all ask again at once", "releasers stand back"
-GLANCE = 0.0005
-"""How often one who stands back looks whether somebody else holds."""
+EAGER, BACKING_OFF = "all ask again at once", "releasers back off"
+POLL = 0.0005
+"""Seconds between two checks of a worker that backs off, whether another worker holds."""
 ROUNDS = 3
-"""How many turns everybody should have at least, to tell whether they are shared fairly."""
+"""The least number of turns per worker that shows whether they are shared fairly."""
 USUAL_GAP = 0.001
-"""Seconds between two turns, not to be too short for that."""
+"""Seconds expected between two turns, to choose a long enough slice."""
 
 Acquire = Callable[[], AbstractContextManager[object]]
 AsyncAcquire = Callable[[], AbstractAsyncContextManager[object]]
 Contenders = Mapping[str, Callable[[], Acquire]]
-"""How to make a client of each, where it is to be used."""
+"""How to make a client of each, in the process that uses it."""
 AsyncContenders = Mapping[str, Callable[[], AbstractAsyncContextManager[AsyncAcquire]]]
 
 
@@ -50,22 +50,22 @@ class Turn(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """What the workers are told to do together."""
+    """What the workers do together, and for how long."""
 
     case: str
     start: float
     end: float
     work: float
     back_off: float
-    """For up to how long after somebody else holds; 0 to ask again without standing back at all."""
+    """Seconds: the longest random pause after another worker holds; 0 to ask again without backing off."""
 
 
 Crowd = Callable[[int, Slice], list[Turn]]
-"""Has that many do a slice together. Each of them acquires once more at its end, which is no turn."""
+"""Runs a slice with that many workers. Each acquires once more at its end, which does not count as a turn."""
 
 
 class Cell(NamedTuple):
-    """Who is measured, and in which crowd."""
+    """Which case is measured, and in which crowd."""
 
     kind: str
     """Processes, threads or tasks."""
@@ -86,16 +86,16 @@ def cells_of(kinds: Sequence[str], sizes: Sequence[int], sections: Sequence[floa
 
 
 class Outcome(NamedTuple):
-    """What came of one slice."""
+    """The result of one slice."""
 
     turns: list[Turn]
     commands: float = nan
-    """What the server was asked per acquisition."""
+    """Commands sent to the server per acquisition."""
     failure: str = ""
 
 
 Count = Callable[[str], AbstractContextManager[Callable[[], float]]]
-"""Counts what a contender sends to the server inside the with-block; the number is asked for after it."""
+"""Counts the commands a contender sends inside the with-block; call its result after the block."""
 
 
 def measure(
@@ -107,13 +107,13 @@ def measure(
     slow: Collection[str] = (),
     count: Count | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Have every cell hand over for a while, and make a row of each; tell of peers that broke why they did.
+    """Run every cell for a while, and make a row of each; return the rows, and why peers failed.
 
-    The gap runs from just before one releases to the moment another one holds. It is measured while the releaser
-    stands back, as `bench.handover` tells; without work nobody does, as nobody would be waiting. Fairness and commands
-    are measured while everybody asks again at once. The slow, which hand over so rarely, are given longer.
+    The gap runs from just before one worker releases to the moment another holds. It is measured while the releaser
+    backs off, as `bench.handover` explains; without work no worker backs off, as none would be waiting. Fairness and
+    commands are measured while all workers ask again at once. Slow cases, which hand over rarely, run longer.
 
-    Raises CrowdError if we are the ones that broke.
+    Raises CrowdError if lockstead failed.
     """
     cases = {}
     for cell in cells:
@@ -125,7 +125,7 @@ def measure(
             cases[cell, BACKING_OFF] = _case(cell, crowd, max(least, fair / 3), backs_off=True)
     largest = {(cell.kind, cell.case): cell for cell in sorted(cells, key=lambda cell: cell.waiters)}
     for cell in largest.values():
-        _case(cell._replace(section_ms=0.0), crowds[cell.kind], 0.1, backs_off=False)()  # to have all connections
+        _case(cell._replace(section_ms=0.0), crowds[cell.kind], 0.1, backs_off=False)()  # to open all connections
     outcomes = interleave(cases, rounds, warm_up=0)
     rows, broken = [], {}
     for cell in sorted(cells, key=lambda cell: (cell.kind, cell.section_ms, cell.waiters)):
@@ -142,12 +142,12 @@ def measure(
 
 
 def most_of(cells: Sequence[Cell], kind: str) -> int:
-    """Tell how large a crowd of that kind is needed."""
+    """Return the size of the largest crowd of that kind."""
     return max((cell.waiters for cell in cells if cell.kind == kind), default=1)
 
 
 def add_ratios(rows: Sequence[dict[str, Any]], peers: Sequence[str]) -> list[dict[str, Any]]:
-    """Say of every row how its gap compares to each peer's in the same crowd."""
+    """Add to every row the ratios of its gap to each peer's in the same crowd."""
     medians = {_cell(row): row["gap_ms"].median for row in rows}
     ratios = []
     for row in rows:
@@ -164,7 +164,7 @@ def add_ratios(rows: Sequence[dict[str, Any]], peers: Sequence[str]) -> list[dic
 
 
 def worst(rows: Sequence[dict[str, Any]], column: str, case: str, *, least: bool = False) -> tuple[str, float]:
-    """Find the crowd in which a case does worst by a column: the one in which it could not be measured, if any."""
+    """Find the crowd with a case's worst value of a column: one in which it could not be measured, if any."""
     found = [(row[column], _cell(row).crowd) for row in rows if row["case"] == case and row[column] is not None]
     value, crowd = (min if least else max)(
         found, key=lambda one: (isnan(one[0]) != least, one[0]), default=(nan, "no crowd")
@@ -224,7 +224,7 @@ def gaps_of(histories: list[list[Turn]]) -> list[float]:
 
 
 def jain(turns: list[Turn], size: int) -> float:
-    """Tell how fairly turns were shared, in as many as everybody may have the same number of."""
+    """Return Jain's index of fairness, over as many turns as can be shared equally."""
     whole = turns[: len(turns) - len(turns) % size]
     if not whole:
         return nan
@@ -233,7 +233,7 @@ def jain(turns: list[Turn], size: int) -> float:
 
 
 def of_peer(adapter: Adapter, where: str) -> Acquire:
-    """Make a client of a peer that lives as long as the process."""
+    """Make a client of a peer that stays open until the process ends."""
     context = adapter(where)
     locks = context.__enter__()
     _entered.append(context)
@@ -241,7 +241,7 @@ def of_peer(adapter: Adapter, where: str) -> Acquire:
 
 
 _entered: list[object] = []
-"""Referenced, so that they are not left."""
+"""Keeps them referenced, so that they are not closed."""
 
 
 @asynccontextmanager
@@ -251,12 +251,12 @@ async def of_async_peer(adapter: AsyncAdapter, where: str) -> AsyncIterator[Asyn
 
 
 class CrowdError(Exception):
-    """One of the crowd failed."""
+    """A worker of the crowd failed."""
 
 
 @contextmanager
 def processes(contenders: Contenders, size: int) -> Iterator[Crowd]:
-    """Start processes that each make their own clients, and sleep while it is not their turn to be measured."""
+    """Start processes that each make their own clients, and sleep while another crowd is measured."""
     context = forks()
     ends, others = zip(*(Pipe() for _ in range(size)), strict=True)
     last_holder = context.RawValue("i", -1)
@@ -285,7 +285,7 @@ def processes(contenders: Contenders, size: int) -> Iterator[Crowd]:
 
 
 def forks() -> Any:
-    """Give what starts processes of the running program, each as fresh as a new one, but in milliseconds."""
+    """Return a context that starts fresh processes of the running program in milliseconds."""
     context = get_context("forkserver")
     context.set_forkserver_preload([name for name in sys.modules if not name.startswith("__")])
     return context
@@ -299,7 +299,7 @@ def _serve(number: int, contenders: Contenders, orders: Connection, last_holder:
                 if order.case not in clients:
                     clients[order.case] = contenders[order.case]()
                 orders.send(_take_turns(number, clients[order.case], order, last_holder))
-            except Exception as error:  # whatever a peer raises is its result
+            except Exception as error:  # what a peer raises is its result
                 orders.send(why_not(error))
 
 
@@ -337,18 +337,18 @@ def _take_turns(number: int, acquire: Acquire, order: Slice, last_holder: Any) -
             turns.append(Turn(acquired, monotonic(), number))
         if order.back_off:
             while last_holder.value == number and monotonic() < order.end:
-                sleep(GLANCE)
+                sleep(POLL)
             sleep(random() * order.back_off)
 
 
 @contextmanager
 def tasks(contenders: AsyncContenders) -> Iterator[Crowd]:
-    """Have a loop whose tasks share clients; it rests while it is not their turn to be measured."""
+    """Make an event loop whose tasks share clients; it is idle while another crowd is measured."""
 
     stack = AsyncExitStack()
     clients: dict[str, AsyncAcquire] = {}
 
-    async def everybody(size: int, order: Slice) -> list[Turn]:
+    async def run_all(size: int, order: Slice) -> list[Turn]:
         last_holder = SimpleNamespace(value=-1)
         try:
             if order.case not in clients:
@@ -362,7 +362,7 @@ def tasks(contenders: AsyncContenders) -> Iterator[Crowd]:
         return [turn for turns in histories for turn in turns]
 
     with asyncio.Runner() as runner:
-        yield lambda size, order: runner.run(everybody(size, order))
+        yield lambda size, order: runner.run(run_all(size, order))
         runner.run(stack.aclose())
 
 
@@ -380,5 +380,5 @@ async def _take_turns_async(number: int, acquire: AsyncAcquire, order: Slice, la
             turns.append(Turn(acquired, monotonic(), number))
         if order.back_off:
             while last_holder.value == number and monotonic() < order.end:  # noqa: ASYNC110 (as threads do)
-                await asyncio.sleep(GLANCE)
+                await asyncio.sleep(POLL)
             await asyncio.sleep(random() * order.back_off)

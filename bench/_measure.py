@@ -1,4 +1,4 @@
-"""Measure cases beside each other in one run, so that a busy moment hits them all, and print what came out."""
+"""Measure cases interleaved in one run, so that a busy moment affects them all, and print the results."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from typing import Any, NamedTuple, TypeVar
 Case = TypeVar("Case")
 Sample = TypeVar("Sample")
 
-SILENCE = 5.0
-"""How many seconds pass between two lines about how far a run is, where they cannot be written over each other."""
+PROGRESS_EVERY = 5.0
+"""Seconds between two progress lines, where they cannot overwrite each other."""
 
 
 class Spread(NamedTuple):
-    """Where samples lie. Means are left out: one pause of the machine decides them."""
+    """The distribution of samples. No mean: a single pause of the machine decides it."""
 
     median: float
     p10: float
@@ -35,13 +35,13 @@ class Spread(NamedTuple):
 
 
 def spread(samples: Sequence[float]) -> Spread:
-    """Say where samples lie: nowhere, if there are not even two."""
+    """Return the percentiles of samples: nan if there are fewer than two."""
     cuts = quantiles(samples, n=100, method="inclusive") if len(samples) > 1 else [nan] * 99
     return Spread(cuts[49], cuts[9], cuts[89], cuts[98])
 
 
 class Target(NamedTuple):
-    """A figure that we mean to reach, beside the one of this run: nan if that could not be measured."""
+    """A bound for a figure, and the figure of this run: nan if it could not be measured."""
 
     what: str
     figure: float
@@ -65,19 +65,19 @@ class Target(NamedTuple):
 
 
 class Progress:
-    """Say on stderr how far a run is: in one place on a terminal, now and then elsewhere."""
+    """Prints progress on stderr: on one line of a terminal, or every few seconds elsewhere."""
 
     def __init__(self) -> None:
         self._in_place = sys.stderr.isatty()
         self._printed_at = monotonic()
 
-    def tell(self, where: str) -> None:
+    def show(self, text: str) -> None:
         if self._in_place:
             room = get_terminal_size().columns - 1
-            print(f"\r\033[K{where[:room]}", end="", file=sys.stderr, flush=True)
-        elif monotonic() >= self._printed_at + SILENCE:
+            print(f"\r\033[K{text[:room]}", end="", file=sys.stderr, flush=True)
+        elif monotonic() >= self._printed_at + PROGRESS_EVERY:
             self._printed_at = monotonic()
-            print(where, file=sys.stderr, flush=True)
+            print(text, file=sys.stderr, flush=True)
 
     def end(self) -> None:
         if self._in_place:
@@ -87,12 +87,12 @@ class Progress:
 def interleave(
     cases: Mapping[Case, Callable[[], Iterable[Sample]]], rounds: int, warm_up: int = 1
 ) -> dict[Case, list[Sample]]:
-    """Let every case take some samples per round, in a new order each time; those of the first rounds do not count."""
+    """Take samples of every case per round, in a random order each time; those of warm-up rounds do not count."""
     samples: dict[Case, list[Sample]] = {case: [] for case in cases}
     progress = Progress()
     for turn in range(warm_up + rounds):
         for case in random.sample(list(cases), len(cases)):
-            progress.tell(f"round {turn + 1} of {warm_up + rounds}: {_named(case)}")
+            progress.show(f"round {turn + 1} of {warm_up + rounds}: {_named(case)}")
             taken = cases[case]()
             if turn >= warm_up:
                 samples[case] += taken
@@ -107,7 +107,7 @@ def _named(case: object) -> str:
 def options(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--quick", action="store_true", help="take some seconds: fewer rounds, fewer cases")
+    parser.add_argument("--quick", action="store_true", help="run for some seconds only: fewer rounds, fewer cases")
     return parser
 
 
@@ -121,7 +121,7 @@ def report(
 ) -> None:
     """Print rows, all with the same columns; a float is shown with three digits, a Spread as median and range.
 
-    Then print what we mean to reach, and which peers are not in the rows and why.
+    Then print the targets, and which peers are not in the rows and why.
     """
     machine = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
     broken = broken or {}
@@ -148,7 +148,7 @@ def report(
 
 
 def _print_table(lines: Sequence[Sequence[str]], values: Sequence[object]) -> None:
-    """Print text to the left and what is no text to the right, as the values of one line tell."""
+    """Align text to the left and everything else to the right, by the types of one line's values."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     adjust = [str.ljust if isinstance(value, str) else str.rjust for value in values]
     for line in lines:
@@ -156,7 +156,7 @@ def _print_table(lines: Sequence[Sequence[str]], values: Sequence[object]) -> No
 
 
 def _plain(value: Any) -> Any:
-    """Put a value into what JSON knows: it has no nan."""
+    """Convert a value for JSON, which has no nan."""
     if isinstance(value, Spread | Target):
         return {name: _plain(part) for name, part in value._asdict().items()}
     return None if isinstance(value, float) and isnan(value) else value

@@ -1,4 +1,4 @@
-"""Time pairs of acquire and release that nobody contends for: ours, the peers' and the floor's, in one run."""
+"""Time uncontended pairs of acquire and release: ours, the peers' and the floor's, in one run."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from lockstead import AsyncDistributedLock, DistributedLock
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 BLOCK = 50
-"""Pairs in a row: enough that what the other cases left in the caches does not count."""
+"""Pairs in a row: enough that the caches, as other cases left them, do not matter."""
 FEWEST = 5
 SECONDS = 0.005
-"""How long a block may take: a case that is slower does fewer pairs in a row, down to the fewest."""
+"""How long a block may take: a slower case does fewer pairs in a row, down to the fewest."""
 
 Case = tuple[str, ...]
-"""The driver, what else there is to choose, and the name of who is measured."""
+"""The runtime, further parameters, and the name of the contender."""
 
 _numbers = count()
 
 
 class Timer(Protocol):
     def __call__(self, times: int = BLOCK) -> list[float]:
-        """Do so many pairs in a row, and say how long each took."""
+        """Do so many pairs in a row, and return how long each took."""
 
 
 def time_pairs(pair: Callable[[], object], times: int = BLOCK) -> list[float]:
@@ -58,9 +58,10 @@ def time_async_pairs(runner: asyncio.Runner, pair: Callable[[], Awaitable[object
 
 
 class Contest:
-    """Cases that are measured beside each other, until the stack is left.
+    """Cases that are measured interleaved, until the stack is closed.
 
-    A peer that is not installed, is no lock or breaks is left out, and `broken` says why. We and the floors may not.
+    A peer that is not installed, fails or turns out not to lock is left out, and `broken` says why. An error of
+    lockstead or of a floor is raised.
     """
 
     def __init__(self, stack: ExitStack) -> None:
@@ -94,7 +95,7 @@ class Contest:
         self.spreads = {case: spread(samples[case]) for case in self._cases}
 
     def median(self, *case: str) -> float:
-        """Say how many seconds a pair takes: nan if that was left out."""
+        """Return how many seconds a pair takes: nan if the case was left out."""
         return self.spreads[case].median if case in self.spreads else nan
 
     def _leave_out(self, case: Case, error: Exception) -> None:
@@ -109,7 +110,7 @@ class Contest:
 
 
 def in_blocks(timer: Timer) -> Callable[[], list[float]]:
-    """Have a case do as many pairs in a row as the first few tell that there is time for."""
+    """Make a case do as many pairs in a row as fit in the time, judged by the first few."""
     times = 0
 
     def block() -> list[float]:

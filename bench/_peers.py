@@ -1,10 +1,10 @@
 """The peers: how to get a lock of each.
 
-An adapter is entered for as long as its peer is used, and gives a function from a name to a lock, which is a context
-manager. Everything is as the peer has it by default, but that a lease takes as long for all to end.
+An adapter is entered for as long as its peer is used, and yields a function from a name to a lock, which is a context
+manager. Everything is the peer's default, except that all have the same ttl.
 
-A peer is imported when its adapter is entered: so one that is missing, or does not get on with the others, is missing
-only in the report.
+A peer is imported when its adapter is entered: so one that is not installed, or conflicts with others, is only missing
+in the report.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ AsyncLocks = Callable[[str], AbstractAsyncContextManager[object]]
 Adapter = Callable[[str], AbstractContextManager[Locks]]
 AsyncAdapter = Callable[[str], AbstractAsyncContextManager[AsyncLocks]]
 Traces = Callable[[], set[Any]]
-"""Looks what stands in a store."""
+"""Lists what is in a store."""
 
 
 def for_many(url: str) -> str:
-    """Have a client on redis-py serve many threads or tasks at once: by itself it raises.
+    """Configure a redis-py client for many threads or tasks at once: with its defaults it raises.
 
-    It has a hundred connections at most, and 5 s for each to be made, which is too little where many are at once.
+    They are a hundred connections at most, and 5 s to open each, which is too little where many are opened at once.
     """
     return f"{url}?max_connections={MANY}&socket_connect_timeout={TTL}&socket_timeout={TTL}"
 
 
 def why_not(error: Exception) -> str:
-    """Say in one line why a peer is not in the report."""
+    """Explain in one line why a peer is not in the report."""
     if isinstance(error, ModuleNotFoundError):
         return f"not installed: {error}"
     root: BaseException = error
@@ -59,11 +59,11 @@ def why_not(error: Exception) -> str:
 
 class NotALockError(Exception):
     def __init__(self) -> None:
-        super().__init__("nothing stood in the store while it was held that was gone once it was released")
+        super().__init__("nothing was in the store while it was held that was gone after its release")
 
 
 def prove(lock: AbstractContextManager[object], traces: Traces) -> None:
-    """See that a lock is one: something stands in the store while it is held, and only then.
+    """Check that a lock really locks: something is in the store while it is held, and only then.
 
     Raises NotALockError if it is not.
     """
@@ -82,7 +82,7 @@ async def prove_async(lock: AbstractAsyncContextManager[object], traces: Traces)
 
 @contextmanager
 def traces_in_files(directory: str) -> Iterator[Traces]:
-    """Look for the kernel's locks of files in a directory, and for files that say who holds."""
+    """List the kernel's locks of files in a directory, and files that name a holder."""
 
     def traces() -> set[Any]:
         locked = {int(line.split()[-3].split(":")[-1]) for line in Path("/proc/locks").read_text("ascii").splitlines()}
@@ -93,7 +93,7 @@ def traces_in_files(directory: str) -> Iterator[Traces]:
 
 @contextmanager
 def traces_in_redis(*urls: str) -> Iterator[Traces]:
-    """Look for keys."""
+    """List keys."""
     with ExitStack() as stack:
         nodes = [stack.enter_context(redis.Redis.from_url(url)) for url in urls]
         yield lambda: {(number, key) for number, node in enumerate(nodes) for key in node.scan_iter(count=1000)}
@@ -101,7 +101,7 @@ def traces_in_redis(*urls: str) -> Iterator[Traces]:
 
 @contextmanager
 def traces_in_postgres(url: str) -> Iterator[Traces]:
-    """Look for advisory locks."""
+    """List advisory locks."""
     query = "SELECT classid, objid, pid FROM pg_locks WHERE locktype = 'advisory' AND granted"
     with psycopg.connect(url, autocommit=True) as connection:
         yield lambda: set(connection.execute(query).fetchall())
@@ -123,7 +123,7 @@ async def async_filelock(directory: str) -> AsyncIterator[AsyncLocks]:
 
 @contextmanager
 def fasteners(directory: str) -> Iterator[Locks]:
-    """Give locks that exclude other processes, but not other threads."""
+    """Make locks that exclude other processes, but not other threads."""
     from fasteners import InterProcessLock
 
     yield lambda name: InterProcessLock(f"{directory}/{name}.fasteners")
@@ -151,7 +151,7 @@ def tooz_file(directory: str) -> AbstractContextManager[Locks]:
 
 
 def tooz_redis(url: str) -> AbstractContextManager[Locks]:
-    """Leave out options of redis-py's, which it does not know."""
+    """Drop redis-py's options from the URL, which tooz does not know."""
     return tooz(url.partition("?")[0])
 
 
@@ -242,7 +242,7 @@ async def grelmicro(url: str) -> AsyncIterator[AsyncLocks]:
 
 @contextmanager
 def sqlalchemy_dlock(url: str) -> Iterator[Locks]:
-    """Have one connection, as those have who lock with what they query with: its locks do not exclude each other."""
+    """Use one connection, as programs do that also query on it: its locks do not exclude each other."""
     import sqlalchemy
     from sqlalchemy_dlock.factory import create_sadlock
 

@@ -1,4 +1,4 @@
-"""Draw what a person should see in five seconds: ours in one strong colour, peers in quiet ones, floors dotted."""
+"""Draw plots to be read in five seconds: lockstead in one strong colour, peers in muted ones, floors dotted."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "lockstead",  # the same figures make the same file
 }
 FAR = 40
-"""By how many times values may differ on a scale that begins at 0."""
-RUNTIME_NAMES = ("threads", "asyncio", "uvloop")
+"""The largest ratio of values on a linear scale."""
+RUNTIMES = ("threads", "asyncio", "uvloop")
 KINDS = ("threads", "tasks", "processes")
 
 Rows = Sequence[Mapping[str, Any]]
 Lines = Mapping[str, Sequence[tuple[float, float]]]
 Looks = Mapping[str, Mapping[str, Any]]
 Plot = Callable[[Rows], Figure | None]
-"""Draws rows of a program; None if those it shows are not among them, as in a quick run."""
+"""Draws rows of a program; None if the rows it shows are missing, as in a quick run."""
 
 
 def draw(results: Iterable[Result], folder: Path) -> dict[str, str]:
-    """Draw each plot whose figures are there, as SVG and PNG; return those that could not be drawn, and why."""
+    """Draw each plot that has results, as SVG and PNG; return those that could not be drawn, and why."""
     rows = {result.program: result.rows for result in results}
     for old in [*folder.glob("*.svg"), *folder.glob("*.png")]:
         old.unlink()
@@ -120,20 +120,20 @@ def cost_over_names(rows: Rows) -> Figure:
 
 
 def pair_cost(where: str, floor: str, column: str, rows: Rows) -> Figure | None:
-    """Draw a panel for each driver, in which the floor is a line."""
+    """Draw a panel for each runtime, in which the floor is a line."""
     measured = [row for row in rows if row[column] is not None and not row["case"].startswith("floor")]
     if not measured:
         return None
     groups: dict[str, dict[str, float]] = {}
     for row in sorted(measured, key=itemgetter(column)):
-        groups.setdefault(row["driver"], {})[row["case"]] = row[column]
-    drivers = [driver for driver in RUNTIME_NAMES if driver in groups]
+        groups.setdefault(row["runtime"], {})[row["case"]] = row[column]
+    runtimes = [runtime for runtime in RUNTIMES if runtime in groups]
     title = f"What does an uncontended acquire + release cost {where}?"
-    figure, panels = stack(title, "further left is better; dotted: the floor", [len(groups[each]) for each in drivers])
+    figure, panels = stack(title, "further left is better; dotted: the floor", [len(groups[each]) for each in runtimes])
     costs = [1.0, *(row[column] for row in measured)]
-    for axes, driver in zip(panels, drivers, strict=True):
-        axes.set_title(driver, loc="left", fontweight="bold")
-        draw_costs(axes, groups[driver], times, costs)
+    for axes, runtime in zip(panels, runtimes, strict=True):
+        axes.set_title(runtime, loc="left", fontweight="bold")
+        draw_costs(axes, groups[runtime], times, costs)
         axes.axvline(1, color=FLOOR, linewidth=1.5, linestyle=":")
     name_scale(panels[-1], f"times {floor}")
     return figure
@@ -229,7 +229,7 @@ def entitle(figure: Figure, title: str, note: str) -> None:
 
 
 def points(rows: Rows, by: str, x: str, y: str) -> dict[str, list[tuple[float, float]]]:
-    """Make a line for each value of a column."""
+    """Group rows into a line for each value of a column."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         if not isnan(middle(row[y])):
@@ -253,7 +253,7 @@ def draw_lines(axes: Axes, lines: Lines, looks: Looks, unit: str, *, named: bool
 
 
 def looks_of(cases: Iterable[str]) -> Looks:
-    """Give every case the look it has in all panels; ours come last, to be drawn above the others."""
+    """Choose a style for every case, the same in all panels; ours come last, to be drawn above the others."""
     distinct = dict.fromkeys(cases)
     ours = {case: STORES.get(case, OURS) for case in distinct if case in STORES or case.startswith(US)}
     peers = [case for case in distinct if case not in ours]
@@ -266,7 +266,7 @@ def looks_of(cases: Iterable[str]) -> Looks:
 
 
 def write_names(axes: Axes, ends: Mapping[str, float], looks: Looks) -> None:
-    """Write the name of every line to the right of its end, moved apart where they would overlap."""
+    """Write the name of every line to the right of its end, spread where names would overlap."""
     bottom, top = map(log, axes.get_ylim())
     heights = [(log(value) - bottom) / (top - bottom) for value in ends.values()]
     for name, height in zip(ends, apart(heights, 0.075), strict=True):
@@ -276,7 +276,7 @@ def write_names(axes: Axes, ends: Mapping[str, float], looks: Looks) -> None:
 
 
 def apart(places: Sequence[float], distance: float) -> list[float]:
-    """Move places so that none is nearer to the next than that, and all stay about where they were."""
+    """Move positions so that none is closer to the next than that, and all stay near where they were."""
     order = sorted(range(len(places)), key=places.__getitem__)
     moved = list(places)
     for _ in range(100):
@@ -289,7 +289,7 @@ def apart(places: Sequence[float], distance: float) -> list[float]:
 
 
 def draw_costs(axes: Axes, values: Mapping[str, float], write: Callable[[float], str], scale: Sequence[float]) -> None:
-    """Draw a bar for each name, the first on top; or a dot, where only logarithms have room for all."""
+    """Draw a bar for each name, the first on top; or a dot, where the values need a logarithmic scale."""
     least, most = min(scale), max(scale)
     is_wide = most > FAR * least
     if is_wide:
@@ -325,7 +325,7 @@ def color_of(name: str) -> str:
 
 
 def short(value: float, _position: int | None = None) -> str:
-    """Write a tick: 5,000 as 5k."""
+    """Format a tick: 5,000 as 5k."""
     for size, letter in ((1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:g}{letter}"
@@ -341,6 +341,6 @@ def seconds(value: float) -> str:
 
 
 def middle(value: Any) -> float:
-    """Give the median of a spread, or the one figure there is; nan if there is none."""
+    """Return the median of a spread, or the single figure; nan if there is none."""
     found = value["median"] if isinstance(value, dict) else value
     return nan if found is None else float(found)

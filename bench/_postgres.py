@@ -1,4 +1,4 @@
-"""What the PostgreSQL benchmarks share: a server with the lease table, and the thinnest client there can be."""
+"""What the PostgreSQL benchmarks share: a server with the lease table, and a minimal client."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def options(description: str | None) -> argparse.ArgumentParser:
 
 @contextmanager
 def served(flavour: PostgresFlavour, **settings: str) -> Iterator[str]:
-    """Start a server with its own defaults, fsync included, but for `settings`; give its URL, lease table made."""
+    """Start a server with its defaults, fsync included, except `settings`; yield its URL, with the lease table."""
     with PostgresServer(flavour, **settings) as server:
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute(script("lockstead").encode())
@@ -38,7 +38,7 @@ def sqlalchemy_url(url: str) -> str:
 
 
 class Wire:
-    """libpq with prepared statements, and nothing around it."""
+    """libpq with prepared statements, and nothing else."""
 
     def __init__(self, url: str) -> None:
         self._connection = pq.PGconn.connect(url.encode())

@@ -1,4 +1,4 @@
-"""What the Redis benchmarks share: which server, and the thinnest client there can be."""
+"""What the Redis benchmarks share: the server, and a minimal client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.servers.binaries import FLAVOURS, REDIS7, VALKEY9
 TTL = 30
 TAKE = "return redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])"
 DROP = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
-"""The scripts of a lock that is as plain as can be, and those that redis-py and Redlock have, more or less."""
+"""The scripts of a minimal lock, roughly those of redis-py and Redlock."""
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
@@ -37,7 +37,7 @@ def drop(digest: bytes, key: str) -> bytes:
 
 
 class Wire:
-    """A blocking socket, and hiredis to read what comes."""
+    """A blocking socket, and hiredis to parse replies."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -54,7 +54,7 @@ class Wire:
         return reply
 
     def load(self, script: str) -> bytes:
-        """Have the server learn a script, and return its digest."""
+        """Load a script into the server, and return its digest."""
         digest: bytes = self.call(pack(("SCRIPT", "LOAD", script)))
         return digest
 
@@ -63,7 +63,7 @@ class Wire:
 
 
 class ThinProtocol(asyncio.Protocol):
-    """The same for an event loop: replies come in the order of the calls."""
+    """The same for an event loop: replies arrive in the order of the calls."""
 
     def __init__(self) -> None:
         self._reader = hiredis.Reader()
@@ -84,7 +84,7 @@ class ThinProtocol(asyncio.Protocol):
         return self._expect()
 
     def call_together(self, payload: bytes) -> asyncio.Future[Any]:
-        """Send with one write what is called in one turn of the loop."""
+        """Send all calls of one turn of the loop with one write."""
         if not self._unsent:
             self._loop.call_soon(self._send)
         self._unsent.append(payload)

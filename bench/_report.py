@@ -1,4 +1,4 @@
-"""Make one report of what the programs found, and renew what docs/performance.md shows of it."""
+"""Make one report of the programs' results, and update those shown in docs/performance.md."""
 
 from __future__ import annotations
 
@@ -26,26 +26,28 @@ US = "lockstead"
 
 
 class Result(NamedTuple):
-    """What came of one program."""
+    """The result of one program."""
 
     program: str
     seconds: float
     is_quick: bool
     failure: str | None
-    """Its last lines, if it did not end well."""
+    """Its last lines, if it failed."""
     reports: list[dict[str, Any]]
 
     @property
     def question(self) -> str:
-        """The question that the program asks, by the first line of its docstring."""
+        """The question that the program answers: the first line of its docstring."""
         return question_of(ROOT / "bench" / f"{self.program}.py")
 
     @property
     def targets(self) -> list[Target]:
         return [
-            Target(said["what"], nan if said["figure"] is None else said["figure"], said["bound"], said["at_least"])
+            Target(
+                found["what"], nan if found["figure"] is None else found["figure"], found["bound"], found["at_least"]
+            )
             for report in self.reports
-            for said in report["targets"]
+            for found in report["targets"]
         ]
 
     @property
@@ -68,13 +70,13 @@ def save(result: Result, folder: Path) -> None:
 
 
 def load(folder: Path, programs: Iterable[str]) -> list[Result]:
-    """Read what those programs found that ever ran."""
+    """Read the saved results of these programs."""
     paths = [folder / f"{program}.json" for program in programs]
     return [Result(**json.loads(path.read_text("utf-8"))) for path in paths if path.exists()]
 
 
 def describe_machine(folder: Path, *, is_quick: bool) -> None:
-    """Keep what a reader must know of the machine and of all that is compared on it."""
+    """Save what a reader must know about the machine, and the versions of everything compared."""
     described = {
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "is_quick": is_quick,
@@ -91,7 +93,7 @@ def describe_machine(folder: Path, *, is_quick: bool) -> None:
 
 
 def compared() -> list[str]:
-    """List the packages that take part."""
+    """List the packages that are compared."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     requirements = [*extras["bench"], *extras["redis"], *extras["postgres"], "sqlalchemy"]
     packages = {re.split(r"[^\w.-]", requirement)[0].lower() for requirement in requirements}
@@ -115,15 +117,15 @@ def installed(package: str) -> str:
 
 def summary(results: Sequence[Result]) -> str:
     targets = [target for result in results for target in result.targets]
-    return f"{sum(target.met for target in targets)} of {len(targets)} figures reached"
+    return f"{sum(target.met for target in targets)} of {len(targets)} targets met"
 
 
 def write_report(results: Sequence[Result], folder: Path) -> Path:
-    """Write what programs found as Markdown, with the plots that are there, and return where."""
+    """Write the results as Markdown, with the plots that exist, and return its path."""
     parts = [
         "# Benchmarks",
         machine(results, folder),
-        "## What we mean to reach",
+        "## Targets",
         targets(results),
         "## What is missing",
         missing(results),
@@ -143,14 +145,15 @@ def plots_of(result: Result, folder: Path) -> list[Path]:
 
 
 def machine(results: Sequence[Result], folder: Path) -> str:
-    """Say on what it was measured, and beside which versions."""
-    told = json.loads((folder / MACHINE).read_text("utf-8"))
+    """Describe the machine, and the versions of everything compared."""
+    described = json.loads((folder / MACHINE).read_text("utf-8"))
     questions = " ".join(report["question"] for result in results for report in result.reports)
-    servers = [version for name, version in told["servers"].items() if re.search(rf"\b{name}\b", questions)]
-    packages = [f"{name} {version}" for name, version in told["packages"].items()]
-    length = "a quick run" if told["is_quick"] else "a full run"
+    servers = [version for name, version in described["servers"].items() if re.search(rf"\b{name}\b", questions)]
+    packages = [f"{name} {version}" for name, version in described["packages"].items()]
+    length = "a quick run" if described["is_quick"] else "a full run"
     return (
-        f"Measured {told['date']} in {length} on {told['machine']}; load {told['load']:.1f} before it began.\n\n"
+        f"Measured {described['date']} in {length} on {described['machine']}; "
+        f"load {described['load']:.1f} before it began.\n\n"
         f"Compared: {', '.join(servers + packages)}."
     )
 
@@ -162,7 +165,7 @@ def targets(results: Sequence[Result]) -> str:
             "program": f"`{result.program}`",
             "what": target.what,
             "this run": target.figure,
-            "wanted": target.wanted,
+            "target": target.wanted,
         }
         for result in results
         for target in result.targets
@@ -172,16 +175,16 @@ def targets(results: Sequence[Result]) -> str:
 
 def missed(results: Sequence[Result]) -> str:
     lines = [
-        f"- `{result.program}`: {target.what}: {shown(target.figure)}, {target.wanted} is wanted."
+        f"- `{result.program}`: {target.what}: {shown(target.figure)}, target {target.wanted}."
         for result in results
         for target in result.targets
         if target.verdict == "MISSED"
     ]
-    return "\n".join(lines) or "Every figure that we mean to reach was reached in this run."
+    return "\n".join(lines) or "Every target was met in this run."
 
 
 def missing(results: Sequence[Result]) -> str:
-    """Name peers that did not take part, and programs that failed with their last lines."""
+    """List the peers that could not be measured, and the programs that failed, with their last lines."""
     lines = []
     for result in results:
         reasons: dict[str, list[str]] = {}
@@ -190,11 +193,11 @@ def missing(results: Sequence[Result]) -> str:
         lines += [f"- `{result.program}`: {'; '.join(peers)}: {why}" for why, peers in reasons.items()]
         if result.failure:
             lines.append(f"- `{result.program}` failed:\n\n{indent(result.failure, '      ')}\n")
-    return "\n".join(lines) or "Nothing: every program ran, and every peer took part."
+    return "\n".join(lines) or "Nothing: every program ran, and every peer was measured."
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Put rows into Markdown; ours are bold, and what no row has is left out."""
+    """Format rows as Markdown; ours are bold, and empty columns are left out."""
     columns = list(dict.fromkeys(column for row in rows for column, value in row.items() if value is not None))
     numeric = {column for column in columns if not isinstance(rows[0].get(column), str)}
     lines = [
@@ -213,22 +216,22 @@ def cell(column: str, value: Any) -> str:
 
 
 def publish(results: Sequence[Result], folder: Path, docs: Path) -> None:
-    """Renew between its markers what docs/performance.md shows, and the plots and the whole report beside it."""
-    beside = docs / "performance"
-    beside.mkdir(exist_ok=True)
-    for old in beside.iterdir():
+    """Update the marked parts of docs/performance.md, and the plots and the whole report in docs/performance/."""
+    details = docs / "performance"
+    details.mkdir(exist_ok=True)
+    for old in details.iterdir():
         old.unlink()
     write_report(results, folder)
     for path in [folder / "report.md", *folder.glob("*.svg")]:
-        shutil.copy(path, beside)
+        shutil.copy(path, details)
     page = docs / "performance.md"
     page.write_text(renewed(page.read_text("utf-8"), results, folder), "utf-8")
 
 
 def renewed(page: str, results: Sequence[Result], folder: Path) -> str:
-    """Fill what is between `<!-- made: … -->` and `<!-- end -->`: a part of the report, or rows of a program.
+    """Fill in the text between `<!-- made: … -->` and `<!-- end -->`: a part of the report, or rows of a program.
 
-    `rows redis_handover waiters=10` stands for those with that value in that column.
+    `rows redis_handover waiters=10` means the rows with that value in that column.
     """
     by_name = {result.program: result for result in results}
 

@@ -1,4 +1,4 @@
-"""Run the programs in turn, each in a process of its own, and keep what they found."""
+"""Run the programs in turn, each in its own process, and save their results."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from bench._measure import Progress
 from bench._report import ROOT, Result, save
 
 LAST_LINES = 15
-PATIENCE = 60.0
-"""How many seconds a program may take on top of thrice its time, before it counts as stuck."""
+EXTRA_TIME = 60.0
+"""Seconds that a program may take on top of three times its duration, before it counts as stuck."""
 
 
 class Duration(NamedTuple):
-    """How many seconds a program takes on an idle machine."""
+    """The seconds that a program takes on an idle machine."""
 
     full: float
     quick: float
@@ -48,13 +48,13 @@ PROGRAMS: Mapping[str, Duration] = {
 
 
 class Schedule:
-    """Knows how far a run is, by what has passed and by what the rest is expected to take."""
+    """Describes the progress of a run, by the time that has passed and the expected rest."""
 
     def __init__(self, expected: Mapping[str, float]) -> None:
         self.expected = expected
         self._began = monotonic()
 
-    def tell(self, name: str, seconds: float) -> str:
+    def progress(self, name: str, seconds: float) -> str:
         number = list(self.expected).index(name)
         later = sum(list(self.expected.values())[number + 1 :])
         passed = monotonic() - self._began
@@ -64,7 +64,7 @@ class Schedule:
 
 
 def run_all(chosen: Sequence[str], folder: Path, *, is_quick: bool) -> list[str]:
-    """Run programs and keep what each found; return the names of those that failed."""
+    """Run programs and save their results; return the names of those that failed."""
     schedule = Schedule({name: PROGRAMS[name].quick if is_quick else PROGRAMS[name].full for name in chosen})
     failed = []
     for name in chosen:
@@ -73,15 +73,15 @@ def run_all(chosen: Sequence[str], folder: Path, *, is_quick: bool) -> list[str]
         save(result, folder)
         if result.failure is not None:
             failed.append(name)
-        print(f"{schedule.tell(name, result.seconds)}{', FAILED' * (name in failed)}", flush=True)
+        print(f"{schedule.progress(name, result.seconds)}{', FAILED' * (name in failed)}", flush=True)
     return failed
 
 
 def run(name: str, command: Sequence[str], schedule: Schedule, *, is_quick: bool) -> Result:
-    """Run one program while telling how far it is; end it if it is stuck."""
+    """Run one program and show its progress; kill it if it is stuck."""
     began = monotonic()
-    deadline = began + 3 * schedule.expected[name] + PATIENCE
-    said: deque[str] = deque(maxlen=LAST_LINES)
+    deadline = began + 3 * schedule.expected[name] + EXTRA_TIME
+    last_lines: deque[str] = deque(maxlen=LAST_LINES)
     progress = Progress()
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         program = subprocess.Popen(
@@ -94,11 +94,11 @@ def run(name: str, command: Sequence[str], schedule: Schedule, *, is_quick: bool
             start_new_session=True,
         )
         assert program.stderr is not None
-        listener = Thread(target=listen, args=(program.stderr, said), daemon=True)
+        listener = Thread(target=collect, args=(program.stderr, last_lines), daemon=True)
         listener.start()
         try:
             while program.poll() is None and monotonic() < deadline:
-                progress.tell(f"{schedule.tell(name, monotonic() - began)}  {said[-1] if said else ''}")
+                progress.show(f"{schedule.progress(name, monotonic() - began)}  {last_lines[-1] if last_lines else ''}")
                 listener.join(0.5)
         finally:
             is_stuck = program.poll() is None
@@ -106,23 +106,23 @@ def run(name: str, command: Sequence[str], schedule: Schedule, *, is_quick: bool
                 os.killpg(program.pid, signal.SIGKILL)
             program.wait()
             progress.end()
-        listener.join(1.0)  # whoever it left behind may keep the pipe open
+        listener.join(1.0)  # a process it left behind may keep the pipe open
         output.seek(0)
         reports = documents(output.read())
     seconds = monotonic() - began
     if is_stuck:
-        said.append(f"did not end within {seconds:.0f} s")
+        last_lines.append(f"did not end within {seconds:.0f} s")
     has_failed = program.returncode != 0 or not reports
-    return Result(name, seconds, is_quick, "\n".join(said) if has_failed else None, reports)
+    return Result(name, seconds, is_quick, "\n".join(last_lines) if has_failed else None, reports)
 
 
-def listen(stream: IO[str], said: deque[str]) -> None:
+def collect(stream: IO[str], lines: deque[str]) -> None:
     with stream:
-        said.extend(line.rstrip() for line in stream)
+        lines.extend(line.rstrip() for line in stream)
 
 
 def documents(text: str) -> list[dict[str, Any]]:
-    """Read one JSON document after the other, as far as they are whole."""
+    """Parse consecutive JSON documents, up to the first that is incomplete."""
     found = []
     decoder = json.JSONDecoder()
     while text := text.lstrip():

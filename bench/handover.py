@@ -1,9 +1,9 @@
-"""How long does a lock of one machine lie idle when it changes hands, and does everybody get a turn?
+"""How long does a lock of one machine lie idle when it changes hands, and is it fair?
 
 The gap runs from just before one process releases to the moment the next one holds. It is measured while the
-releaser stands back until somebody else holds and a little longer, at random: otherwise a lock that favours the
-releaser would look quick, and those that poll would all do so at once.
-Fairness is measured while everybody asks again at once: Jain's index, 1 for equal shares, 1/n if one gets all.
+releaser backs off until another holds, and a random time longer: otherwise a lock that favours the releaser would look
+fast, and those that poll would all do so at once.
+Fairness is measured while all ask again at once: Jain's index, 1 for equal shares, 1/n if one gets all.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def flock(directory: str) -> Acquire:
-    """Block in the kernel, which wakes the next one itself: as quick as it gets on one machine, without a lease."""
+    """Block in the kernel, which wakes the next waiter itself: the fastest on one machine, without a lease."""
     descriptor = os.open(f"{directory}/flock", os.O_CREAT | os.O_RDWR)
 
     @contextmanager

@@ -1,6 +1,6 @@
 """What does it cost one process to keep thousands of locks in memory, and is any of them lost?
 
-The floor is the store's own step: the same renewals in the same batches, without a client that decides on them.
+The floor is the store's own step: the same renewals in the same batches, without a client that schedules them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ THREADS, TASKS = "lockstead threads", "lockstead asyncio"
 
 
 class Kept(NamedTuple):
-    """What came of keeping for a while."""
+    """The result of keeping locks renewed for a while."""
 
     cpu: float
     renewals: int
@@ -47,7 +47,7 @@ class Kept(NamedTuple):
 
 
 class Meter:
-    """Counts what a store is asked to renew, and the threads or tasks that are about at the time."""
+    """Counts the renewals sent to a store, and the threads or tasks that exist at the time."""
 
     def __init__(self, store: Store, count_helpers: Callable[[], int]) -> None:
         self._renew = store.renew
@@ -107,7 +107,7 @@ def rows_of(kept: Mapping[tuple[int, str], Sequence[Kept]]) -> list[dict[str, An
 
 
 def targets(rows: Sequence[Mapping[str, Any]], ours: Collection[str]) -> list[Target]:
-    """Say what is to be reached with the most locks there are, by the worse of these cases."""
+    """Return the targets for the largest number of locks, with the figures of the worse of these cases."""
     most = max(row["locks"] for row in rows)
     bounds = {"CPU ms / 1,000 renewals": 5, "threads or tasks": 1, "connections": 2, "lost": 0}
     return [
@@ -166,9 +166,9 @@ def keep_async(
 
 
 def count_lost(handles: Sequence[LockHandle | AsyncLockHandle], seen: Iterable[LockInfo]) -> int:
-    """Count those that either side does not take for held: the client by its window, the store by its lines."""
-    living = {(info.name, info.fence) for info in seen}
-    return sum(not handle.is_held or (handle.name, handle.fence) not in living for handle in handles)
+    """Count locks that either side does not regard as held: the client by its trust window, the store by its lines."""
+    stored = {(info.name, info.fence) for info in seen}
+    return sum(not handle.is_held or (handle.name, handle.fence) not in stored for handle in handles)
 
 
 if __name__ == "__main__":

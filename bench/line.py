@@ -1,10 +1,10 @@
 """What do joining, leaving, renewing and handing over cost as the line of one name grows?
 
-All of it is asked of the store itself, one request at a time: a newcomer joins at the end and leaves again; whoever
-waits last renews; whoever holds leaves, which hands over to the next. A line should cost the same however long it is.
+The requests go to the store itself, one at a time: a new place joins at the end and leaves again; the last waiter
+renews; the holder leaves, which hands over to the next. A line should cost the same however long it is.
 
-PostgreSQL runs without fsync, which would hide what grows. Advisory locks are left out: their line is the server's own,
-and takes a connection for each who waits.
+PostgreSQL runs without fsync, which would hide growth. Advisory locks are left out: their line is the server's own,
+and takes a connection for each waiter.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tests.servers.binaries import POSTGRES18
 from tests.servers.redis import RedisServer
 
 TTL = 600.0
-PATIENCE = 5.0
+TIMEOUT = 5.0
 STEPS = 20
-"""How often each is measured per round."""
+"""How often each step is measured per round."""
 
 
 class Queue:
-    """A line of so many who wait, all of this program, and one who holds."""
+    """A line with one holder and so many waiters, all of this program."""
 
     def __init__(self, store: Store, waiting: int) -> None:
         self._store = store
@@ -43,17 +43,17 @@ class Queue:
         self._numbers = count()
         self._owners = deque(self._join() for _ in range(waiting + 1))
 
-    def visit(self) -> list[float]:
-        """Time a newcomer who joins at the end, and leaves again."""
+    def join_and_leave(self) -> list[float]:
+        """Time a place that joins at the end, and leaves again."""
         return [self._time(lambda: self._leave(self._join())) for _ in range(STEPS)]
 
     def renew(self) -> list[float]:
-        """Time a renewal of the last who waits."""
+        """Time a renewal of the last waiter."""
         renewals = [Renewal(self._name, self._owners[-1], TTL, TTL)]
-        return [self._time(lambda: drive(self._store.renew(renewals, PATIENCE))) for _ in range(STEPS)]
+        return [self._time(lambda: drive(self._store.renew(renewals, TIMEOUT))) for _ in range(STEPS)]
 
     def hand_over(self) -> list[float]:
-        """Time the holder's leaving; somebody else joins at the end, and is not timed."""
+        """Time the holder's leave; another place joins at the end, and is not timed."""
         times = []
         for _ in range(STEPS):
             times.append(self._time(lambda: self._leave(self._owners.popleft())))
@@ -62,11 +62,11 @@ class Queue:
 
     def _join(self) -> str:
         owner = f"{self._name}/{next(self._numbers)}"
-        drive(self._store.join(Ask(self._name, owner, TTL, TTL), PATIENCE))
+        drive(self._store.join(Ask(self._name, owner, TTL, TTL), TIMEOUT))
         return owner
 
     def _leave(self, owner: str) -> None:
-        assert drive(self._store.leave(self._name, owner, PATIENCE))
+        assert drive(self._store.leave(self._name, owner, TIMEOUT))
 
     def _time(self, step: Callable[[], object]) -> float:
         started = perf_counter()
@@ -75,7 +75,7 @@ class Queue:
 
 
 STEPS_OF_A_LINE: Mapping[str, Callable[[Queue], list[float]]] = {
-    "join + leave at the end": Queue.visit,
+    "join + leave at the end": Queue.join_and_leave,
     "renew the last": Queue.renew,
     "hand over": Queue.hand_over,
 }

@@ -1,8 +1,7 @@
-"""What does a lock cost as more and more others are held, each under a name of its own, and what room do they take?
+"""What does a lock cost as more and more others are held, each under its own name, and how much memory do they take?
 
-All the others are held by somebody else for a day: as many copies of one real place as there are to be, put there by
-the server itself. A pair should cost the same however many there are. PostgreSQL runs without fsync, which would hide
-what grows.
+All others are held by another client for a day: copies of one real place, made by the server itself. A pair should cost
+the same however many there are. PostgreSQL runs without fsync, which would hide growth.
 """
 
 from __future__ import annotations
@@ -107,15 +106,15 @@ def main() -> None:
 def memory(size: int) -> Iterator[tuple[Pairs, float]]:
     server = shared_server(f"names-{size}")
     for number in range(size):
-        server.join(Ask(f"{ONE}{number}", f"somebody/{number}", DAY, DAY))
+        server.join(Ask(f"{ONE}{number}", f"other/{number}", DAY, DAY))
     with client(f"memory://names-{size}") as pairs:
         yield pairs, nan
 
 
 @contextmanager
 def sqlite(path: Path, size: int) -> Iterator[tuple[Pairs, float]]:
-    with DistributedLock(f"sqlite:///{path}") as somebody:
-        somebody.acquire(ONE, ttl=DAY)
+    with DistributedLock(f"sqlite:///{path}") as other:
+        other.acquire(ONE, ttl=DAY)
         connection = sqlite3.connect(path, isolation_level=None)
         with connection:
             connection.execute(COPY_ROW, (size,))
@@ -129,8 +128,8 @@ def sqlite(path: Path, size: int) -> Iterator[tuple[Pairs, float]]:
 def hashed(server: RedisServer, size: int) -> Iterator[tuple[Pairs, float]]:
     prefix = f"names-{size}"
     url = f"{server.url}?key_prefix={prefix}"
-    with DistributedLock(url) as somebody:
-        somebody.acquire(ONE, ttl=DAY)
+    with DistributedLock(url) as other:
+        other.acquire(ONE, ttl=DAY)
         room = fill(server, size, partial(server.client().eval, COPY_FIELD, 1, f"{prefix}:bucket:0", ONE))
         with client(url) as pairs:
             yield pairs, room / size
@@ -138,10 +137,10 @@ def hashed(server: RedisServer, size: int) -> Iterator[tuple[Pairs, float]]:
 
 @contextmanager
 def keys(server: RedisServer, database: int, size: int) -> Iterator[tuple[Pairs, float]]:
-    with redis.Redis.from_url(server.url.removesuffix("/0") + f"/{database}") as somebody:
-        somebody.lock(ONE, timeout=DAY).acquire()
-        room = fill(server, size, partial(somebody.eval, COPY_KEY, 1, ONE))
-        lock = somebody.lock("bench", timeout=_redis.TTL)
+    with redis.Redis.from_url(server.url.removesuffix("/0") + f"/{database}") as other:
+        other.lock(ONE, timeout=DAY).acquire()
+        room = fill(server, size, partial(other.eval, COPY_KEY, 1, ONE))
+        lock = other.lock("bench", timeout=_redis.TTL)
 
         def pair() -> None:
             lock.acquire()
@@ -151,12 +150,12 @@ def keys(server: RedisServer, database: int, size: int) -> Iterator[tuple[Pairs,
 
 
 def fill(server: RedisServer, size: int, copy: Callable[[int, int], object]) -> float:
-    """Make copies, not so many at a time that the server is busy for long; tell by how much its memory grew."""
-    with server.client() as looker:
-        before = looker.info("memory")["used_memory"]
+    """Make copies, few enough at a time not to block the server for long; return by how much its memory grew."""
+    with server.client() as observer:
+        before = observer.info("memory")["used_memory"]
         for first in range(1, size + 1, AT_A_TIME):
             copy(first, min(first + AT_A_TIME - 1, size))
-        return float(looker.info("memory")["used_memory"] - before)
+        return float(observer.info("memory")["used_memory"] - before)
 
 
 @contextmanager
@@ -164,8 +163,8 @@ def table(url: str, size: int) -> Iterator[tuple[Pairs, float]]:
     schema = f"names_{size}"
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(script(schema).encode())
-        with DistributedLock(url, schema=schema) as somebody:
-            somebody.acquire(ONE, ttl=DAY)
+        with DistributedLock(url, schema=schema) as other:
+            other.acquire(ONE, ttl=DAY)
             connection.execute(COPY_PLACE.format(schema, size).encode())
             connection.execute(f"VACUUM ANALYZE {schema}.lock_names, {schema}.distributed_locks".encode())
             room = connection.execute(SIZE_OF_TABLES.format(schema).encode()).fetchone()

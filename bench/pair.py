@@ -1,7 +1,7 @@
-"""What does an uncontended acquire + release cost without a server, beside the locks of files and bare transactions?
+"""What does an uncontended acquire + release cost without a server, compared with file locks and bare transactions?
 
 All files are in one directory: what the peers keep in files, lockstead keeps in an SQLite database, whose bare
-transactions are the floor. The memory of the process has no peer.
+transactions are the floor. The memory store has no peer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OURS = "lockstead sqlite://"
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--rounds", type=int, help="300, or 30 in a quick run")
-    parser.add_argument("--directory", help="where the files are put: the file system counts")
+    parser.add_argument("--directory", help="where to put the files: the file system matters")
     arguments = parser.parse_args()
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(dir=arguments.directory))
@@ -55,17 +55,17 @@ def main() -> None:
         contest.run(arguments.rounds or (30 if arguments.quick else 300))
     rows = [
         {
-            "driver": driver,
+            "runtime": runtime,
             "case": case,
             "µs (p10-p90)": times.scaled(1e6),
-            "x floor": times.median / contest.median(driver, FLOOR),
-            f"x {PEER}": times.median / contest.median(driver, PEER),
+            "x floor": times.median / contest.median(runtime, FLOOR),
+            f"x {PEER}": times.median / contest.median(runtime, PEER),
         }
-        for (driver, case), times in contest.spreads.items()
+        for (runtime, case), times in contest.spreads.items()
     ]
     targets = [
-        Target(f"{OURS}, {driver}: x {PEER}", contest.median(driver, OURS) / contest.median(driver, PEER), 1)
-        for driver in ("threads", "asyncio")
+        Target(f"{OURS}, {runtime}: x {PEER}", contest.median(runtime, OURS) / contest.median(runtime, PEER), 1)
+        for runtime in ("threads", "asyncio")
     ]
     report(
         "Uncontended acquire + release in files and memory",

@@ -1,7 +1,7 @@
 """How long does a lock on PostgreSQL lie idle when it changes hands, and is it fair?
 
-Gaps and fairness are measured as in bench.handover. The bare driver blocks in `pg_advisory_lock` on a connection of
-each contender's own: the server's queue, with nothing around it.
+Gaps and fairness are measured as in bench.handover. The bare case blocks in `pg_advisory_lock`, with a connection per
+worker: the server's queue, with nothing around it.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ FULL = [
     *cells_of(("tasks",), (10,), (5.0,), *ASYNC_CONTENDERS),
     *cells_of(("threads", "tasks"), (50, 200), (5.0,), TABLE),
 ]
-"""What waits on a connection each, only where the server bears them."""
+"""Cases that need a connection per waiter, only where the server allows as many."""
 
 if __name__ == "__main__":
     main()

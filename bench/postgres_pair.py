@@ -1,7 +1,7 @@
-"""What does an uncontended acquire + release cost on PostgreSQL, beside the peers and the bare calls?
+"""What does an uncontended acquire + release cost on PostgreSQL, compared with the peers and the bare calls?
 
-Advisory locks are measured against `pg_try_advisory_lock` and `pg_advisory_unlock` as prepared statements on libpq,
-the lease table against its own two functions, called by psycopg: what is above that is ours. The server runs with its
+Advisory locks are compared with `pg_try_advisory_lock` and `pg_advisory_unlock` as prepared statements on libpq, the
+lease table with its own two functions, called by psycopg: the rest is lockstead's own cost. The server runs with its
 defaults, so that every grant in the table is on disk before it counts. The peers have advisory locks only.
 """
 
@@ -60,34 +60,34 @@ def main() -> None:
         contest.add(("threads", ADVISORY), client(advisory))
         contest.add(("threads", FUNCTIONS), bare_table(url))
         contest.add(("threads", TABLE), client(url))
-        for driver, loop_factory in LOOPS.items():
+        for runtime, loop_factory in LOOPS.items():
             runner = enter(asyncio.Runner(loop_factory=loop_factory))
-            contest.add((driver, ASYNC_BARE), async_bare_advisory(url, runner))
+            contest.add((runtime, ASYNC_BARE), async_bare_advisory(url, runner))
             for name, async_peer in ASYNC_POSTGRES.items():
-                contest.add_peer((driver, name), async_pairs_of(async_peer(url), runner, traces))
-            contest.add((driver, ADVISORY), async_client(advisory, runner))
-            contest.add((driver, TABLE), async_client(url, runner))
+                contest.add_peer((runtime, name), async_pairs_of(async_peer(url), runner, traces))
+            contest.add((runtime, ADVISORY), async_client(advisory, runner))
+            contest.add((runtime, TABLE), async_client(url, runner))
         contest.run(arguments.rounds or (15 if arguments.quick else 300))
     rows = [
         {
-            "driver": driver,
+            "runtime": runtime,
             "case": case,
             "µs (p10-p90)": times.scaled(1e6),
             "x bare advisory": times.median / contest.median("threads", BARE),
             "x bare table": times.median / contest.median("threads", FUNCTIONS),
-            f"x {PEER}": times.median / contest.median(driver, PEER),
+            f"x {PEER}": times.median / contest.median(runtime, PEER),
         }
-        for (driver, case), times in contest.spreads.items()
+        for (runtime, case), times in contest.spreads.items()
     ]
     targets = [
         *(
             Target(
-                f"{driver}, {ADVISORY}: times as fast as {PEER}",
-                contest.median(driver, PEER) / contest.median(driver, ADVISORY),
+                f"{runtime}, {ADVISORY}: times as fast as {PEER}",
+                contest.median(runtime, PEER) / contest.median(runtime, ADVISORY),
                 1.3,
                 at_least=True,
             )
-            for driver in ("threads", *LOOPS)
+            for runtime in ("threads", *LOOPS)
         ),
         Target(
             f"threads, {TABLE}: x the functions, by psycopg",

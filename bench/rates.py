@@ -1,9 +1,9 @@
-"""What does one decision of a rate limiter cost, beside `limits` and the bare script underneath?
+"""What does one decision of a rate limiter cost, compared with `limits` and the bare script?
 
-Every request is allowed. lockstead also says what remains and when to come back; to learn that from `limits` takes
-another question, as in "+ stats". The floor is a blocking socket that sends lockstead's script, packed beforehand,
-and does not read its replies closely.
-All on one CPU, unless told otherwise, which isolates what the client costs: across networks it is the round trips.
+Every request is allowed. lockstead also returns what remains and when to retry; `limits` needs another request for
+that, as in "+ stats". The floor is a blocking socket that sends lockstead's script, packed beforehand, and does not
+parse its replies.
+By default all runs on one CPU, which isolates the client's cost: across networks the round trips dominate.
 """
 
 from __future__ import annotations
@@ -62,31 +62,31 @@ def main() -> None:
             ("threads", "memory", "lockstead"): enter(client("memory://bench")),
             ("threads", "sqlite", "lockstead"): enter(client(f"sqlite:///{directory}/threads.db")),
         }
-        for driver, loop_factory in (("asyncio", asyncio.new_event_loop), ("uvloop", uvloop.new_event_loop)):
+        for runtime, loop_factory in (("asyncio", asyncio.new_event_loop), ("uvloop", uvloop.new_event_loop)):
             runner = enter(asyncio.Runner(loop_factory=loop_factory))
             storage = limits.aio.storage.RedisStorage(f"async+{server.url}", implementation="redispy")
             cases |= {
-                **async_peers(driver, "redis", storage, runner),
-                (driver, "redis", "lockstead"): enter(async_client(server.url, runner)),
+                **async_peers(runtime, "redis", storage, runner),
+                (runtime, "redis", "lockstead"): enter(async_client(server.url, runner)),
             }
-            if driver == "asyncio":
+            if runtime == "asyncio":
                 cases |= {
-                    **async_peers(driver, "memory", limits.aio.storage.MemoryStorage(), runner),
-                    (driver, "memory", "lockstead"): enter(async_client("memory://async-bench", runner)),
-                    (driver, "sqlite", "lockstead"): enter(async_client(f"sqlite:///{directory}/async.db", runner)),
+                    **async_peers(runtime, "memory", limits.aio.storage.MemoryStorage(), runner),
+                    (runtime, "memory", "lockstead"): enter(async_client("memory://async-bench", runner)),
+                    (runtime, "sqlite", "lockstead"): enter(async_client(f"sqlite:///{directory}/async.db", runner)),
                 }
         trips = {case: round_trips(server, decide) for case, decide in cases.items() if case[1] == "redis"}
         spreads = {case: spread(samples) for case, samples in interleave(cases, rounds).items()}
     rows = [
         {
-            "driver": driver,
+            "runtime": runtime,
             "case": f"{case} ({store})",
             "µs (p10-p90)": times.scaled(1e6),
-            "round trips": trips.get((driver, store, case)),
+            "round trips": trips.get((runtime, store, case)),
             "x floor": times.median / spreads[FLOOR].median,
-            f"x {PEER}": ratio(times, spreads.get((driver, store, PEER))),
+            f"x {PEER}": ratio(times, spreads.get((runtime, store, PEER))),
         }
-        for (driver, store, case), times in spreads.items()
+        for (runtime, store, case), times in spreads.items()
     ]
     where = "one CPU" if arguments.pin else "all CPUs"
     report(f"One decision of a rate limiter, {arguments.flavour}, {where}", rows, as_json=arguments.json)
@@ -97,7 +97,7 @@ def ratio(times: Spread, others: Spread | None) -> float | None:
 
 
 def round_trips(server: RedisServer, decide: Case) -> float:
-    """Count what the server reads from its sockets for one decision, once all scripts are known to it."""
+    """Count the server's reads from its sockets for one decision, after all scripts were loaded."""
     decide()
     with closing(server.client()) as observer:
         before = observer.info("stats")["total_reads_processed"]
@@ -109,14 +109,14 @@ def round_trips(server: RedisServer, decide: Case) -> float:
 @contextmanager
 def own_script(url: str) -> Iterator[Case]:
     wire = Wire(url)
-    key, arguments = b"floor:rate", (pack_rate_request(rate(LIMIT, PER, None).charge("bench", 1)),)
+    key, arguments = b"floor:rate", (pack_rate_request(rate(LIMIT, PER, None).request("bench", 1)),)
     wire.call(CONSUME.pack_in_full(key, arguments))
-    spend = CONSUME.pack(key, arguments)
-    assert wire.call(spend)
+    consume = CONSUME.pack(key, arguments)
+    assert wire.call(consume)
     send, receive = wire.socket.sendall, wire.socket.recv
 
     def decide() -> None:
-        send(spend)
+        send(consume)
         receive(4096)
 
     with closing(wire):
@@ -157,22 +157,22 @@ def peers(store: str, storage: Any) -> Cases:
     return {("threads", store, case): partial(time_pairs, decide) for case, decide in decisions.items()}
 
 
-def async_peers(driver: str, store: str, storage: Any, runner: asyncio.Runner) -> Cases:
+def async_peers(runtime: str, store: str, storage: Any, runner: asyncio.Runner) -> Cases:
     moving = limits.aio.strategies.MovingWindowRateLimiter(storage)
     sliding = limits.aio.strategies.SlidingWindowCounterRateLimiter(storage)
     fixed = limits.aio.strategies.FixedWindowRateLimiter(storage)
 
     async def with_stats() -> None:
-        await moving.hit(ITEM, driver, "with stats")
-        await moving.get_window_stats(ITEM, driver, "with stats")
+        await moving.hit(ITEM, runtime, "with stats")
+        await moving.get_window_stats(ITEM, runtime, "with stats")
 
     decisions: dict[str, Callable[[], Any]] = {
-        PEER: partial(moving.hit, ITEM, driver, "moving"),
+        PEER: partial(moving.hit, ITEM, runtime, "moving"),
         f"{PEER} + stats": with_stats,
-        "limits, sliding window": partial(sliding.hit, ITEM, driver, "sliding"),
-        "limits, fixed window": partial(fixed.hit, ITEM, driver, "fixed"),
+        "limits, sliding window": partial(sliding.hit, ITEM, runtime, "sliding"),
+        "limits, fixed window": partial(fixed.hit, ITEM, runtime, "fixed"),
     }
-    return {(driver, store, case): partial(time_async_pairs, runner, decide) for case, decide in decisions.items()}
+    return {(runtime, store, case): partial(time_async_pairs, runner, decide) for case, decide in decisions.items()}
 
 
 if __name__ == "__main__":

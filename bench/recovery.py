@@ -1,8 +1,8 @@
-"""How long is a lock idle after a process was killed: one that held it, or one that was next in line?
+"""How long is a lock idle after a process was killed: its holder, or the next waiter?
 
-Killed with SIGKILL at any moment between two renewals. The time runs from the kill, or for one who waited from the
-holder's release right after it, until the next holds. A lease has to run out first; what ends with its session, or its
-process, is free at once. What has no line loses nothing by one who waited.
+The process is killed with SIGKILL at a random moment between two renewals. The time runs from the kill, or for a waiter
+from the holder's release right after it, until the next waiter holds. A lease has to expire first; a lock that ends
+with its session, or its process, is free at once. A lock without a line loses nothing when a waiter is killed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.servers.redis import RedisServer
 
 TTL = 2
 IN_LINE = 0.3
-"""After so many seconds a process that asks for a lock is sure to be in its line."""
+"""Seconds after which a process that asks for a lock is surely in its line."""
 HOLDER, WAITER = "holder", "next in line"
 
 Acquire = Callable[[str], AbstractContextManager[Any]]
@@ -125,7 +125,7 @@ def started(make: Make, name: str) -> tuple[Any, Connection]:
 
 
 def hold(make: Make, name: str, orders: Connection) -> None:
-    """Acquire when told so, and keep until killed."""
+    """Acquire on request, and hold until killed."""
     acquire = make()
     orders.send("ready")
     orders.recv()
@@ -138,7 +138,7 @@ def keep(held: object, seconds: float) -> None:
     end = monotonic() + seconds
     while (left := end - monotonic()) > 0:
         if isinstance(held, redis.lock.Lock):
-            held.reacquire()  # nobody else renews it
+            held.reacquire()  # it is not renewed by itself
         sleep(min(left, TTL / 3))
 
 
@@ -146,7 +146,7 @@ def contenders_on(stack: ExitStack, flavour: Any) -> Mapping[str, Make]:
     enter = stack.enter_context
     directory = enter(tempfile.TemporaryDirectory())
     server = enter(RedisServer(flavour))
-    # One that persists nothing is worth a warning.
+    # Without persistence there would be a warning.
     members = [enter(RedisServer(flavour, save="3600 1")).address for _ in range(5)]
     postgres = enter(served(POSTGRES18, max_connections="500"))
     urls = {

@@ -1,7 +1,7 @@
-"""How many uncontended pairs a second do a thousand tasks of one process get done, and over how many connections?
+"""How many uncontended pairs per second do a thousand tasks of one process complete, and over how many connections?
 
-The floor is one connection, on which whatever the tasks ask in one turn of the loop is one write. The peers get as
-many connections as they like: with fewer they are no faster. Who is slow does fewer pairs, for time's sake.
+The floor is one connection, on which all requests of one turn of the loop are one write. The peers get as many
+connections as they want: with fewer they are no faster. Slow cases do fewer pairs, to save time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FLOOR = "floor: one connection"
 PEER = "redis-py Lock"
 OURS = "lockstead redis://"
 SECONDS = 0.5
-"""How long a run may take, as far as two pairs each allow."""
+"""How long a run may take, unless two pairs per task take longer."""
 
 Pair = Callable[[str], Awaitable[object]]
 Contender = Callable[[str], AbstractAsyncContextManager[Pair]]
@@ -36,7 +36,7 @@ Contender = Callable[[str], AbstractAsyncContextManager[Pair]]
 class Run(NamedTuple):
     pairs_per_second: float
     cpu: float
-    """Of the client's, in seconds per pair."""
+    """The client's CPU time, in seconds per pair."""
     connections: int
 
 
@@ -102,17 +102,17 @@ def run(server: RedisServer, loop: str, contender: Contender, tasks: int, pairs:
         for _ in range(times):
             await pair(name)
 
-    async def everybody(pair: Pair, times: int) -> float:
+    async def run_all(pair: Pair, times: int) -> float:
         start = perf_counter()
         await asyncio.gather(*(repeat(pair, f"bench-{number}", times) for number in range(tasks)))
         return perf_counter() - start
 
     async def measure() -> Run:
         async with contender(server.url) as pair:
-            await everybody(pair, 1)
-            times = min(max(round(SECONDS / await everybody(pair, 1)), 2), pairs)
+            await run_all(pair, 1)
+            times = min(max(round(SECONDS / await run_all(pair, 1)), 2), pairs)
             cpu = process_time()
-            seconds = await everybody(pair, times)
+            seconds = await run_all(pair, times)
             cpu = process_time() - cpu
             return Run(tasks * times / seconds, cpu / (tasks * times), len(connections_to(server)))
 

@@ -1,11 +1,11 @@
-"""How long does a lock on Redis lie idle when it changes hands, what does it ask of the server, and is it fair?
+"""How long does a lock on Redis lie idle when it changes hands, how many commands does it take, and is it fair?
 
-Gaps and fairness are measured as in bench.handover; without work nobody stands back, as nobody would be waiting.
-Commands are what clients send per acquisition (what a script calls is not counted) while everybody asks again at
-once: so those that poll show what a crowd costs.
+Gaps and fairness are measured as in bench.handover; without work no worker backs off, as none would be waiting.
+Commands are those that clients send per acquisition (a script's calls are not counted) while all ask again at once: so
+those that poll show what a crowd costs.
 
-The prototype answers how to wake a waiter: release pushes to a list of the next one's own, who blocks on it (BLPOP)
-over a connection of his own. lockstead publishes to one subscription per client: of its waiting threads one listens
+The prototype is another way to wake a waiter: a release pushes to a list of the next waiter's, which blocks on it
+(BLPOP) over its own connection. lockstead publishes to one subscription per client: one of its waiting threads receives
 for all.
 """
 
@@ -60,7 +60,7 @@ SENT = {
     PROTOTYPE: ("evalsha", "blpop"),
     OURS: ("evalsha", "eval", "subscribe", "ping"),
 }
-"""The server counts commands whether a client sends them or a script calls them: these are the former, where known."""
+"""The commands that clients send, where known: the server's counts include those that scripts call."""
 JOIN = """
 if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 1 end
 redis.call('RPUSH', KEYS[2], ARGV[1])
@@ -150,9 +150,9 @@ def prototype(url: str) -> Acquire:
             keys = b"2", "prototype", "prototype:line", owner, str(1000 * TTL)
             here.join = pack(("EVALSHA", wire.load(JOIN), *keys))
             here.leave = pack(("EVALSHA", wire.load(LEAVE), *keys))
-            here.listen = pack(("BLPOP", owner, b"0"))
+            here.wait = pack(("BLPOP", owner, b"0"))
         if here.wire.call(here.join) == 0:
-            here.wire.call(here.listen)
+            here.wire.call(here.wait)
         yield
         here.wire.call(here.leave)
 
@@ -204,7 +204,7 @@ FULL = [
     *cells_of(("processes",), (10,), (5.0,), SEMAPHORE, SHERLOCK, TOOZ),
     *cells_of(("tasks",), (10,), (5.0,), GRELMICRO, POTTERY),
 ]
-"""Those that poll, where it shows how they do: each of their slices is long."""
+"""Cases that poll, only where it shows how they behave: each of their slices is long."""
 
 if __name__ == "__main__":
     main()

@@ -1,6 +1,6 @@
 """What does it cost one process to keep thousands of locks on Redis, and is any of them lost?
 
-The floor is a blocking socket that sends the same script for the same batches, without a client that decides on them.
+The floor is a blocking socket that sends the same script for the same batches, without a client that schedules them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.servers.stats import commands_of, connections_to
 
 PEER = "python-redis-lock"
 PEERS_LOCKS = 1000
-"""As many as it is fit for: at 5,000 it loses some."""
+"""As many as it can keep: at 5,000 it loses some."""
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
                 (size, THREADS): partial(keep, server.url, names, seconds, count),
                 (size, TASKS): partial(keep_async, server.url, names, seconds, count),
             }
-        if not arguments.quick:  # it renews so rarely
+        if not arguments.quick:  # it renews too rarely for a quick run
             cases[PEERS_LOCKS, PEER] = partial(keep_by_threads, server, 2 * seconds)
         rows = rows_of(interleave(cases, rounds=1, warm_up=0))
     question = f"Held on {arguments.flavour}, ttl {TTL:g} s, one process"

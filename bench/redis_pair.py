@@ -1,9 +1,9 @@
-"""What does an uncontended acquire + release cost on Redis, beside the peers and the bare commands underneath?
+"""What does an uncontended acquire + release cost on Redis, compared with the peers and the bare commands?
 
-The floor is a blocking socket that sends two plain scripts, packed beforehand, and does not read their replies
-closely. The same with lockstead's scripts shows what of our time is the server's; a thin protocol, what an event loop
-costs before anybody's work; five sockets, all written to before any is read, what five nodes cost.
-All on one CPU, unless told otherwise, which isolates what the client costs: across networks all ratios shrink.
+The floor is a blocking socket that sends two plain scripts, packed beforehand, and does not parse their replies. The
+same with lockstead's scripts shows the server's part of our time; a thin protocol, the cost of an event loop alone;
+five sockets, all written to before any is read, the cost of five nodes.
+By default all runs on one CPU, which isolates the client's cost: across networks all ratios shrink.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main() -> None:
     with ExitStack() as stack:
         enter = stack.enter_context
         url = enter(RedisServer(arguments.flavour)).url
-        # One that persists nothing is worth a warning.
+        # Without persistence there would be a warning.
         members = [enter(RedisServer(arguments.flavour, save="3600 1")) for _ in range(MEMBERS)]
         urls = [member.url for member in members]
         redlock = f"redlock://{','.join(f'{host}:{port}' for host, port in (member.address for member in members))}/0"
@@ -67,32 +67,34 @@ def main() -> None:
         contest.add(("threads", FIVE, FLOOR), plain_scripts(urls))
         contest.add_peer(("threads", FIVE, "pottery"), pairs_of(pottery(*urls), traces_of_members))
         contest.add(("threads", FIVE, QUORUM), client(redlock))
-        for driver, loop_factory in LOOPS.items():
+        for runtime, loop_factory in LOOPS.items():
             runner = enter(asyncio.Runner(loop_factory=loop_factory))
-            contest.add((driver, ONE, THIN), thin_protocol(url, runner))
+            contest.add((runtime, ONE, THIN), thin_protocol(url, runner))
             for name, async_peer in ASYNC_REDIS.items():
-                contest.add_peer((driver, ONE, name), async_pairs_of(async_peer(url), runner, traces))
-            contest.add((driver, ONE, OURS), async_client(url, runner))
-            contest.add_peer((driver, FIVE, "pottery"), async_pairs_of(async_pottery(*urls), runner, traces_of_members))
-            contest.add((driver, FIVE, QUORUM), async_client(redlock, runner))
+                contest.add_peer((runtime, ONE, name), async_pairs_of(async_peer(url), runner, traces))
+            contest.add((runtime, ONE, OURS), async_client(url, runner))
+            contest.add_peer(
+                (runtime, FIVE, "pottery"), async_pairs_of(async_pottery(*urls), runner, traces_of_members)
+            )
+            contest.add((runtime, FIVE, QUORUM), async_client(redlock, runner))
         contest.run(arguments.rounds or (20 if arguments.quick else 300))
     floor = contest.median("threads", ONE, FLOOR)
     rows = [
         {
-            "driver": driver,
+            "runtime": runtime,
             "nodes": nodes,
             "case": case,
             "µs (p10-p90)": times.scaled(1e6),
             "x floor": times.median / floor,
-            f"x {PEER}": times.median / contest.median(driver, ONE, PEER),
+            f"x {PEER}": times.median / contest.median(runtime, ONE, PEER),
         }
-        for (driver, nodes, case), times in contest.spreads.items()
+        for (runtime, nodes, case), times in contest.spreads.items()
     ]
     bounds = {
         ("threads", ONE, OURS): 2,
         ("asyncio", ONE, OURS): 4,
         ("uvloop", ONE, OURS): 2,
-        **{(driver, FIVE, QUORUM): 8 for driver in ("threads", *LOOPS)},
+        **{(runtime, FIVE, QUORUM): 8 for runtime in ("threads", *LOOPS)},
     }
     targets = [
         Target(f"{', '.join(case)}: x floor", contest.median(*case) / floor, most) for case, most in bounds.items()

@@ -1,4 +1,4 @@
-"""An asyncio job whose lock is taken away is cancelled before it can do harm.
+"""An asyncio job is cancelled when its lock is released by force.
 
 Run it: python examples/cancelled_when_lost.py
 """
@@ -23,14 +23,14 @@ async def main() -> None:
 
         running = asyncio.create_task(job())
         await started.wait()
-        taken = await operator.force_release("index:rebuild")
-        print("taken away from", taken.holder_id if taken else "nobody")
+        released = await operator.force_release("index:rebuild")
+        print("released by force; the holder was", released.holder_id if released else "unknown")
         try:
             await running
         except LockLostError as error:
-            print("the job was stopped:", error)
+            print("the job was cancelled:", error)
         else:
-            raise SystemExit("the job went on without its lock")
+            raise SystemExit("the job continued without its lock")
 
 
 asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Two schedulers, of which one works; when it stops, the other takes over, and never do both work at once.
+"""Leader election: one of two schedulers works; when it stops, the other takes over. Never do both work at once.
 
 Run it: python examples/election.py
 """
@@ -13,7 +13,7 @@ from lockstead import DistributedLock, Leadership
 class Scheduler:
     """Works while it leads."""
 
-    at_work: list[str] = []  # noqa: RUF012 - shared on purpose: by how many is what this is about
+    at_work: list[str] = []  # noqa: RUF012 - shared by both, to count the schedulers at work
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -26,7 +26,7 @@ class Scheduler:
     def _work(self, leadership: Leadership) -> None:
         self.at_work.append(self.name)
         print(f"{self.name} works under fence {leadership.fence}")
-        assert self.at_work == [self.name], "somebody else is still at work"
+        assert self.at_work == [self.name], "the other scheduler is still at work"
         self.working.set()
 
     def _stop(self, leadership: Leadership) -> None:
@@ -39,9 +39,9 @@ first.election.start()
 assert first.working.wait(10)
 second.election.start()
 leader = second.election.leader()
-print("the second sees that", leader.metadata["name"] if leader else "nobody", "leads")
+print("the leader, as the second scheduler sees it:", leader.metadata["name"] if leader else "none")
 first.election.stop()
-assert second.working.wait(10), "nobody took over"
+assert second.working.wait(10), "the second scheduler did not take over"
 second.locks.close()
 assert not Scheduler.at_work
-print("nobody works any more")
+print("both have stopped")

@@ -1,4 +1,4 @@
-"""A worker is paused while it holds; its late write to PostgreSQL is refused inside its own transaction.
+"""A worker is paused while it holds a lock; its late write to PostgreSQL is refused inside its own transaction.
 
 Run it: python examples/fence_guard.py postgresql://localhost      (or set LOCKSTEAD_URL)
 
@@ -18,19 +18,19 @@ from lockstead import DistributedLock
 
 LEDGER = """
 CREATE TABLE IF NOT EXISTS fence_guard_ledger (account text PRIMARY KEY, balance integer NOT NULL, written_by text);
-INSERT INTO fence_guard_ledger VALUES ('alice', 100, 'nobody')
-ON CONFLICT (account) DO UPDATE SET balance = 100, written_by = 'nobody';
+INSERT INTO fence_guard_ledger VALUES ('alice', 100, 'setup')
+ON CONFLICT (account) DO UPDATE SET balance = 100, written_by = 'setup';
 """
 
 
 def write(url: str, fence: int, who: str, balance: int) -> str:
-    """Write under a fence: whoever has been overtaken gets an error, and nothing is written."""
+    """Write under a fence: if a newer fence was checked before, it is refused, and nothing is written."""
     with psycopg.connect(url) as connection:
         try:
             connection.execute("SELECT lockstead.check_fence('ledger:alice', %s)", [fence])
             connection.execute("UPDATE fence_guard_ledger SET balance = %s, written_by = %s", [balance, who])
         except psycopg.Error as error:
-            if error.sqlstate != "LH001":
+            if error.sqlstate != "LS001":
                 raise
             connection.rollback()
             return f"refused: {error.diag.message_primary}"
@@ -38,13 +38,13 @@ def write(url: str, fence: int, who: str, balance: int) -> str:
 
 
 def work(url: str) -> None:
-    """Be the worker: acquire, read, be paused, and write what was right before the pause."""
+    """Run as the worker: acquire, read, be paused, and write a balance that was right before the pause."""
     with DistributedLock(url) as locks:
         fence = locks.acquire("ledger:alice", ttl=1).fence
         with psycopg.connect(url) as connection:
             (balance,) = connection.execute("SELECT balance FROM fence_guard_ledger").fetchone() or (0,)
         print(fence, flush=True)
-        input()  # SIGSTOP comes here, between reading and writing
+        input()  # paused by SIGSTOP here, between reading and writing
         print(write(url, fence, "the worker that was paused", balance - 10), flush=True)
 
 
@@ -63,20 +63,20 @@ def main(url: str) -> None:
         os.kill(worker.pid, signal.SIGSTOP)
 
         with locks.lock("ledger:alice", timeout=30) as successor:
-            print("its lease ended; its successor holds fence", successor.fence, "and books 50")
-            assert write(url, successor.fence, "the successor", 50) == "written"
+            print("its lease expired; the next holder has fence", successor.fence, "and writes 50")
+            assert write(url, successor.fence, "the next holder", 50) == "written"
 
         os.kill(worker.pid, signal.SIGCONT)
         worker.stdin.write("\n")
         worker.stdin.flush()
         answer = worker.stdout.readline().strip()
-        print("the worker wakes up, and its late write of 90 is", answer)
+        print("the worker is resumed, and its late write of 90 is", answer)
 
     with psycopg.connect(url) as connection:
         balance, by = connection.execute("SELECT balance, written_by FROM fence_guard_ledger").fetchone() or (0, "")
     print("the balance is", balance, "as written by", by)
     if not answer.startswith("refused") or balance != 50:
-        raise SystemExit("the late write got through")
+        raise SystemExit("the late write was accepted")
 
 
 if __name__ == "__main__":

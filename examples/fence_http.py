@@ -1,4 +1,4 @@
-"""An HTTP service refuses the late request of a client whose lease has ended.
+"""An HTTP service refuses the late request of a client whose lease has expired.
 
 Run it: python examples/fence_http.py
 """
@@ -17,7 +17,7 @@ class Service(BaseHTTPRequestHandler):
     """Documents that are written by PUT, under a fence."""
 
     gate = FenceGate(most=100_000)
-    documents: dict[str, bytes] = {}  # noqa: RUF012 - of all requests
+    documents: dict[str, bytes] = {}  # noqa: RUF012 - shared by all requests
 
     def do_PUT(self) -> None:
         text = self.rfile.read(int(self.headers["Content-Length"]))
@@ -39,7 +39,7 @@ class Service(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Leave the talking to the story."""
+        """Log nothing: this program prints what happens."""
 
 
 def put(port: int, text: str, handle: LockHandle) -> int:
@@ -56,13 +56,13 @@ def put(port: int, text: str, handle: LockHandle) -> int:
 with ThreadingHTTPServer(("localhost", 0), Service) as server, DistributedLock("memory://") as locks:
     Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
-        # Not renewed, it ends as if its holder had been paused; the holder goes on without a look at the clock.
+        # Without renewal the lease expires, as if its holder had been paused; the holder continues without a check.
         paused = locks.acquire("ledger", ttl=0.2, renew=False)
         assert put(server.server_port, "the first holder, in time", paused) == 200
         with locks.lock("ledger", timeout=30) as successor:
-            assert put(server.server_port, "its successor", successor) == 200
+            assert put(server.server_port, "the next holder", successor) == 200
             assert put(server.server_port, "the first holder, too late", paused) == 412
     finally:
         server.shutdown()
 
-assert Service.documents == {"/ledger": b"its successor"}
+assert Service.documents == {"/ledger": b"the next holder"}

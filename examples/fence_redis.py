@@ -1,4 +1,4 @@
-"""Data in Redis refuse the late write of a holder whose lease has ended, in the very script that writes.
+"""A Lua script checks the fence and writes in one step, and refuses the late write of a holder whose lease has expired.
 
 Run it: python examples/fence_redis.py [redis://localhost:6379]
 """
@@ -32,13 +32,13 @@ with redis.Redis.from_url(URL, decode_responses=True) as data, DistributedLock(U
         return bool(script(keys=[FENCE, BALANCE], args=[handle.fence, balance]))
 
     try:
-        # Not renewed, it ends as if its holder had been paused; the holder goes on without a look at the clock.
+        # Without renewal the lease expires, as if its holder had been paused; the holder continues without a check.
         paused = locks.acquire("lockstead-example:alice", ttl=0.2, renew=False)
         assert write(paused, 100)
         print("the first holder, fence", paused.fence, "writes 100")
         with locks.lock("lockstead-example:alice", timeout=30) as successor:
             assert write(successor, 50)
-            print("its lease ends; its successor, fence", successor.fence, "writes 50")
+            print("its lease expires; the next holder, fence", successor.fence, "writes 50")
             assert not write(paused, 90)
             print("the late write of 90 is refused; the balance is", data.get(BALANCE))
             assert data.get(BALANCE) == "50"

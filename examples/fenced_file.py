@@ -1,4 +1,4 @@
-"""A worker is paused while it holds; when it wakes up, its late write is refused by its fence.
+"""A worker is paused while it holds a lock; when it is resumed, its late write is refused because of its fence.
 
 Run it: python examples/fenced_file.py
 """
@@ -27,7 +27,7 @@ with DistributedLock(sys.argv[1]) as locks:
 
 
 class FencedFile:
-    """A resource that remembers the greatest fence it has seen, and refuses smaller ones."""
+    """A resource that stores the greatest fence it has seen, and refuses smaller ones."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -52,12 +52,12 @@ with tempfile.TemporaryDirectory() as folder, DistributedLock(f"sqlite:///{folde
         os.kill(worker.pid, signal.SIGSTOP)
 
         with locks.lock("ledger", timeout=30) as successor:
-            print("its successor holds fence", successor.fence)
-            assert ledger.write(successor.fence, "by the successor")
+            print("its lease expired; the next holder has fence", successor.fence)
+            assert ledger.write(successor.fence, "by the next holder")
 
         os.kill(worker.pid, signal.SIGCONT)
         worker.stdin.write("\n")
         worker.stdin.flush()
-        print("the worker wakes up; its lock is", worker.stdout.readline().strip())
+        print("the worker is resumed; its lock is", worker.stdout.readline().strip())
         assert not ledger.write(old_fence, "too late")
-        print("and its late write is refused")
+        print("its late write is refused")

@@ -1,4 +1,4 @@
-"""Money moves between accounts in both directions at once: each transfer holds both accounts, and nobody deadlocks.
+"""Money moves between accounts in both directions at once: each transfer locks both accounts, without deadlocks.
 
 Run it: python examples/multi_lock.py
 """

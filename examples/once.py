@@ -1,4 +1,4 @@
-"""A payment provider delivers an event three times: it is booked once, and every delivery gets the same answer.
+"""Idempotency keys: a webhook is delivered three times, but booked once; every delivery gets the same answer.
 
 Run it: python examples/once.py
 """

@@ -1,7 +1,7 @@
 """A store of your own: the lines of all names in one JSON file, shared by the processes of one machine.
 
-Who holds and who waits is decided by lockstead's own rule. The store keeps the places, and makes every step whole:
-one process at a time reads the file, takes the step, and puts a new file in its place.
+lockstead's own rule decides which places hold and which wait. The store keeps the places, and makes every step atomic:
+one process at a time reads the file, applies the step, and replaces the file.
 
 Run it: python examples/own_store.py
 """
@@ -44,13 +44,13 @@ T = TypeVar("T")
 
 
 class Book:
-    """Everything the store remembers, as one step finds it. What has expired is not even read."""
+    """The contents of the file, as one step reads them, without what has expired."""
 
     def __init__(self, path: Path, now: float) -> None:
         kept: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
         self.now = now
         self.ticket: int = kept.get("ticket", 0)
-        self.refused = {owner: until for owner, until in kept.get("refused", {}).items() if now < until}
+        self.tombstones = {owner: until for owner, until in kept.get("tombstones", {}).items() if now < until}
         self.lines = {
             name: [Place(**place) for place in places if now < place["expires_at"]]
             for name, places in kept.get("lines", {}).items()
@@ -61,7 +61,7 @@ class Book:
 
     def as_json(self) -> str:
         lines = {name: [asdict(place) for place in places] for name, places in self.lines.items() if places}
-        return json.dumps({"ticket": self.ticket, "refused": self.refused, "lines": lines})
+        return json.dumps({"ticket": self.ticket, "tombstones": self.tombstones, "lines": lines})
 
 
 class FileLine:
@@ -78,15 +78,15 @@ class FileLine:
         return next((place for place in self._places if place.owner == owner), None)
 
     def append(self, place: Place) -> bool:
-        if place.owner in self._book.refused:
+        if place.owner in self._book.tombstones:
             return False
-        # A ticket is a fence: it grows for ever, even where the file that counted is gone.
+        # A ticket is a fence: it must keep growing, even if the file with the last one is gone.
         self._book.ticket = place.ticket = max(self._book.ticket + 1, time.time_ns() // 1000)
         self._places.append(place)
         return True
 
     def update(self, place: Place) -> None:
-        """Do nothing: the rule has changed the very place that will be written."""
+        """Do nothing: the rule has changed the place in memory, which is written at the end of the step."""
 
     def rename(self, place: Place, owner: str) -> None:
         place.owner = owner
@@ -98,23 +98,23 @@ class FileLine:
         self._places.remove(place)
         return place.expires_at
 
-    def refuse(self, owner: str, until: float) -> None:
-        self._book.refused[owner] = until
+    def add_tombstone(self, owner: str, until: float) -> None:
+        self._book.tombstones[owner] = until
 
 
 class FileStore:
     """Lines in a file of `folder`, a new one after each boot: no holder outlives the machine.
 
-    Not promised: anything across machines, or once somebody has removed its files. A process stopped in the midst of
-    a step keeps everybody out until it goes on or is killed.
+    Not promised: anything across machines, or after its files were removed. A process that is stopped in the middle of
+    a step blocks all others until it is resumed or killed.
     """
 
-    capabilities = Capabilities(push=False)  # nobody is woken: the engine asks again, with growing pauses
+    capabilities = Capabilities(push=False)  # waiters are not woken: the engine polls, with growing pauses
 
     def __init__(self, runtime: Runtime, folder: str | Path, clock: Callable[[], float] | None = None) -> None:
         self.runtime = runtime
         self._path = Path(folder, f"locks-{boot_id()}.json").absolute()
-        self._clock = clock or shared_clock()  # all processes agree on it, and nobody sets it
+        self._clock = clock or shared_clock()  # the same in all processes, and it cannot be set
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
         return await self._step(lambda book: rule.join(book.line(ask.name), ask, book.now)[0], timeout)
@@ -129,11 +129,11 @@ class FileStore:
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
         await self.runtime.sleep(timeout)
-        return Wake.SILENCE
+        return Wake.TIMEOUT
 
     async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
         def look() -> list[Line]:
-            book = Book(self._path, self._clock())  # always a whole one: no lock is needed
+            book = Book(self._path, self._clock())  # the file is replaced atomically: no lock is needed
             names = sorted(name for name in book.lines if (name == prefix if exact else name.startswith(prefix)))
             lines = [Line(name, book.now, rule.live(book.lines[name], book.now)) for name in names]
             return [line for line in lines if line.places]
@@ -144,29 +144,29 @@ class FileStore:
         """Do nothing: between steps, nothing is open."""
 
     async def reserve(self, reservation: Reservation, timeout: float) -> bool:
-        """Let names stay taken: one of the things that a store need not be able to do."""
+        """Keep a released name reserved: an optional ability of a store."""
         return await self._step(
             lambda book: rule.reserve(book.line(reservation.name), reservation, book.now)[0], timeout
         )
 
     async def _step(self, step: Callable[[Book], T], timeout: float) -> T:
-        def take() -> T:
+        def apply() -> T:
             try:
-                with self._alone(timeout):
+                with self._exclusively(timeout):
                     book = Book(self._path, self._clock())
                     result = step(book)
                     new = self._path.with_suffix(".new")
                     new.write_text(book.as_json(), "utf-8")
-                    new.replace(self._path)  # whoever is killed before this has done nothing
+                    new.replace(self._path)  # a process killed before this has changed nothing
                     return result
             except OSError as error:
                 raise StoreError(f"{self._path}: {error.strerror}") from error
 
-        return await self.runtime.offload(take)  # where waiting for the disk holds nobody up
+        return await self.runtime.offload(apply)  # so that waiting for the disk does not block the event loop
 
     @contextmanager
-    def _alone(self, timeout: float) -> Iterator[None]:
-        """Keep all others out, threads and processes. The lock is of a file that is never replaced."""
+    def _exclusively(self, timeout: float) -> Iterator[None]:
+        """Exclude all other threads and processes. The lock is on a separate file, which is never replaced."""
         deadline = time.monotonic() + timeout
         with self._path.with_suffix(".lock").open("a") as lock:
             while True:
@@ -180,7 +180,9 @@ class FileStore:
             try:
                 yield
             finally:
-                fcntl.flock(lock, fcntl.LOCK_UN)  # to close it would not do, had somebody forked meanwhile
+                fcntl.flock(
+                    lock, fcntl.LOCK_UN
+                )  # closing is not enough: a child forked meanwhile has the file open too
 
 
 def open_file(url: str, runtime: Runtime) -> FileStore:
@@ -192,7 +194,7 @@ register("file", open_file)
 
 
 def work(url: str, journal: Path) -> None:
-    """Be one of several processes that append to a journal, one at a time."""
+    """Run as one of several processes that append to a journal, one at a time."""
     with DistributedLock(url) as locks:
         for _ in range(5):
             with locks.lock("journal", timeout=30) as handle:

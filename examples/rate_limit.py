@@ -1,4 +1,4 @@
-"""Several workers call a service that allows 20 calls a second: some ask and give way, others wait for their turn.
+"""Rate limiting: workers call a service that allows 20 calls a second. Some skip a call, others wait for their turn.
 
 Run it: python examples/rate_limit.py
 """
@@ -18,7 +18,7 @@ def call_or_skip(worker: int) -> str:
     decision = service.try_acquire()
     if decision:
         return f"worker {worker}: called, {decision.remaining} left"
-    return f"worker {worker}: not now, in {decision.retry_after:.3f} s"
+    return f"worker {worker}: over the limit, retry in {decision.retry_after:.3f} s"
 
 
 @locks.rate_limiter("service", limit=20, per=1, burst=5)
@@ -33,7 +33,7 @@ with ThreadPoolExecutor(8) as pool:
 
     began = monotonic()
     took = max(pool.map(call, range(8))) - began
-    print(f"8 more, each in its turn, took {took:.2f} s")
+    print(f"8 more calls, each in its turn, took {took:.2f} s")
     assert took > (8 - 5) / 20 - 0.001
 
 try:

@@ -1,4 +1,4 @@
-"""Many read a catalogue at a time, one rewrites it alone; a writer in line is not overtaken by later readers.
+"""Read-write lock: many threads read a catalogue at a time, one rewrites it alone; later readers do not overtake it.
 
 Run it: python examples/read_write.py
 """

@@ -1,4 +1,4 @@
-"""Ten processes export reports, at most three at a time; a large report takes two of the three permits.
+"""Semaphore: ten processes export reports, at most three at a time; a large report takes two of the three permits.
 
 Run it: python examples/semaphore.py
 """
@@ -17,7 +17,7 @@ PERMITS = 3
 
 
 def export(folder: Path, weight: int) -> None:
-    """Note in a file of our own from when to when we held how many permits."""
+    """Record in a separate file how many permits were held, and from when to when."""
     with (
         DistributedLock(f"sqlite:///{folder}/locks.db") as locks,
         locks.semaphore("report:export", permits=PERMITS, weight=weight) as permit,

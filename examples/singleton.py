@@ -1,4 +1,4 @@
-"""Five hosts fire the same cron tick, each by its own clock; exactly one runs the job.
+"""Five hosts start the same cron job, each by its own clock; exactly one runs it.
 
 Run it: python examples/singleton.py
 """
@@ -18,7 +18,7 @@ SKEW = 0.3
 
 
 def fire(url: str) -> None:
-    """Be one host's cron: late by its clock's error, and quick to be done."""
+    """Run as one host's cron: late by its clock's error, with a short job."""
     time.sleep(random.uniform(0, SKEW))
     with DistributedLock(url) as locks:
 
@@ -26,7 +26,7 @@ def fire(url: str) -> None:
         def report() -> str:
             return "ran"
 
-        print(report() or "left it to another")
+        print(report() or "skipped: another host runs it, or has run it")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Several web workers receive the same request at once; one does the work, the others say so.
+"""Several web workers receive the same request at once; one does the work, the others answer that it is being done.
 
 Run it: python examples/web_workers.py
 """
@@ -18,7 +18,7 @@ def handle_request(worker: int) -> str:
     handle = locks.try_acquire("report:2026-11:build", metadata={"worker": worker})
     all_have_asked.wait()
     if handle is None:
-        return f"worker {worker}: somebody else builds it"
+        return f"worker {worker}: another worker builds it"
     with handle:
         return f"worker {worker}: built it under fence {handle.fence}"
 
