@@ -27,8 +27,8 @@ def crowd(kind: str, waiters: int, case: str) -> dict[str, Any]:
     return {"kind": kind, "waiters": waiters, "section_ms": 5.0, "case": case, "gap_ms": GAP, "commands": 2.0 * waiters}
 
 
-def pair(driver: str, case: str, cost: float) -> dict[str, Any]:
-    return {"driver": driver, "case": case, "nodes": "1 node", "x floor": cost, "x bare advisory": 100 * cost}
+def pair(runtime: str, case: str, cost: float) -> dict[str, Any]:
+    return {"runtime": runtime, "case": case, "nodes": "1 node", "x floor": cost, "x bare advisory": 100 * cost}
 
 
 PAIRS = [
@@ -137,7 +137,7 @@ def test_a_program_that_fails_leaves_its_last_lines() -> None:
 
 
 def test_a_program_that_is_stuck_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_run, "PATIENCE", 0.0)
+    monkeypatch.setattr(_run, "EXTRA_TIME", 0.0)
     result = attempt("import signal; signal.pause()")
     assert result.failure is not None
     assert "did not end" in result.failure
@@ -175,7 +175,7 @@ def test_the_performance_page_names_programs_that_there_are(folder: Path, tmp_pa
     (docs / PAGE.name).write_text(page, "utf-8")
     publish(RESULTS, folder, docs)
     text = (docs / PAGE.name).read_text("utf-8")
-    assert "- `redis_pair`: threads: x floor: 2.5, ≤ 2 is wanted." in text
+    assert "- `redis_pair`: threads: x floor: 2.5, target ≤ 2." in text
     assert "Not measured." in text
     assert (docs / "performance" / "report.md").exists()
 

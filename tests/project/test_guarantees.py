@@ -1,4 +1,4 @@
-"""The page of guarantees names checks that are there, and leaves none out; and whoever quotes it does so truly."""
+"""The page of guarantees names checks that are there, and leaves none out; and quotes of it are true."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from lockstead.testing import Monitor, QuorumMonitor
 from lockstead.testing.torture import arena as arena_module
 from lockstead.testing.torture.checkers import CHECKERS, Promises
+from tests.harness.tree import ROOT
 from tests.model import line_mutants, redlock_mutants
 from tests.simulation import mutants, quorum_mutants, test_election_histories
 from tests.torture import arenas
 from tests.torture.arenas import ARENAS
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/guarantees.md").read_text("utf-8")
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
+from tests.harness.tree import ROOT
 from tests.model import line_mutants, redlock_mutants
 from tests.model.test_line import SCOPES as LINE_SCOPES
 from tests.model.test_redlock import SCOPES as REDLOCK_SCOPES
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/model.md").read_text("utf-8")
 
 
