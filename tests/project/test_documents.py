@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.tree import ROOT
 from tests.servers.binaries import VALKEY9, Flavour
 from tests.servers.redis import RedisServer
 
-ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
@@ -49,20 +49,6 @@ def test_a_page_or_example_runs_from_top_to_bottom(
 def test_there_are_pages_and_examples_to_test() -> None:
     assert len(EXAMPLES) >= 3
     assert any(python_blocks(page) for page in PAGES)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    for name, heading in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", page.read_text("utf-8")):
-        target = page.parent / name if name else page
-        assert target.exists(), name
-        assert not heading or heading in headings(target), f"{name}#{heading}"
-
-
-def headings(page: Path) -> set[str]:
-    """Name a page's headings as links do."""
-    lines = re.findall(r"^#+ (.*)", page.read_text("utf-8"), re.MULTILINE)
-    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", line).strip().lower()) for line in lines}
 
 
 def run(program: Path, folder: Path, **environment: str) -> None:
