@@ -51,8 +51,9 @@ mutants: .venv/installed .venv/test ## test the tests: every harm harms, every d
 	LOCKSTEAD_TORTURE=1 $(PYTEST) tests/servers tests/torture tests/kit
 	LOCKSTEAD_LARGE_MODELS=1 $(PYTEST) -rP tests/model
 
-docs: .venv/docs ## build the site into site/
-	$(BIN)/zensical build --clean
+docs: .venv/docs ## build the site into site/; a dead link or anchor fails it
+	$(BIN)/zensical build --clean --strict
+	$(BIN)/python -m tests.project.site_links site
 
 format: .venv/installed .venv/test ## put the code into shape
 	$(BIN)/ruff check --fix
