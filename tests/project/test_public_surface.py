@@ -21,6 +21,7 @@ from lockstead import (
     DistributedLock,
     Election,
     Leadership,
+    LockError,
     LockHandle,
     RateLimiter,
     errors,
@@ -81,6 +82,12 @@ def test_errors_pickle_with_what_they_carry(name: str) -> None:
     assert str(copy) == "message"
     assert {key: getattr(copy, key) for key in details} == details
     assert "name" in details
+
+
+def test_every_error_is_a_lock_error() -> None:
+    errors = [getattr(lockstead, name) for name in lockstead.__all__ if name.endswith("Error")]
+    assert len(errors) == 13
+    assert all(issubclass(error, LockError) for error in errors)
 
 
 def test_the_core_knows_no_driver() -> None:
