@@ -1,6 +1,6 @@
 PYTHON ?= python3
 UV ?= uv
-# One more than there are processors: tests wait more than they work. With two more, some wait for a processor for seconds.
+# One more than there are processors: tests wait more than they compute. With two more, some wait seconds for a processor.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 ARGS ?=
 MINUTES ?= 10
@@ -13,11 +13,11 @@ PIP := $(BIN)/python -m pip -qq
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
 COMPILE := $(UV) pip compile --quiet --upgrade --universal --generate-hashes --python-version 3.11 --no-header --no-annotate
 
-# Two installations into one .venv would tread on each other.
+# Two installations into one .venv must not run at the same time.
 .NOTPARALLEL:
 .PHONY: help demo test check bench bench-quick soak mutants docs format pins clean
 
-help: ## show this
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/installed ## watch processes share a lock while one crashes and one stalls
@@ -31,7 +31,7 @@ check: .venv/installed .venv/test .venv/bench ## lint, formatting, types
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-bench: .venv/installed .venv/bench ## compare with peers and floors, into bench/results/: a quarter of an hour (ARGS="--only pair")
+bench: .venv/installed .venv/bench ## benchmark against peers and floors, into bench/results/: 15 minutes (ARGS="--only pair")
 	$(BIN)/python -m bench $(ARGS)
 
 bench-quick: .venv/installed .venv/bench ## the same in two minutes, with fewer cases and rounds
@@ -47,7 +47,7 @@ soak: .venv/installed .venv/test ## torture every store for MINUTES=10, then sim
 		$(PYTEST) tests/simulation $(ARGS) || exit 1; \
 	done
 
-mutants: .venv/installed .venv/test ## test the tests: every harm harms, every deliberate bug is found, models in large scopes
+mutants: .venv/installed .venv/test ## test the tests: every fault has its effect, every deliberate bug is found; large models
 	LOCKSTEAD_TORTURE=1 $(PYTEST) tests/servers tests/torture tests/kit
 	LOCKSTEAD_LARGE_MODELS=1 $(PYTEST) -rP tests/model
 
@@ -55,21 +55,21 @@ docs: .venv/docs ## build the site into site/; a dead link or anchor fails it
 	$(BIN)/zensical build --clean --strict
 	$(BIN)/python -m tests.project.site_links site
 
-format: .venv/installed .venv/test ## put the code into shape
+format: .venv/installed .venv/test ## fix lint and formatting
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-pins: ## choose the newest versions of what requirements/ pins (needs uv)
+pins: ## update requirements/ to the newest versions (needs uv)
 	$(COMPILE) --extra dev pyproject.toml -o requirements/test.txt
 	for extra in build bench docs; do \
 		$(COMPILE) --extra $$extra --constraints requirements/test.txt pyproject.toml -o requirements/$$extra.txt || exit 1; \
 	done
 
-clean: ## remove everything made here
+clean: ## remove everything that make creates
 	rm -rf .venv site dist torture.svg bench/results .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-# Stamps live in .venv, so that they go with it.
+# Stamps are inside .venv, so that removing it removes them too.
 
 .venv/created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lockstead needs Python 3.11 or newer: make PYTHON=python3.12 …")'
