@@ -14,8 +14,10 @@ import pytest
 
 from lockstead import AsyncDistributedLock, LockAcquisitionError, StoreError
 from lockstead.core.model import Ask, Renewal, Standing
+from lockstead.stores.transport.pipeline import QueuedError
 from tests.harness.party import Party, ask
 from tests.servers.postgres import PostgresServer
+from tests.servers.proxy import FaultProxy
 
 TASKS = 1500
 
@@ -47,6 +49,28 @@ def test_many_tasks_with_short_time_outs_get_a_time_out_and_no_error_of_a_silent
     asyncio.run(storm())
     assert [outcome for outcome in outcomes if outcome.startswith("StoreError")] == []
     assert outcomes.total() > TASKS / 4, "it was no storm"
+
+
+def test_a_request_that_opens_a_connection_for_itself_and_then_runs_out_of_time_gets_a_time_out(
+    server: PostgresServer, proxy: FaultProxy, schema: str
+) -> None:
+    """A locked name moves the request to a connection of its own; the round trips to open it take most of the time."""
+
+    async def story() -> None:
+        async with AsyncDistributedLock(proxy.url, schema=schema) as locks:
+            await (await locks.acquire("warm")).release()
+            with psycopg.connect(server.url) as other:
+                other.execute(f"SELECT {schema}.acquire_lock('x', 'sql', 30)".encode())  # the row stays locked
+                opened = proxy.accepted
+                proxy.delay(0.01)
+                with pytest.raises(LockAcquisitionError, match="raise the timeout") as caught:
+                    await locks.acquire("x", timeout=0.1)
+            assert proxy.accepted > opened, "it opened a connection"
+            assert isinstance(caught.value.__cause__, StoreError)
+            assert isinstance(caught.value.__cause__.__cause__, QueuedError)
+            proxy.heal()
+
+    asyncio.run(story())
 
 
 @pytest.fixture

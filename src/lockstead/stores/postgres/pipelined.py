@@ -218,7 +218,7 @@ class PipelinedServer:
                 return await self._ask_on_new_connection(statement, params, timeout)
             connection = shared.connection
             if connection is None or not connection.is_good:
-                connection = await self._open(lane, timeout)
+                return await self._ask_on_opened(lane, statement, params, deadline)
             self.is_pooled = connection.is_pooled
             return await ask_on(connection, self._address, statement, params, deadline - self._runtime.now())
         except FAILURES as error:
@@ -226,6 +226,21 @@ class PipelinedServer:
         except StoreError as error:
             if ends_session(error):
                 shared.refresh()
+            raise
+
+    async def _ask_on_opened(self, lane: Lane, statement: Statement, params: Params, deadline: float) -> list[Row]:
+        """Open a lane's connection and run a statement on it, in the time that opening leaves for it.
+
+        Raises QueuedError if that is too short while the server answers on the common connection.
+        """
+        common = self._lanes[Lane.COMMON].connection
+        try:
+            connection = await self._open(lane, deadline - self._runtime.now())
+            self.is_pooled = connection.is_pooled
+            return await ask_on(connection, self._address, statement, params, deadline - self._runtime.now())
+        except TimeoutError:
+            if common is not None and common.is_answering(MIN_CONNECT_TIMEOUT):
+                raise QueuedError from None
             raise
 
     async def _open(self, lane: Lane, timeout: float) -> Connection:
@@ -237,10 +252,6 @@ class PipelinedServer:
             if lane is not Lane.RENEWALS or common is None or not common.is_good:
                 raise
             return common
-        except TimeoutError:
-            if common is not None and common.is_answering(MIN_CONNECT_TIMEOUT):
-                raise QueuedError from None
-            raise
 
     async def _ask_on_new_connection(self, statement: Statement, params: Params, timeout: float) -> list[Row]:
         """Run a statement on a session of its own: for a release after the store was closed."""
