@@ -11,9 +11,7 @@ import os
 import sys
 import threading
 import time
-import traceback
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -26,6 +24,7 @@ from lockstead import (
     LockHandle,
     LockLostError,
 )
+from tests.harness.forks import in_child, succeeds
 
 warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
 scenario, url, option = sys.argv[1:]
@@ -39,21 +38,6 @@ def client(**more: Any) -> DistributedLock:
 
 def async_client(ttl: float = 60) -> AsyncDistributedLock:
     return AsyncDistributedLock(url, ttl=ttl, **options)
-
-
-def in_child(work: Callable[[], object]) -> int:
-    if pid := os.fork():
-        return pid
-    try:
-        work()
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
-
-
-def succeeds(pid: int) -> None:
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def holds() -> None:

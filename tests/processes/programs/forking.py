@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 
 from lockstead import DistributedLock, InvalidLockError, LockHandle, LockLostError
+from tests.harness.forks import in_child, succeeds
 
 warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
 faulthandler.enable()  # a process that hangs is aborted, and shows where it hung
@@ -25,23 +26,6 @@ def now() -> float:
 
 def until(moment: float) -> None:
     time.sleep(max(moment - now(), 0.0))
-
-
-def in_child(work: Callable[[], object]) -> int:
-    """Fork, do the work there, and return the child's pid."""
-    if pid := os.fork():
-        return pid
-    try:
-        work()
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
-
-
-def succeeds(pid: int) -> None:
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0, f"the child ended with {os.waitstatus_to_exitcode(status)}"
 
 
 def outlives_its_ttl(handle: LockHandle) -> None:

@@ -36,6 +36,7 @@ from lockstead.stores.postgres.advisory.store import AdvisoryStore, RequestState
 from lockstead.stores.postgres.key import advisory_key
 from lockstead.testing.contract.rigs import RUNTIME_NAMES, Rig, ask
 from tests.harness.conditions import eventually
+from tests.harness.forks import in_child, succeeds
 from tests.harness.processes import Worker, boottime
 from tests.servers.binaries import POSTGRES18, PostgresFlavour
 from tests.servers.pooler import OwnPooler
@@ -684,8 +685,6 @@ def test_a_forked_child_ends_though_its_parent_was_just_looking_at_its_sessions(
     factory: Any = locks._engine.store._session_factory  # type: ignore[attr-defined]
     finalizer = factory._finalizer
     with locks.lock("x"), factory._watcher._mutex:
-        child = os.fork()
-        if child == 0:
-            os._exit(finalizer.alive)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        child = in_child(lambda: os._exit(finalizer.alive))
+    succeeds(child)
     assert finalizer.alive

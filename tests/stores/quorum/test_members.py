@@ -21,6 +21,7 @@ from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.quorum.store import Quorum
 from lockstead.testing.members import MemberServer, MemberStore
 from tests.harness.conditions import eventually
+from tests.harness.forks import in_child, succeeds
 
 
 class Dead(MemberStore):
@@ -170,11 +171,12 @@ def test_a_forked_child_probes_its_members_itself(servers: list[MemberServer]) -
     client = DistributedLock(quorum)
     client.acquire("x").release()
     eventually(lambda: quorum._members._states[0].suspected, "the first member is suspected", within=10)
-    child = os.fork()
-    if child == 0:
-        clean = not quorum._members._states[0].suspected and not quorum._placements
-        os._exit(0 if clean else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def child() -> None:
+        assert not quorum._members._states[0].suspected
+        assert not quorum._placements
+
+    succeeds(in_child(child))
     client.close()
 
 

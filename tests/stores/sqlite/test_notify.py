@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 import time
 from pathlib import Path
 
 from lockstead import DistributedLock
 from tests.harness.conditions import eventually
+from tests.harness.forks import in_child, succeeds
 
 
 def listeners() -> set[threading.Thread]:
@@ -45,12 +45,6 @@ def test_a_child_that_ends_does_not_silence_its_parent(tmp_path: Path) -> None:
     with DistributedLock(f"sqlite:///{tmp_path}/locks.db") as locks:
         wait_once(locks)
         (mine,) = [thread for thread in listeners() if thread.is_alive()][-1:]
-        child = os.fork()
-        if child == 0:
-            try:
-                locks.close()
-            finally:
-                os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
+        succeeds(in_child(locks.close))
         wait_once(locks)
         assert mine.is_alive()

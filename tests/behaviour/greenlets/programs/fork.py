@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import traceback
 
 import gevent
 
@@ -12,6 +10,7 @@ from lockstead import DistributedLock
 from lockstead.core.runtime import drive
 from tests.behaviour.greenlets.programs.hub import ticking
 from tests.harness.conditions import DEADLINE, eventually
+from tests.harness.forks import in_child, succeeds
 
 locks = DistributedLock(sys.argv[1])
 
@@ -37,17 +36,9 @@ held = locks.acquire("held", ttl=1.5)
 waiter = gevent.spawn(locks.acquire, "held", timeout=DEADLINE)
 eventually(lambda: len(line()) == 2, "a greenlet waits")
 before = line()
-child = os.fork()
-if not child:
-    try:
-        use_in_child()
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-    os._exit(0)
+child = in_child(use_in_child)
 with ticking():
-    assert os.waitpid(child, 0)[1] == 0
+    succeeds(child)
     after = line()
     assert after[:2] == before, (
         f"the copy of the waiter in the child gave up the place of the parent: {before}, {after}"
