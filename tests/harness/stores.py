@@ -10,7 +10,7 @@ from lockstead.stores.memory import MemoryServer, MemoryStore
 from lockstead.stores.quorum.store import Quorum
 from lockstead.stores.sqlite.store import SqliteStore
 from lockstead.testing.contract.rigs import Opener
-from lockstead.testing.members import MemberServer, MemberStore
+from lockstead.testing.simulation.members import MemberServer, MemberStore
 from tests.harness.conditions import eventually
 from tests.servers.binaries import POSTGRES18, VALKEY9, Flavour, PostgresFlavour, postgres_flavours, redis_flavours
 

@@ -10,7 +10,7 @@ import pytest
 
 from lockstead.core.model import Ask, Place, Renewal
 from lockstead.stores.memory import _MemoryLine
-from lockstead.testing.members import MemberServer, _Marker
+from lockstead.testing.simulation.members import MemberServer, _Marker
 from tests.model.checker import CounterexampleError, Report, explore
 from tests.model.redlock import ADMITTED, EMPTY, FREE, JOINING, RAISING, VOTES, Client, Member, RedlockModel, Scope
 from tests.model.redlock_mutants import MUTANTS

@@ -10,7 +10,7 @@ from lockstead.stores.quorum import store
 from lockstead.stores.quorum.members import Members
 from lockstead.stores.quorum.store import Quorum
 from lockstead.testing import SimulatedMember, SimulatedMemberStore
-from lockstead.testing.members import MemberServer
+from lockstead.testing.simulation.members import MemberServer
 from tests.simulation.mutation import Patch
 
 MUTANTS: dict[str, Callable[[Patch], None]] = {}

@@ -19,7 +19,7 @@ from lockstead.core.runtime import Runtime, drive
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.quorum.store import Quorum
-from lockstead.testing.members import MemberServer, MemberStore
+from lockstead.testing.simulation.members import MemberServer, MemberStore
 from tests.harness.conditions import eventually
 from tests.harness.forks import in_child, succeeds
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from lockstead.core.model import Membership, Place
 from lockstead.runtimes.simulated import Process, World
 from lockstead.stores.memory import MemoryServer
-from lockstead.testing.members import MemberServer
+from lockstead.testing.simulation.members import MemberServer
 from lockstead.testing.simulation.network import Faults, Server, SimulatedStore
 
 
