@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lockstead.core import keeper, rule, several
+from lockstead.core import keeper, multi_lock, rule
 from lockstead.core import lease as leases_of_core
 from lockstead.core.engine import Engine
 from lockstead.core.keeper import Keeper
@@ -313,11 +313,11 @@ def the_first_of_several_lives_for_its_ttl_while_the_others_are_waited_for(patch
                 left = max(request.deadline - engine.runtime.now(), 0.0)
                 leases.append(await engine.acquire(ask, request.claim, timeout=left, retry=request.retry))
         except BaseException as error:
-            await several._abandon(engine, leases, error)
+            await multi_lock._abandon(engine, leases, error)
             raise
         return leases
 
-    patch.setattr(several, "_acquire_in_order", acquire_in_order)
+    patch.setattr(multi_lock, "_acquire_in_order", acquire_in_order)
 
 
 @mutant
@@ -345,8 +345,8 @@ def what_may_be_left_of_several_is_forgotten(patch: Patch) -> None:
         for lease in leases:
             engine.keeper.forget(lease)
 
-    original = several._abandon
-    patch.setattr(several, "_abandon", abandon)
+    original = multi_lock._abandon
+    patch.setattr(multi_lock, "_abandon", abandon)
 
 
 @mutant
@@ -355,8 +355,8 @@ def several_are_held_whatever_became_of_each(patch: Patch) -> None:
         await original(engine, request, leases)
         return True
 
-    original = several._claim_ttls
-    patch.setattr(several, "_claim_ttls", claim_ttls)
+    original = multi_lock._claim_ttls
+    patch.setattr(multi_lock, "_claim_ttls", claim_ttls)
 
 
 @mutant

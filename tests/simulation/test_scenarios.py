@@ -15,8 +15,8 @@ from lockstead import Capabilities
 from lockstead.core.engine import Engine
 from lockstead.core.lease import LOST, Claim, Lease, LeaseState
 from lockstead.core.model import WHOLE, Ask, Standing
+from lockstead.core.multi_lock import acquire_all
 from lockstead.core.retry import RetryPolicy
-from lockstead.core.several import acquire_all
 from lockstead.errors import (
     CapacityMismatchError,
     InvalidLockError,

@@ -11,7 +11,7 @@ from typing import Any, Self
 from lockstead.core.engine import Engine
 from lockstead.core.keeper import log
 from lockstead.core.lease import Claim, Lease
-from lockstead.core.several import acquire_all
+from lockstead.core.multi_lock import acquire_all
 from lockstead.core.store import Reserving
 from lockstead.errors import InvalidLockError, LockError, LockLostError, StoreError, UnsupportedError
 from lockstead.primitives.plans import Plan
