@@ -9,8 +9,3 @@ from functools import partial
 now: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 )
-
-
-def microseconds() -> int:
-    """Read the wall clock as a floor for tickets, so that they grow even if the last ticket is lost."""
-    return time.time_ns() // 1000

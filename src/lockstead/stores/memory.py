@@ -27,8 +27,9 @@ from lockstead.core.model import (
 )
 from lockstead.core.runtime import Runtime
 from lockstead.errors import NestedCallError
-from lockstead.runtimes.clock import microseconds, now
+from lockstead.runtimes.clock import now
 from lockstead.runtimes.nesting import step
+from lockstead.stores.tickets import ticket_floor
 from lockstead.stores.waiters import WaiterEvents
 
 MAX_TICKET_LEAD = 1_000_000
@@ -38,7 +39,7 @@ MAX_TICKET_LEAD = 1_000_000
 class MemoryServer:
     """The lines themselves. `join`, `renew` and `leave` are one atomic step each, and return the owners to wake."""
 
-    def __init__(self, clock: Callable[[], float] = now, floor: Callable[[], int] = microseconds) -> None:
+    def __init__(self, clock: Callable[[], float] = now, floor: Callable[[], int] = ticket_floor) -> None:
         self._clock = clock
         self._floor = floor
         self._mutex: AbstractContextManager[Any] = threading.Lock()

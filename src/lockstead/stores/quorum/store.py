@@ -32,7 +32,6 @@ from lockstead.core.runtime import Runtime
 from lockstead.core.store import Examinable, Member, Repairable
 from lockstead.core.timing import LATE_REQUEST_WINDOW
 from lockstead.errors import DamagedError, InvalidInputError, StoreError, UnsupportedError
-from lockstead.runtimes.clock import microseconds
 from lockstead.stores.quorum.members import (
     DEFAULT_NODE_TIMEOUT,
     LONGEST_ROUND,
@@ -42,6 +41,7 @@ from lockstead.stores.quorum.members import (
     Votes,
     all_answered,
 )
+from lockstead.stores.tickets import ticket_floor
 
 __all__ = ["MemberHealth", "Quorum"]
 
@@ -88,7 +88,7 @@ class Quorum:
         names: Sequence[str],
         *,
         node_timeout: float = DEFAULT_NODE_TIMEOUT,
-        clock: Callable[[], int] = microseconds,
+        clock: Callable[[], int] = ticket_floor,
     ) -> None:
         if len(members) < MIN_MEMBERS:
             msg = f"a quorum needs at least {MIN_MEMBERS} members, got {len(members)}: of two, none may fail"

@@ -40,10 +40,10 @@ from lockstead.core.model import (
 from lockstead.core.runtime import Runtime
 from lockstead.errors import DamagedError, NestedCallError, StoreError
 from lockstead.runtimes import nesting
-from lockstead.runtimes.clock import microseconds
 from lockstead.stores.sqlite import machine
 from lockstead.stores.sqlite.notify import HAS_ABSTRACT_SOCKETS, NotifySocket
 from lockstead.stores.statements import load
+from lockstead.stores.tickets import ticket_floor
 
 T = TypeVar("T")
 _Step = Callable[[sqlite3.Cursor, float], tuple[T, list[Place]]]
@@ -169,7 +169,7 @@ class SqliteStore:
         *,
         push: bool = HAS_ABSTRACT_SOCKETS,
         clock: Callable[[], float] | None = None,
-        floor: Callable[[], int] = microseconds,
+        floor: Callable[[], int] = ticket_floor,
     ) -> None:
         self.runtime = runtime
         self.path = Path(path or default_path()).absolute()

@@ -10,15 +10,16 @@ from uuid import uuid4
 
 from lockstead.core.model import Ask, Membership, Refusal, Renewal, Standing
 from lockstead.core.runtime import Runtime
-from lockstead.runtimes.clock import microseconds, now
+from lockstead.runtimes.clock import now
 from lockstead.runtimes.nesting import step
 from lockstead.stores.memory import MemoryServer, MemoryStore
+from lockstead.stores.tickets import ticket_floor
 
 
 class MemberServer(MemoryServer):
     """A server that notices it has restarted empty, and so may be a member of a quorum."""
 
-    def __init__(self, clock: Callable[[], float] = now, floor: Callable[[], int] = microseconds) -> None:
+    def __init__(self, clock: Callable[[], float] = now, floor: Callable[[], int] = ticket_floor) -> None:
         super().__init__(clock, floor)
         self._mutex = threading.RLock()
         self._marker: _Marker | None = None
