@@ -242,11 +242,11 @@ def test_a_lease_is_lost_once_a_majority_cannot_hold_it(stage: Stage) -> None:
 
     async def story() -> None:
         lease = await alice.acquire(ttl=9.0)
-        assert await bob.engine.evict("x") is not None
+        assert await bob.engine.force_release("x") is not None
         await until(stage, lambda: lease.state is LeaseState.LOST)
         assert lease.reason == "the store no longer knows it"
         again = await alice.acquire(ttl=9.0)
-        await bob.engine.evict("x")
+        await bob.engine.force_release("x")
         with pytest.raises(LockLostError, match="no longer knew"):
             await alice.engine.release(again)
 

@@ -703,7 +703,7 @@ def test_a_force_released_holder_is_notified_at_its_next_renewal(stage: Stage) -
     async def story() -> None:
         lease = await alice.acquire(ttl=9.0)
         stage.checked = False
-        await bob.engine.evict("x")
+        await bob.engine.force_release("x")
         await until(stage, lambda: lease.state is LeaseState.LOST)
         assert lease.reason == "the store no longer knows it"
 

@@ -187,7 +187,7 @@ class AsyncDistributedLock:
         A holder detects that only at its next renewal. Until then two clients may believe that they hold the lock,
         and only the fence protects.
         """
-        line = await self._engine.evict(check_name(name))
+        line = await self._engine.force_release(check_name(name))
         return info.describe(line) if line else None
 
     async def examine(self) -> list[Finding]:

@@ -186,7 +186,7 @@ class DistributedLock:
         A holder detects that only at its next renewal. Until then two clients may believe that they hold the lock,
         and only the fence protects.
         """
-        line = drive(self._engine.evict(check_name(name)))
+        line = drive(self._engine.force_release(check_name(name)))
         return info.describe(line) if line else None
 
     def examine(self) -> list[Finding]:

@@ -276,7 +276,7 @@ class Engine:
         await self.store.inspect("lockstead:doctor", exact=True)
         return [Finding("ok", "store", "it answers requests")]
 
-    async def evict(self, name: str) -> Line | None:
+    async def force_release(self, name: str) -> Line | None:
         """Remove the places of the holders, and return the line as it was; clear a line that cannot be read."""
         line = await self._read(name)
         if line is not None:

@@ -154,7 +154,7 @@ def test_a_truncated_record_is_reported_and_cleared(site: Site) -> None:
         error = refused(call, repr(site.key), "'x'", remedy)
         assert (error.name, error.key, error.field) == ("x", site.key, "x")
     assert drive(site.store.renew([Renewal("x", "a/1", 5.0, 5.0)], TIMEOUT)) == [None]
-    cleared = drive(site.engine.evict("x"))
+    cleared = drive(site.engine.force_release("x"))
     assert cleared is not None
     assert cleared.damage is not None
     standing = site.join("b/1")
@@ -227,7 +227,7 @@ def test_links_that_lead_in_circles_or_astray_end_no_script_late(site: Site, kno
     (line,) = drive(site.store.inspect("x", exact=True))
     assert line.damage is not None
     assert site.raw.ping()
-    drive(site.engine.evict("x"))
+    drive(site.engine.force_release("x"))
     assert not [field for field in site.fields() if field.startswith(b"x")]
 
 
@@ -247,7 +247,7 @@ def test_a_counter_that_makes_no_sense_gives_no_fence(site: Site, index: int, nu
     lines = drive(site.store.inspect())
     assert [(line.name, line.damage is None) for line in lines] == [("", False), ("x", True)]
     assert [finding.message for finding in drive(site.store.examine()) if "counter" in finding.message]
-    drive(site.engine.evict("other"))
+    drive(site.engine.force_release("other"))
     assert drive(site.store.renew([Renewal("x", "a/1", 600.0, 5.0)], TIMEOUT))[0] is not None, "no holder lost anything"
     standing = site.join("b/1", "other")
     assert isinstance(standing, Standing)
@@ -258,7 +258,7 @@ def test_a_counter_that_makes_no_sense_gives_no_fence(site: Site, index: int, nu
 def test_a_counter_of_other_bytes_gives_no_fence(site: Site, record: bytes) -> None:
     site.damage(OWN, record)
     refused(lambda: site.join("a/1"), "counter")
-    drive(site.engine.evict("x"))
+    drive(site.engine.force_release("x"))
     standing = site.join("a/1")
     assert isinstance(standing, Standing)
     assert time.time() * 1e6 - 60e6 < standing.ticket < LARGEST
@@ -269,7 +269,7 @@ def test_a_member_whose_votes_cannot_be_read_does_not_vote_until_it_is_admitted_
     member.damage(OWN, member.fields()[OWN][:-1] + b"\xff")
     refused(lambda: member.join("b/1", "other", queue=False), "counter")
     refused(lambda: drive(member.store.probe(TIMEOUT)), "counter")
-    drive(member.engine.evict("other"))
+    drive(member.engine.force_release("other"))
     answer = member.join("b/1", "other", queue=False)
     assert isinstance(answer, Refusal)
     assert answer.abstains
@@ -281,7 +281,7 @@ def test_a_key_of_another_type_is_named_and_left_alone(site: Site) -> None:
     calls: list[Callable[[], object]] = [
         lambda: site.join("a/1"),
         lambda: drive(site.store.inspect()),
-        lambda: drive(site.engine.evict("x")),
+        lambda: drive(site.engine.force_release("x")),
         lambda: drive(site.store.renew([Renewal("x", "a/1", 5.0, 5.0)], TIMEOUT)),
         lambda: drive(site.store.leave("x", "a/1", TIMEOUT)),
     ]
@@ -329,7 +329,7 @@ def test_an_owner_that_is_no_text_is_reported_and_cleared(site: Site) -> None:
     site.damage(b"x", site.fields()[b"x"].replace(b"a/1", b"a\xff1"))
     refused(lambda: drive(site.engine.find("x")), "release x --force")
     assert isinstance(site.join("b/1", queue=False), Refusal)
-    drive(site.engine.evict("x"))
+    drive(site.engine.force_release("x"))
     assert isinstance(site.join("b/1", queue=False), Standing)
 
 
@@ -485,7 +485,7 @@ def fuzz(site: Site, chance: random.Random, rounds: int, *, is_member: bool = Fa
                     assert standing is not None, "the name in good order is not held any more"
                     assert standing.held
             for _ in range(12):
-                if drive(site.engine.evict("x")) is None:
+                if drive(site.engine.force_release("x")) is None:
                     break
             assert is_free(site, is_member=is_member)
         except BaseException as error:
