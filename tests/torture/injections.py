@@ -13,7 +13,7 @@ from random import Random
 from typing import TypeVar
 
 from lockstead.testing.torture.checkers import Occupancy, _deadline, _reservation
-from lockstead.testing.torture.history import Acquire, Check, Consume, Eviction, History, Operation, Read, Write
+from lockstead.testing.torture.history import Acquire, Check, Consume, ForcedRelease, History, Operation, Read, Write
 from tests.torture.model import PROMISES
 
 T = TypeVar("T")
@@ -225,19 +225,19 @@ def an_outcome_is_reported_before_it_was_produced(history: History, chance: Rand
     return False
 
 
-def an_evicted_holder_is_renewed(history: History, chance: Random) -> bool:
+def a_holder_released_by_force_is_renewed(history: History, chance: Random) -> bool:
     for hold in _some(chance, [hold for hold in _sure(history) if hold.fence]):
-        at = _evict(history, hold, chance)
+        at = _force_release(history, hold, chance)
         hold.checks.append(Check(at, at, at + hold.ttl + TICK))
         return True
     return False
 
 
-def an_evicted_holder_is_not_notified(history: History, chance: Random) -> bool:
+def a_holder_released_by_force_is_not_notified(history: History, chance: Random) -> bool:
     for hold in _some(chance, [hold for hold in _sure(history) if hold.fence]):
         if history.harm(None, hold.client, hold.completed - 2 * hold.ttl, hold.believed_until + 2 * hold.ttl):
             continue
-        late = _evict(history, hold, chance) + hold.ttl / 2 + PROMISES.slack + TICK
+        late = _force_release(history, hold, chance) + hold.ttl / 2 + PROMISES.slack + TICK
         hold.checks.append(Check(late, late, late + TICK))
         return True
     return False
@@ -325,8 +325,8 @@ INJECTIONS: dict[Injection, str] = {
     what_was_done_is_done_again: "reservations",
     an_outcome_is_reported_that_no_client_produced: "outcomes",
     an_outcome_is_reported_before_it_was_produced: "outcomes",
-    an_evicted_holder_is_renewed: "evictions",
-    an_evicted_holder_is_not_notified: "evictions",
+    a_holder_released_by_force_is_renewed: "forced_releases",
+    a_holder_released_by_force_is_not_notified: "forced_releases",
     a_place_is_left: "nothing_left",
     no_client_looks: "nothing_left",
     too_much_is_allowed_at_once: "rates",
@@ -389,11 +389,11 @@ def _is_had_early(history: History, chance: Random, holds: list[Acquire]) -> boo
     return False
 
 
-def _evict(history: History, hold: Acquire, chance: Random) -> float:
+def _force_release(history: History, hold: Acquire, chance: Random) -> float:
     """Let a hold be taken away inside its trust window, and return when."""
     at = chance.uniform(hold.completed, hold.believed_until)
     history.add(
-        Eviction(client="operator", line=1, invoked=at - TICK, completed=at, name=hold.name, fences=[hold.fence])
+        ForcedRelease(client="operator", line=1, invoked=at - TICK, completed=at, name=hold.name, fences=[hold.fence])
     )
     return at
 

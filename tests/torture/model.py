@@ -22,8 +22,8 @@ from lockstead.testing.torture.history import (
     Acquire,
     Check,
     Consume,
-    Eviction,
     Fault,
+    ForcedRelease,
     History,
     Inspection,
     Kind,
@@ -138,12 +138,12 @@ class Model:
             self.settle(place.owner.name)
         return was_there
 
-    def evict(self, name: str) -> list[int]:
+    def force_release(self, name: str) -> list[int]:
         """Take a name away from its holder."""
-        evicted = [place for place in self.settle(name) if place.holds]
-        self.lines[name] = [place for place in self.lines[name] if place not in evicted]
+        released = [place for place in self.settle(name) if place.holds]
+        self.lines[name] = [place for place in self.lines[name] if place not in released]
         self.settle(name)
-        return [place.ticket for place in evicted if not place.reserved]
+        return [place.ticket for place in released if not place.reserved]
 
     def settle(self, name: str) -> list[Place]:
         """Remove the dead, and let hold the places that fit."""
@@ -397,12 +397,12 @@ class Model:
         self.history.add(fault)
 
     def _force_release(self, name: str) -> Story:
-        eviction = Eviction(client="operator", line=next(self.numbers), invoked=self.now, name=name)
-        self.history.add(eviction)
+        forced_release = ForcedRelease(client="operator", line=next(self.numbers), invoked=self.now, name=name)
+        self.history.add(forced_release)
         yield self._travel()
-        fences = self.evict(name)
+        fences = self.force_release(name)
         yield self._travel()
-        eviction.completed, eviction.fences = self.now, fences
+        forced_release.completed, forced_release.fences = self.now, fences
 
     def _end(self) -> None:
         """Let all clients be gone, and look at what is left."""

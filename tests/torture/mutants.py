@@ -266,7 +266,7 @@ def an_owner_may_leave_for_another(patch: pytest.MonkeyPatch, _: str) -> None:
     _rewrite(commands.LEAVE, " and size == #owner and string.sub(record, 31, 30 + size) == owner then", " then")
 
 
-@mutant("redis", "exclusion", "retractions", "fences", "evictions", faults=(PAUSE, *SILENCE), heartbeat=0.5)
+@mutant("redis", "exclusion", "retractions", "fences", "forced_releases", faults=(PAUSE, *SILENCE), heartbeat=0.5)
 def a_renewal_resurrects(patch: pytest.MonkeyPatch, _: str) -> None:
     """It says that a place is there which is gone."""
     _rewrite(commands.RENEW, "reply[i] = 0", "reply[i] = server_time")

@@ -30,8 +30,8 @@ from lockstead.testing.torture.history import (
     Acquire,
     Check,
     Consume,
-    Eviction,
     Fault,
+    ForcedRelease,
     History,
     Inspection,
     Operation,
@@ -137,7 +137,7 @@ class TestRandomHistories:
         rules = set()
         for seed in range(FIRST_SEED, FIRST_SEED + HISTORIES):
             history = Violent(seed).run()
-            history.evictions.clear()
+            history.forced_releases.clear()
             rules |= {rule for rule in ("exclusion", "retractions", "reservations") if find(rule, history)}
         assert rules == {"exclusion", "retractions", "reservations"}
 
@@ -265,7 +265,7 @@ class MixingOutcomesUp(Model):
         return was_there
 
 
-class LettingTheEvictedLiveOn(Violent):
+class LivingOnAfterAForcedRelease(Violent):
     def renew(self, place: Place) -> bool:
         """Let a place live on, if it is there or not."""
         line = self.settle(place.owner.name)
@@ -293,7 +293,7 @@ BROKEN: dict[type[Model], set[str]] = {
     TrustingTooLong: {"exclusion"},
     HalvingReservations: {"reservations"},
     MixingOutcomesUp: {"outcomes"},
-    LettingTheEvictedLiveOn: {"evictions"},
+    LivingOnAfterAForcedRelease: {"forced_releases"},
 }
 
 
@@ -682,7 +682,7 @@ class TestLeftTaken:
         assert find("reservations", history_of(*some, fault("empty node", 3, 3)))
         promises = replace(PROMISES, freeing={"empty node"})
         assert not find("reservations", history_of(*some, fault("empty node", 3, 3)), promises)
-        assert not find("reservations", history_of(*some, eviction(3, 4)))
+        assert not find("reservations", history_of(*some, forced_release(3, 4)))
 
     def test_no_wake_up_is_expected_before_the_name_is_free(self) -> None:
         promises = Promises(wakes_within=1, recovers_within=5, longest_ttl=5)
@@ -714,48 +714,50 @@ class TestOutcomes:
         assert find("outcomes", history_of(done, self.told(3, 42)))
 
 
-def eviction(start: float, end: float, *fences: int, name: str = "a") -> Eviction:
-    return Eviction(client="operator", line=next(lines), invoked=start, completed=end, name=name, fences=list(fences))
+def forced_release(start: float, end: float, *fences: int, name: str = "a") -> ForcedRelease:
+    return ForcedRelease(
+        client="operator", line=next(lines), invoked=start, completed=end, name=name, fences=list(fences)
+    )
 
 
-class TestEvictions:
+class TestForcedReleases:
     def test_a_loss_is_reported_at_the_next_renewal(self) -> None:
-        evicted = hold("p", 1, 6, fence=7, checks=[Check(1, 1, 6), Check(4.4, 4.4, 6)])
-        assert not find("evictions", history_of(evicted, eviction(1.9, 2, 7)))
-        evicted.checks.append(Check(4.6, 4.6, 6))
-        assert find("evictions", history_of(evicted, eviction(1.9, 2, 7)))
-        assert not find("evictions", history_of(evicted, eviction(1.9, 2, 6)))
-        assert not find("evictions", history_of(evicted, eviction(1.9, 2, 7), fault("cut off", 3, 3)))
-        evicted.renew = False
-        assert not find("evictions", history_of(evicted, eviction(1.9, 2, 7)))
+        released = hold("p", 1, 6, fence=7, checks=[Check(1, 1, 6), Check(4.4, 4.4, 6)])
+        assert not find("forced_releases", history_of(released, forced_release(1.9, 2, 7)))
+        released.checks.append(Check(4.6, 4.6, 6))
+        assert find("forced_releases", history_of(released, forced_release(1.9, 2, 7)))
+        assert not find("forced_releases", history_of(released, forced_release(1.9, 2, 6)))
+        assert not find("forced_releases", history_of(released, forced_release(1.9, 2, 7), fault("cut off", 3, 3)))
+        released.renew = False
+        assert not find("forced_releases", history_of(released, forced_release(1.9, 2, 7)))
 
     def test_a_lost_lease_is_not_renewed(self) -> None:
-        evicted = hold("p", 1, 6, fence=7, checks=[Check(1, 1, 6), Check(3, 3, 7.1)])
-        assert find("evictions", history_of(evicted, eviction(1.9, 2, 7), fault("cut off", 3, 3)))
-        assert not find("evictions", history_of(evicted, eviction(1.9, 2.2, 7), fault("cut off", 3, 3)))
+        released = hold("p", 1, 6, fence=7, checks=[Check(1, 1, 6), Check(3, 3, 7.1)])
+        assert find("forced_releases", history_of(released, forced_release(1.9, 2, 7), fault("cut off", 3, 3)))
+        assert not find("forced_releases", history_of(released, forced_release(1.9, 2.2, 7), fault("cut off", 3, 3)))
 
     def test_two_may_hold_after_it(self) -> None:
         some = hold("p", 1, 6), hold("q", 4, 6, invoked=3.1)
-        assert not find("exclusion", history_of(*some, eviction(2, 3)))
-        assert find("exclusion", history_of(*some, eviction(2, 3, name="b")))
-        assert find("exclusion", history_of(*some, hold("z", 5, 6), eviction(2, 3)))
+        assert not find("exclusion", history_of(*some, forced_release(2, 3)))
+        assert find("exclusion", history_of(*some, forced_release(2, 3, name="b")))
+        assert find("exclusion", history_of(*some, hold("z", 5, 6), forced_release(2, 3)))
 
     def test_the_loss_of_one_of_several_names_is_the_loss_of_all_of_them(self) -> None:
         lost = hold("p", 1, 9, lost_at=4)
-        assert find("retractions", history_of(lost, eviction(2, 3, name="b")))
+        assert find("retractions", history_of(lost, forced_release(2, 3, name="b")))
         lost.several = True
-        assert not find("retractions", history_of(lost, eviction(2, 3, name="b")))
+        assert not find("retractions", history_of(lost, forced_release(2, 3, name="b")))
 
     def test_fences_grow_all_the_same(self) -> None:
         some = hold("p", 1, 6, fence=7), hold("q", 4, 6, invoked=3.1, fence=6)
-        assert find("fences", history_of(*some, eviction(2, 3)))
+        assert find("fences", history_of(*some, forced_release(2, 3)))
 
-    def test_the_time_of_an_eviction_by_a_killed_client_is_unknown(self) -> None:
-        some = hold("p", 1, 6), hold("q", 4, 6, invoked=3.1), eviction(2, inf)
+    def test_the_time_of_a_forced_release_by_a_killed_client_is_unknown(self) -> None:
+        some = hold("p", 1, 6), hold("q", 4, 6, invoked=3.1), forced_release(2, inf)
         assert not find("exclusion", history_of(*some))
         later = hold("r", 7, 9, invoked=6.5), hold("s", 8, 9)
-        assert find("exclusion", history_of(*later, eviction(2, inf), fault(KILL, 3, 3, "operator")))
-        assert not find("exclusion", history_of(*later, eviction(2, inf), fault(KILL, 6.6, 6.6, "operator")))
+        assert find("exclusion", history_of(*later, forced_release(2, inf), fault(KILL, 3, 3, "operator")))
+        assert not find("exclusion", history_of(*later, forced_release(2, inf), fault(KILL, 6.6, 6.6, "operator")))
 
 
 class TestNothingLeft:
@@ -911,7 +913,7 @@ class TestRecording:
         recorder.granted(once, Handle(3), fence=0)
         recorder.release(once, 42)
         recorder.remembered(recorder.acquire("c", ttl=5, kind="once", period=2), 42)
-        recorder.evicted(recorder.evict("c"), [7])
+        recorder.force_released(recorder.force_release("c"), [7])
         recorder.wrote(recorder.write("r", "x", 7), "accepted")
         recorder.got(recorder.read("r"), "x", 7)
         recorder.consumed(recorder.consume("l", 2, interval=0.5, burst=3), allowed=False, retry_after=1.5)
@@ -947,7 +949,7 @@ class TestRecording:
         assert (refused.outcome, refused.queue) == ("refused", False)
         assert (done.renew, done.at_least, done.period, done.value) == (False, 1, 2, 42)
         assert (told.outcome, told.value) == ("remembered", 42)
-        assert [(one.name, one.fences, one.is_known) for one in history.evictions] == [("c", [7], True)]
+        assert [(one.name, one.fences, one.is_known) for one in history.forced_releases] == [("c", [7], True)]
         assert [one.outcome for one in history.writes] == ["accepted", "unknown"]
         assert [(one.value, one.fence) for one in history.reads] == [("x", 7)]
         assert [(one.cost, one.allowed, one.retry_after) for one in history.consumes] == [(2, False, 1.5)]

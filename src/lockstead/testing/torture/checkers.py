@@ -20,8 +20,8 @@ from lockstead.testing.torture.history import (
     KILL,
     Acquire,
     Consume,
-    Eviction,
     Fault,
+    ForcedRelease,
     History,
     Operation,
     Read,
@@ -180,7 +180,7 @@ def outcomes(history: History, promises: Promises) -> list[Violation]:
     return found
 
 
-def evictions(history: History, promises: Promises) -> list[Violation]:
+def forced_releases(history: History, promises: Promises) -> list[Violation]:
     """A holder whose name was released by force learns it at its next renewal, and is never renewed again.
 
     It renews twice within a ttl, unless there is a fault or it does not renew at all; an answer from before the forced
@@ -189,16 +189,16 @@ def evictions(history: History, promises: Promises) -> list[Violation]:
     found = []
     for name, holds in _by_name(history.acquires):
         by_fence = {hold.fence: hold for hold in holds if hold.is_granted and hold.fence}
-        for eviction in history.evictions:
-            for hold in (by_fence[fence] for fence in eviction.fences if eviction.name == name and fence in by_fence):
-                latest = eviction.completed + hold.ttl
-                notified = eviction.completed + hold.ttl / 2 + promises.slack
-                if not hold.renew or history.harm(None, hold.client, eviction.invoked - hold.ttl, notified):
+        for forced in history.forced_releases:
+            for hold in (by_fence[fence] for fence in forced.fences if forced.name == name and fence in by_fence):
+                latest = forced.completed + hold.ttl
+                notified = forced.completed + hold.ttl / 2 + promises.slack
+                if not hold.renew or history.harm(None, hold.client, forced.invoked - hold.ttl, notified):
                     notified = inf
                 late = [one for one in hold.checks if one.is_sure and (one.until > latest or one.at > notified)]
                 if late:
-                    message = f"{name!r} was force-released by {eviction.completed:.6f}, but held at {late[0].at:.6f}"
-                    found.append(Violation("evictions", message, (eviction, hold)))
+                    message = f"{name!r} was force-released by {forced.completed:.6f}, but held at {late[0].at:.6f}"
+                    found.append(Violation("forced_releases", message, (forced, hold)))
     return found
 
 
@@ -397,7 +397,7 @@ CHECKERS: tuple[Callable[[History, Promises], list[Violation]], ...] = (
     fences,
     reservations,
     outcomes,
-    evictions,
+    forced_releases,
     losses,
     stale_writes,
     linearizability,
@@ -487,14 +487,14 @@ def _beliefs(history: History, holds: Iterable[Acquire], promises: Promises) -> 
 
 def _forgot(
     history: History, hold: Acquire, end: float, promises: Promises, *, since: float = -inf
-) -> list[Fault | Eviction]:
+) -> list[Fault | ForcedRelease]:
     """Find the faults that excuse the store from keeping it until then; by default since its request.
 
     A client that loses one of several names releases the others.
     """
     start = max(hold.invoked, since)
     faults = history.harm(promises.forgetting, hold.client, start, end)
-    return [*faults, *history.evictions_of(None if hold.several else hold.name, start, end)]
+    return [*faults, *history.forced_releases_of(None if hold.several else hold.name, start, end)]
 
 
 def _reservation(history: History, hold: Acquire, promises: Promises) -> Interval | None:

@@ -259,7 +259,7 @@ class Fault(Operation):
 
 
 @dataclass(slots=True, kw_only=True)
-class Eviction(Operation):
+class ForcedRelease(Operation):
     """A forced release of a name by another client than its holders."""
 
     fences: list[int] = field(default_factory=list)
@@ -288,7 +288,7 @@ class History:
     consumes: list[Consume] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     inspections: list[Inspection] = field(default_factory=list)
-    evictions: list[Eviction] = field(default_factory=list)
+    forced_releases: list[ForcedRelease] = field(default_factory=list)
     last_seen: dict[str, float] = field(default_factory=dict)
     """When each client recorded its last event: until then it surely ran."""
 
@@ -327,11 +327,11 @@ class History:
             number -= 1
         return found
 
-    def evictions_of(self, name: str | None, start: float, end: float) -> list[Eviction]:
+    def forced_releases_of(self, name: str | None, start: float, end: float) -> list[ForcedRelease]:
         """Find the forced releases of a name (None: any) between start and end."""
         return [
             one
-            for one in self.evictions
+            for one in self.forced_releases
             if one.name == (name or one.name)
             and one.invoked <= end
             and start <= (one.completed if one.is_known else self.killed_at(one.client))
@@ -344,7 +344,15 @@ class History:
 
     @cached_property
     def _lists(self) -> dict[type[Operation], list[Any]]:
-        lists = self.acquires, self.writes, self.reads, self.consumes, self.faults, self.inspections, self.evictions
+        lists = (
+            self.acquires,
+            self.writes,
+            self.reads,
+            self.consumes,
+            self.faults,
+            self.inspections,
+            self.forced_releases,
+        )
         return dict(zip(EVENTS.values(), lists, strict=True))
 
     def _faults_of(self, client: str | None) -> tuple[list[Fault], list[float], list[float]]:
@@ -411,7 +419,7 @@ EVENTS: dict[str, type[Operation]] = {
     "consume": Consume,
     "fault": Fault,
     "inspection": Inspection,
-    "eviction": Eviction,
+    "forced_release": ForcedRelease,
 }
 
 KILL = "kill"
@@ -555,11 +563,11 @@ class Recorder:
         """Record that a fault has surely ended."""
         self._write_now("end", number)
 
-    def evict(self, name: str) -> int:
+    def force_release(self, name: str) -> int:
         """Record that a name is about to be released by force."""
-        return self._begin("eviction", name=name)
+        return self._begin("forced_release", name=name)
 
-    def evicted(self, number: int, fences: Iterable[int] = ()) -> None:
+    def force_released(self, number: int, fences: Iterable[int] = ()) -> None:
         """Record the end of a forced release; without fences its outcome may be unknown."""
         self._write_now("end", number, fences=list(fences))
 

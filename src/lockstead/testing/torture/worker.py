@@ -841,11 +841,11 @@ class Worker:
         """Release a name by force, as another client."""
         name = self._chance.choice(NAMES)
         recorder = self._observer.recorder
-        number = recorder.evict(name)
+        number = recorder.force_release(name)
         info = None
         with suppress(StoreError), DistributedLock(self._config.url, retry=RETRY, **self._config.options) as other:
             info = other.force_release(name)
-        recorder.evicted(number, [holder.fence for holder in info.holders] if info else [])
+        recorder.force_released(number, [holder.fence for holder in info.holders] if info else [])
 
     def _run_child(self) -> None:
         """Check that the parent's handles are not held here, and continue as a separate client."""
