@@ -194,7 +194,7 @@ def unknown_counts_as_renewed(patch: Patch) -> None:
 
 @mutant
 def no_keeper_watches_the_trust_window(patch: Patch) -> None:
-    patch.setattr(Keeper, "check_window", lambda self, lease: None)
+    patch.setattr(Keeper, "check_trust_window", lambda self, lease: None)
 
 
 @mutant

@@ -196,7 +196,7 @@ class Engine:
         Raises LockLostError if it was lost before. After StoreError the keeper retries in the background; it also
         does, without an error, if this call interrupted another one of its thread that has to end first.
         """
-        self.keeper.check_window(lease)
+        self.keeper.check_trust_window(lease)
         is_ours = False
         try:
             is_nested = self.runtime.is_nested(self.keeper.mutex)
@@ -296,7 +296,7 @@ class Engine:
 
     def check(self, lease: Lease) -> None:
         """Raise unless the lease is held and trusted now."""
-        self.keeper.check_window(lease)
+        self.keeper.check_trust_window(lease)
         if lease.state is not HELD or lease.leaving:
             raise lease.error()
 

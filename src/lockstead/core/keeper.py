@@ -139,7 +139,7 @@ class Keeper:
         self._schedule(lease.wakes_keeper_at())
         return True
 
-    def check_window(self, lease: Lease) -> None:
+    def check_trust_window(self, lease: Lease) -> None:
         """Mark a lease lost whose trust window has closed, before any caller relies on it."""
         if lease.state is HELD and not lease.leaving:
             now = self.runtime.now()
@@ -357,7 +357,7 @@ class Keeper:
         for lease in list(self.leases.values()):
             if lease.state is HELD and not lease.leaving:
                 if now >= lease.trusted_until:
-                    self.check_window(lease)
+                    self.check_trust_window(lease)
                 else:
                     ahead.append(lease.trusted_until)
             if lease.due > now + lease.slack:
