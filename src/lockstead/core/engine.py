@@ -303,7 +303,7 @@ class Engine:
     def adapt(self, ask: Ask) -> tuple[Ask, bool]:
         """Adapt a request to what the store supports, and return whether the client must poll as there is no line."""
         can = self.store.capabilities
-        if not can.carry(ask.capacity, ask.weight):
+        if not can.supports(ask.capacity, ask.weight):
             kinds = "exclusive locks and read-write locks" if can.shared else "exclusive locks"
             msg = f"this store supports {kinds} only, not {_kind(ask.capacity)}: see the table of stores in the README"
             raise UnsupportedError(msg, name=ask.name)

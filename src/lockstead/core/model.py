@@ -33,7 +33,7 @@ class Capabilities:
     processes: bool = True
     """Other processes see the same lines."""
 
-    def carry(self, capacity: int, weight: int) -> bool:
+    def supports(self, capacity: int, weight: int) -> bool:
         """Return whether the store supports a place of that kind."""
         return capacity == 1 or self.semaphore or (self.shared and capacity == WHOLE and weight in {1, WHOLE})
 

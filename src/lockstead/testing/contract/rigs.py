@@ -99,9 +99,9 @@ async def ask(answer: Any) -> Any:
 
 
 async def cannot(guard: Any, client: Any) -> bool:
-    """Return whether the store does not carry what a guard would hold. If so, its refusal is checked."""
+    """Return whether the store does not support what a guard would hold. If so, its refusal is checked."""
     (request, *_) = guard._plan.asks
-    if client._engine.store.capabilities.carry(request.capacity, request.weight):
+    if client._engine.store.capabilities.supports(request.capacity, request.weight):
         return False
     for attempt in (guard.acquire, guard.try_acquire):
         with pytest.raises(UnsupportedError):

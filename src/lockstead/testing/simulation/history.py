@@ -57,7 +57,7 @@ class History:
         self.server = self.make_server(self.world, self._make_faults())
         self.servers: Sequence[Server] = [self.server]
         self.can = self.server.capabilities
-        if not self.can.carry(self.capacity, 1):
+        if not self.can.supports(self.capacity, 1):
             self.capacity = 1
         self.monitor = Monitor(self.world, self.server)
 
@@ -231,7 +231,7 @@ class History:
             options["at_least"] = chance() * 4
         capacity = self.capacity
         if self.mixed and chance() < 0.05:
-            capacity = self.random.choice([other for other in (1, 3, WHOLE) if self.can.carry(other, 1)])
+            capacity = self.random.choice([other for other in (1, 3, WHOLE) if self.can.supports(other, 1)])
         if capacity == 1 and len(self.names) > 1 and chance() < 0.4:
             wanted = self.random.sample(self.names, self.random.randint(2, len(self.names)))
             return plans.several(wanted, DEFAULTS, **options)

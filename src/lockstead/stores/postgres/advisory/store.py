@@ -173,7 +173,7 @@ class AdvisoryStore:
             return await self._join(ask, timeout)
 
     async def _join(self, ask: Ask, timeout: float) -> Standing | Refusal:
-        if not self.capabilities.carry(ask.capacity, ask.weight):
+        if not self.capabilities.supports(ask.capacity, ask.weight):
             msg = (
                 f"advisory locks are exclusive, or for readers and writers, but have no capacity of {ask.capacity}: "
                 "use the lease table, postgresql://…"
