@@ -6,7 +6,7 @@ import os
 
 from lockstead.blocking import DistributedLock
 from lockstead.cli.outcome import Exit, Failure
-from lockstead.stores.registry import shown
+from lockstead.stores.registry import redact
 
 
 def open_client(url: str | None, ttl: float = 30.0) -> DistributedLock:
@@ -16,6 +16,6 @@ def open_client(url: str | None, ttl: float = 30.0) -> DistributedLock:
     """
     chosen = url or os.environ.get("LOCKSTEAD_URL") or ""
     if chosen.startswith("memory:"):
-        msg = f"{shown(chosen)} exists inside one process only, which no other can reach: choose sqlite:// or a server"
+        msg = f"{redact(chosen)} exists inside one process only, which no other can reach: choose sqlite:// or a server"
         raise Failure(Exit.BAD_INPUT, msg)
     return DistributedLock(url, ttl=ttl)

@@ -26,7 +26,7 @@ from lockstead.cli.client import open_client
 from lockstead.cli.demo_worker import CounterFile
 from lockstead.cli.outcome import Exit, Failure
 from lockstead.cli.text import BOLD, CYAN, DIM, GREEN, RED, YELLOW, styled, takes_colour
-from lockstead.stores.registry import shown
+from lockstead.stores.registry import redact
 
 MIN_WORKERS, MAX_WORKERS = 4, 12
 TTL = 2.0
@@ -59,7 +59,7 @@ def demo(arguments: Namespace) -> int:
         with open_client(url, TTL) as locks:
             locks.inspect("demo:")  # an unreachable store is reported once, not by every worker
         timeline = Timeline(silent=arguments.json)
-        timeline.print_introduction(url if url.startswith("sqlite:") else shown(url), arguments.workers)
+        timeline.print_introduction(url if url.startswith("sqlite:") else redact(url), arguments.workers)
         with Scenario(arguments.workers, url, Path(directory), timeline) as scenario:
             checks = scenario.run()
     if arguments.json:

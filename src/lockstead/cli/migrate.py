@@ -8,7 +8,7 @@ from argparse import Namespace
 
 from lockstead.cli.outcome import Exit, Failure
 from lockstead.cli.text import escaped
-from lockstead.stores.registry import POSTGRES_SCHEMES, shown
+from lockstead.stores.registry import POSTGRES_SCHEMES, redact
 
 HEADER = """\
 -- lockstead's lease table and functions, version {version}, in the schema {schema}. Run in one transaction; repeatable.
@@ -26,7 +26,7 @@ def migrate(arguments: Namespace) -> int:
     url = arguments.url or os.environ.get("LOCKSTEAD_URL") or ""
     is_postgres = url.partition(":")[0].lower() in POSTGRES_SCHEMES
     if not is_postgres and (arguments.url or not arguments.print):
-        named = shown(url) if url else "your own SQLite file"
+        named = redact(url) if url else "your own SQLite file"
         msg = f"only PostgreSQL needs a migration, {named} does not: give the database as --url postgresql://…"
         raise Failure(Exit.BAD_INPUT, msg)
     try:

@@ -95,11 +95,11 @@ def _opener_of(source: str, scheme: str) -> Opener:
         opener: Opener = entry.load()
         return opener
     schemes = (f"{scheme}://" for scheme in (*SCHEMES, *_registered, *sorted(installed.names)))
-    msg = f"{shown(source)}: no store has this scheme; there are {', '.join(schemes)}"
+    msg = f"{redact(source)}: no store has this scheme; there are {', '.join(schemes)}"
     raise InvalidInputError(msg)
 
 
-def shown(url: str) -> str:
+def redact(url: str) -> str:
     """Return the part of a URL that cannot belong to a password: its scheme, if it has one."""
     scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*(?=://)", url)
     return f"{scheme[0]}://…" if scheme else "this text, which is no URL"
