@@ -22,7 +22,7 @@ from lockstead.primitives import info, once, plans
 from lockstead.primitives.election import ElectionOptions
 from lockstead.primitives.identity import new_holder_id
 from lockstead.primitives.info import LockInfo
-from lockstead.primitives.naming import Naming, listed, literal
+from lockstead.primitives.naming import Naming, check_name_list, static_name
 from lockstead.primitives.options import LockOptions, TryOptions
 from lockstead.primitives.plans import Defaults, Plan
 from lockstead.primitives.rate_limit import rate
@@ -80,7 +80,7 @@ class DistributedLock:
         functions, and has `acquire` and `try_acquire`. See `LockOptions` for the options. `timeout`: how long to wait;
         None waits without limit, 0 does not wait.
         """
-        return self._guard(plans.plan(literal(name), self._defaults, **options), name)
+        return self._guard(plans.plan(static_name(name), self._defaults, **options), name)
 
     def locked(self, naming: Naming, **options: Unpack[LockOptions]) -> LockGuard[LockHandle]:
         """Decorate a function to hold a lock during every call: ``@locks.locked("account:{account_id}")``.
@@ -96,7 +96,7 @@ class DistributedLock:
         Any number of readers hold it at the same time, but not while a writer holds it or waits in the queue before
         them. Returns a guard: see `lock`.
         """
-        return self._guard(plans.reading(literal(name), self._defaults, **options), name)
+        return self._guard(plans.reading(static_name(name), self._defaults, **options), name)
 
     def write_lock(self, name: Naming, **options: Unpack[LockOptions]) -> LockGuard[LockHandle]:
         """Acquire the exclusive (write) side of a read-write lock.
@@ -104,7 +104,7 @@ class DistributedLock:
         No reader and no other writer holds it at the same time; readers that join the queue later do not overtake a
         waiting writer. Returns a guard: see `lock`.
         """
-        return self._guard(plans.writing(literal(name), self._defaults, **options), name)
+        return self._guard(plans.writing(static_name(name), self._defaults, **options), name)
 
     def semaphore(
         self, name: Naming, permits: int, weight: int = 1, **options: Unpack[LockOptions]
@@ -114,7 +114,7 @@ class DistributedLock:
         Every client must use the name with the same number of permits: otherwise CapacityMismatchError is raised.
         Returns a guard: see `lock`.
         """
-        return self._guard(plans.permits(literal(name), self._defaults, permits, weight, **options), name)
+        return self._guard(plans.permits(static_name(name), self._defaults, permits, weight, **options), name)
 
     def multi_lock(self, names: Iterable[Naming], **options: Unpack[LockOptions]) -> LockGuard[MultiLockHandle]:
         """Acquire exclusive locks of several names, all or none.
@@ -122,8 +122,8 @@ class DistributedLock:
         Names are acquired in a global order, all or none, so two multi-locks cannot deadlock. Not promised: the same
         for locks that are acquired while a multi-lock is held; acquire them as one. Returns a guard: see `lock`.
         """
-        namings = listed(names)
-        plan = plans.several(map(literal, namings), self._defaults, **options)
+        namings = check_name_list(names)
+        plan = plans.several(map(static_name, namings), self._defaults, **options)
         return LockGuard(plan, namings, self._acquire_several, self._engine.runtime)
 
     def singleton(
@@ -136,7 +136,7 @@ class DistributedLock:
         dies; a job that runs longer has lost the lock (LockLostError). A call while the name is held or reserved
         returns None and does not run the job.
         """
-        plan = plans.single(literal(name), self._defaults, at_most, at_least, metadata)
+        plan = plans.single(static_name(name), self._defaults, at_most, at_least, metadata)
         return Singleton(plan, (name,), self._acquire, self._engine.runtime)
 
     def once(self, key: Naming, period: Seconds, **options: Unpack[LockOptions]) -> Once:
@@ -147,7 +147,7 @@ class DistributedLock:
         process dies, another call runs the work after the ttl.
         """
         once.check_options(**options)
-        plan = plans.plan(literal(key), self._defaults, **options)
+        plan = plans.plan(static_name(key), self._defaults, **options)
         return Once(plan, key, self._engine, self._acquire, check_ttl(period, "period"))
 
     def rate_limiter(self, name: Naming, limit: int, per: Seconds, burst: int | None = None) -> RateLimiter:

@@ -9,7 +9,7 @@ from lockstead.core.checks import Seconds
 from lockstead.core.runtime import Runtime
 from lockstead.errors import InvalidInputError, InvalidLockError
 from lockstead.primitives.handle import Handle
-from lockstead.primitives.naming import Naming, name_for_calls, varies
+from lockstead.primitives.naming import Naming, is_per_call, name_for_calls
 from lockstead.primitives.plans import Plan
 
 H = TypeVar("H", bound=Handle)
@@ -78,7 +78,7 @@ class Guard(Generic[H]):
 
     def _plan_calls(self, function: Callable[..., Any]) -> Callable[..., Plan]:
         """Make a function that plans one call, from whose arguments the names may be made."""
-        if not any(map(varies, self._namings)):
+        if not any(map(is_per_call, self._namings)):
             return lambda *_, **__: self._block_plan
         named = [name_for_calls(naming, function) for naming in self._namings]
         return lambda *args, **kwargs: self._block_plan.of(name(*args, **kwargs) for name in named)

@@ -48,17 +48,17 @@ def _percent(character: str) -> str:
     return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))
 
 
-def literal(naming: Naming) -> str:
+def static_name(naming: Naming) -> str:
     """Return the name or template as it is written; for a naming function, the name of that function."""
     return getattr(naming, "__qualname__", "a function") if callable(naming) else naming
 
 
-def varies(naming: Naming) -> bool:
+def is_per_call(naming: Naming) -> bool:
     """Return whether the calls of a decorated function may have different names."""
     return callable(naming) or "{" in naming or "}" in naming
 
 
-def listed(namings: Iterable[Naming]) -> list[Naming]:
+def check_name_list(namings: Iterable[Naming]) -> list[Naming]:
     """Accept several names, but not a string: that is one name, not one for each of its characters."""
     if isinstance(namings, str) or not isinstance(namings, Iterable):
         msg = f"names must be a list of names, got {namings!r}"

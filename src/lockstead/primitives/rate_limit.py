@@ -19,7 +19,7 @@ from lockstead.core.retry import RetryPolicy
 from lockstead.core.store import RateLimiting
 from lockstead.core.timing import REQUEST_TIMEOUT
 from lockstead.errors import InvalidInputError, RateLimitError, UnsupportedError
-from lockstead.primitives.naming import Naming, literal, name_for_calls, varies
+from lockstead.primitives.naming import Naming, is_per_call, name_for_calls, static_name
 
 MOST = 1_000_000
 """The largest limit and burst: that many costs add up with a rounding error well below `gcra.ROUNDING`."""
@@ -86,7 +86,7 @@ class Limiter:
     def __init__(self, engine: Engine, naming: Naming, rate: Rate, retry: RetryPolicy) -> None:
         self._engine = engine
         self._naming = naming
-        self._name = check_name(literal(naming))
+        self._name = check_name(static_name(naming))
         self._rate = rate
         self._retry = retry
         if not isinstance(engine.store, RateLimiting):
@@ -142,7 +142,7 @@ class Limiter:
 
     def _name_calls(self, function: Callable[..., Any]) -> Callable[..., str]:
         """Make a function that names one call, from whose arguments the name may be made."""
-        return name_for_calls(self._naming, function) if varies(self._naming) else lambda *_, **__: self._name
+        return name_for_calls(self._naming, function) if is_per_call(self._naming) else lambda *_, **__: self._name
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._name}>"
