@@ -11,6 +11,9 @@ REQUEST_TIMEOUT = 5.0
 """How long one request may take before its outcome counts as unknown."""
 MIN_REQUEST_TIMEOUT = 0.25
 """The shortest timeout of a request, even if its caller has less time left: a known outcome is worth the delay."""
+INSPECTION_TIMEOUT = 5.0
+"""How long a store may take for each request of an inspection, examination, repair or sweep: the caller gives these no
+timeout."""
 LATE_REQUEST_WINDOW = 30.0
 """How long an unanswered request may still arrive late, say from the buffers of a server that was stopped."""
 

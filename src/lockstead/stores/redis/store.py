@@ -31,6 +31,7 @@ from lockstead.core.model import (
     Wake,
 )
 from lockstead.core.runtime import Runtime
+from lockstead.core.timing import INSPECTION_TIMEOUT
 from lockstead.errors import DamagedError, InvalidInputError, StoreError
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
@@ -77,9 +78,6 @@ MAX_REDIRECTIONS = 5
 """How many redirections one request follows: a cluster that sends more is being reconfigured."""
 NOT_PRIMARY = {"READONLY", "NOREPLICAS", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "MISCONF"}
 """Errors of a server that may not be the primary any more."""
-INSPECTION_TIMEOUT = 5.0
-"""Seconds for each request of an inspection, repair or examination, and for finding the server to subscribe at: the
-caller gives them no timeout of their own."""
 NAMES_PER_INSPECTION = 200
 """How many names one call of inspect.lua reads: the server runs nothing else meanwhile."""
 FIELDS_PER_REPAIR = 1000

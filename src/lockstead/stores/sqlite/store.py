@@ -38,6 +38,7 @@ from lockstead.core.model import (
     Wake,
 )
 from lockstead.core.runtime import Runtime
+from lockstead.core.timing import INSPECTION_TIMEOUT
 from lockstead.errors import DamagedError, NestedCallError, StoreError
 from lockstead.runtimes import nesting
 from lockstead.stores.sqlite import machine
@@ -58,8 +59,6 @@ LARGEST_TICKET = 2**53 - 1
 """The largest integer that a double holds exactly."""
 MAX_TIME = 1e12
 """Seconds. No clock reaches them, so that a larger time in a row is damage."""
-INSPECTION_TIMEOUT = 5.0
-"""Seconds that `inspect` waits for the file: it has no timeout of its own."""
 MIN_BUSY_DELAY, MAX_BUSY_DELAY = 0.0002, 0.001
 """Seconds before a step is retried because another process has the file locked: random in between, so that waiting
 processes do not retry at the same time."""

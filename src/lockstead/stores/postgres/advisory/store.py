@@ -35,6 +35,7 @@ from psycopg.pq.abc import PGresult
 from lockstead.core import lifecycle
 from lockstead.core.model import UNKNOWN, WHOLE, Ask, Capabilities, Line, Place, Refusal, Renewal, Standing, Wake
 from lockstead.core.runtime import Runtime
+from lockstead.core.timing import INSPECTION_TIMEOUT
 from lockstead.errors import NestedCallError, StoreError, UnsupportedError
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.nesting import step
@@ -59,8 +60,6 @@ log = logging.getLogger("lockstead")
 MAX_SPARE_SESSIONS = 4
 """How many idle dedicated sessions are kept for the next requests that wait: they are slow to open, but the server has
 few."""
-INSPECTION_TIMEOUT = 5.0
-"""Seconds that `inspect` gives the server: it is for people, and has no timeout of its own."""
 QUEUE_POLL_INTERVAL = 0.002
 """Seconds between two checks whether a statement has reached the server's queue. Also the first pause between two
 attempts to cancel a wait, or two checks whether a session has ended; these pauses double."""

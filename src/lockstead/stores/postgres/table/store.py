@@ -34,6 +34,7 @@ from lockstead.core.model import (
     Wake,
 )
 from lockstead.core.runtime import Runtime
+from lockstead.core.timing import INSPECTION_TIMEOUT
 from lockstead.errors import StoreError
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
@@ -50,8 +51,6 @@ log = logging.getLogger("lockstead")
 
 _SQL = load("lockstead.stores.postgres.table")
 
-INSPECTION_TIMEOUT = 5.0
-"""Seconds that `inspect`, `examine` and a sweep give the server: they have no timeout of their own."""
 FIRST_LOCK_TIMEOUT = b"50ms"
 """The lock_timeout of a request in the common lane. One that finds a row locked longer moves to the blocked lane."""
 MAX_LOCK_ATTEMPTS = 4
