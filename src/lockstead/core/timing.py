@@ -15,7 +15,7 @@ INSPECTION_TIMEOUT = 5.0
 """How long a store may take for each request of an inspection, examination, repair or sweep: the caller gives these no
 timeout."""
 LATE_REQUEST_WINDOW = 30.0
-"""How long an unanswered request may still arrive late, say from the buffers of a server that was stopped."""
+"""How long a request whose outcome is unknown may still arrive, say from the buffers of a server that was stopped."""
 
 EXTEND_RETRY_DELAYS = (0.005, 0.02, 0.1)
 """The pauses before each retry of an extension whose outcome is unknown."""

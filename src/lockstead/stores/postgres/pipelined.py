@@ -44,7 +44,7 @@ class Connection(Pipeline):
         self._socket = os.dup(self.pgconn.socket)  # libpq may close its own at any time, unknown to the loop
         self._prepared: set[bytes] = set()
         self._preparing: deque[bytes] = deque()
-        """For each unanswered request, the statement it prepares; empty once the server has prepared it."""
+        """For each request in flight, the statement it prepares; empty once the server has prepared it."""
         self._result: PGresult | None = None
         self._is_writing = False
         self.pgconn.nonblocking = 1

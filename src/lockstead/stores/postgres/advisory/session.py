@@ -96,7 +96,7 @@ class Session:
         self._mutex: AbstractContextManager[Any] = nullcontext()
         self._connection: PGconn | None = connection
         self._on_lost = on_lost
-        self._unanswered: deque[Reply] = deque()
+        self._in_flight: deque[Reply] = deque()
         self._result: PGresult | None = None
         self._prepared: dict[str, bytes] = {}
         self._last_name = 0
@@ -134,7 +134,7 @@ class Session:
                 msg = "the session has ended"
                 raise ConnectionResetError(msg)
             try:
-                self._unanswered.append(reply)
+                self._in_flight.append(reply)
                 write(self._connection, reply)
                 self._connection.pipeline_sync()
                 self._flush()
@@ -145,7 +145,7 @@ class Session:
 
     def is_idle(self) -> bool:
         """Return whether no request uses it, and no reply is outstanding."""
-        return not self.locks and not self._unanswered
+        return not self.locks and not self._in_flight
 
     async def wait_for(self, reply: Reply, timeout: float) -> bool:
         """Wait until a reply is done, which it also is when the session ends. False if the time is over first."""
@@ -205,7 +205,7 @@ class Session:
     def _process_results(self, connection: PGconn) -> None:
         self.is_overdue = False
         nothing = 0
-        while self._unanswered and not connection.is_busy():
+        while self._in_flight and not connection.is_busy():
             result = connection.get_result()
             nothing = nothing + 1 if result is None else 0
             if result is None:
@@ -213,11 +213,11 @@ class Session:
                     self._end()
             elif result.status == ExecStatus.PIPELINE_SYNC:
                 answer, self._result = self._result, None
-                reply = self._unanswered.popleft()
+                reply = self._in_flight.popleft()
                 self._prepared.pop(reply.preparing, None)  # the server could not prepare it
                 reply.complete(answer)
             elif result.status == ExecStatus.COMMAND_OK:
-                self._unanswered[0].preparing = ""
+                self._in_flight[0].preparing = ""
             elif result.status != ExecStatus.PIPELINE_ABORTED:
                 self._result = result
 
@@ -225,8 +225,8 @@ class Session:
         """End the session. Safe to repeat, for an interrupt may have stopped an earlier call halfway."""
         self.is_lost = True
         self._dispose()
-        while self._unanswered:
-            self._unanswered.popleft().complete(None)
+        while self._in_flight:
+            self._in_flight.popleft().complete(None)
         if not self._is_reported:
             self._is_reported = True
             self.on_end()
