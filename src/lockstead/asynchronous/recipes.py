@@ -87,7 +87,7 @@ class AsyncOnce(Guard[AsyncLockHandle]):
             async with handle:
                 value = await function()
                 is_done = True
-                handle._reserve_name(self._period, json.dumps(once.UNKEPT))
+                handle._reserve_name(self._period, json.dumps(once.OUTCOME_NOT_STORED))
                 handle._reserve_name(self._period, once.encode(value, handle.name))
         except StoreError as error:
             if not is_done or not error.transient:

@@ -21,7 +21,7 @@ from lockstead.primitives.plans import Plan
 
 T = TypeVar("T")
 
-UNKEPT = {"unkept": True}
+OUTCOME_NOT_STORED = {"outcome_not_stored": True}
 """The metadata of a key whose outcome could not be stored."""
 
 
@@ -32,7 +32,7 @@ class Outcome(Generic[T]):
     value: T
     ran: bool
     """Whether this call ran the work; otherwise `value` is the stored result of an earlier call."""
-    forgotten_at: datetime | None
+    expires_at: datetime | None
     """When the stored result expires; None if this call ran the work."""
 
 
@@ -77,7 +77,7 @@ async def find(engine: Engine, name: str) -> Outcome[Any] | None:
     if described.damage is not None:
         raise DamagedError(described.damage, name=name)
     (holder, *_) = described.holders
-    if holder.metadata == UNKEPT:
+    if holder.metadata == OUTCOME_NOT_STORED:
         msg = f"{name!r} is done, but its outcome could not be stored: see the error of the call that ran it"
         raise InvalidInputError(msg, name=name)
     if "outcome" not in holder.metadata:  # the reservation of a lock, by at_least
