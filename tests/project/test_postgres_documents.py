@@ -27,5 +27,5 @@ def test_a_page_or_example_runs_from_top_to_bottom(
 
 
 def test_there_are_documents_to_test() -> None:
-    pages, examples = {"postgres.md", "transactions.md"}, {"fence_guard.py", "xact_lock.py"}
+    pages, examples = {"postgres.md", "transactions.md"}, {"fence_postgres.py", "xact_lock.py"}
     assert {document.name for document in NEED_POSTGRES} >= pages | examples

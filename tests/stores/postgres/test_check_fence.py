@@ -18,7 +18,7 @@ from tests.servers.postgres import PostgresServer, query
 from tests.stores.postgres.table import Table
 
 CHECK = "SELECT {s}.check_fence(%s, %s)"
-EXAMPLE = ROOT / "examples" / "fence_guard.py"
+EXAMPLE = ROOT / "examples" / "fence_postgres.py"
 
 
 @pytest.fixture

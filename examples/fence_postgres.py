@@ -1,6 +1,6 @@
 """A worker is paused while it holds a lock; its late write to PostgreSQL is refused inside its own transaction.
 
-Run it: python examples/fence_guard.py postgresql://localhost      (or set LOCKSTEAD_URL)
+Run it: python examples/fence_postgres.py postgresql://localhost      (or set LOCKSTEAD_URL)
 
 The database must have been migrated: lockstead migrate --url postgresql://localhost
 """
@@ -17,8 +17,8 @@ import psycopg
 from lockstead import DistributedLock
 
 LEDGER = """
-CREATE TABLE IF NOT EXISTS fence_guard_ledger (account text PRIMARY KEY, balance integer NOT NULL, written_by text);
-INSERT INTO fence_guard_ledger VALUES ('alice', 100, 'setup')
+CREATE TABLE IF NOT EXISTS fence_ledger (account text PRIMARY KEY, balance integer NOT NULL, written_by text);
+INSERT INTO fence_ledger VALUES ('alice', 100, 'setup')
 ON CONFLICT (account) DO UPDATE SET balance = 100, written_by = 'setup';
 """
 
@@ -28,7 +28,7 @@ def write(url: str, fence: int, who: str, balance: int) -> str:
     with psycopg.connect(url) as connection:
         try:
             connection.execute("SELECT lockstead.check_fence('ledger:alice', %s)", [fence])
-            connection.execute("UPDATE fence_guard_ledger SET balance = %s, written_by = %s", [balance, who])
+            connection.execute("UPDATE fence_ledger SET balance = %s, written_by = %s", [balance, who])
         except psycopg.Error as error:
             if error.sqlstate != "LS001":
                 raise
@@ -42,7 +42,7 @@ def work(url: str) -> None:
     with DistributedLock(url) as locks:
         fence = locks.acquire("ledger:alice", ttl=1).fence
         with psycopg.connect(url) as connection:
-            (balance,) = connection.execute("SELECT balance FROM fence_guard_ledger").fetchone() or (0,)
+            (balance,) = connection.execute("SELECT balance FROM fence_ledger").fetchone() or (0,)
         print(fence, flush=True)
         input()  # paused by SIGSTOP here, between reading and writing
         print(write(url, fence, "the worker that was paused", balance - 10), flush=True)
@@ -73,7 +73,7 @@ def main(url: str) -> None:
         print("the worker is resumed, and its late write of 90 is", answer)
 
     with psycopg.connect(url) as connection:
-        balance, by = connection.execute("SELECT balance, written_by FROM fence_guard_ledger").fetchone() or (0, "")
+        balance, by = connection.execute("SELECT balance, written_by FROM fence_ledger").fetchone() or (0, "")
     print("the balance is", balance, "as written by", by)
     if not answer.startswith("refused") or balance != 50:
         raise SystemExit("the late write was accepted")
