@@ -16,13 +16,13 @@ from lockstead.fencing import FENCE_HEADER, parse_fence
 class Service(BaseHTTPRequestHandler):
     """Documents that are written by PUT, under a fence."""
 
-    gate = FenceGate(most=100_000)
+    gate = FenceGate(max_resources=100_000)
     documents: dict[str, bytes] = {}  # noqa: RUF012 - shared by all requests
 
     def do_PUT(self) -> None:
         text = self.rfile.read(int(self.headers["Content-Length"]))
         try:
-            with self.gate.guard(self.path, parse_fence(self.headers[FENCE_HEADER])):
+            with self.gate.checked(self.path, parse_fence(self.headers[FENCE_HEADER])):
                 self.documents[self.path] = text
         except StaleFenceError as error:
             self.answer(412, str(error))  # a precondition failed: the client must not repeat it

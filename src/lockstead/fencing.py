@@ -23,7 +23,7 @@ from lockstead.primitives.handle import Single
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
 
-__all__ = ["CHECK_FENCE_LUA", "FENCE_HEADER", "FenceGate", "Passage", "parse_fence"]
+__all__ = ["CHECK_FENCE_LUA", "FENCE_HEADER", "FenceCheck", "FenceGate", "parse_fence"]
 
 CHECK_FENCE_LUA = files("lockstead.stores").joinpath("redis", "scripts", "check_fence.lua").read_text("utf-8")
 """Lua that defines ``check_fence(key, fence)``. Put it before a script of your own that writes only if it is true."""
@@ -51,45 +51,47 @@ class FenceGate:
     after a restart; if that is not acceptable, store the fence with the data. Use one gate for the locks of one store,
     and one lock for one resource: fences of two locks cannot be compared.
 
-    A gate keeps some 200 bytes for every resource it has ever seen. With `most` it keeps that many, and evicts the
-    least recently used; for a resource that is not in it, it then refuses every fence below the largest evicted one. So
-    no stale fence is accepted, but a current holder may be refused: one whose resource was not used while `most` others
-    were, since it joined the queue for its lock. It has to acquire the lock again.
+    A gate keeps some 200 bytes for every resource it has ever seen. With `max_resources` it keeps that many, and drops
+    the least recently used; for a resource that is not in it, it then refuses every fence below the largest dropped
+    one. So no stale fence is accepted, but a current holder may be refused: one whose resource was not used while
+    `max_resources` others were, since it joined the queue for its lock. It has to acquire the lock again.
     """
 
-    def __init__(self, *, most: int | None = None) -> None:
-        self._most = sys.maxsize if most is None else check_count(most, "most", most=sys.maxsize)
+    def __init__(self, *, max_resources: int | None = None) -> None:
+        self._max_resources = (
+            sys.maxsize if max_resources is None else check_count(max_resources, "max_resources", most=sys.maxsize)
+        )
         self._mutex = threading.Lock()
         self._newest: OrderedDict[str, int] = OrderedDict()
-        self._forgotten = 0
-        self._lines: dict[str, deque[_Entry]] = {}
+        self._largest_dropped = 0
+        self._queues: dict[str, deque[_Entry]] = {}
 
     def check(self, resource: str, fence: int | Single) -> None:
         """Raise StaleFenceError if the resource has seen a newer fence, else remember this one. Never waits.
 
         A write after this check may still be too late: in between, another thread, or at an ``await`` another task, may
-        check and write. `guard` prevents that.
+        check and write. `checked` prevents that.
         """
         number = _read_fence(fence)
         with self._mutex:
             self._record(_check_resource(resource), number)
 
-    def guard(self, resource: str, fence: int | Single) -> Passage:
-        """Check a fence and exclude all other guards of the resource for a block: ``with``, or ``async with``.
+    def checked(self, resource: str, fence: int | Single) -> FenceCheck:
+        """Check a fence and exclude all other checked blocks of the resource: ``with``, or ``async with``.
 
         The others wait in order; one whose fence is stale by then raises StaleFenceError. A fence counts as seen even
         if the block fails, since something may have been written.
         """
-        return Passage(self, _check_resource(resource), _read_fence(fence))
+        return FenceCheck(self, _check_resource(resource), _read_fence(fence))
 
     def _record(self, resource: str, fence: int) -> None:
         newest = self._newest.get(resource)
-        if fence < (self._forgotten if newest is None else newest):
-            raise _refusal(resource, fence, newest, self._forgotten)
+        if fence < (self._largest_dropped if newest is None else newest):
+            raise _refusal(resource, fence, newest, self._largest_dropped)
         self._newest[resource] = fence
         self._newest.move_to_end(resource)
-        if len(self._newest) > self._most:
-            self._forgotten = max(self._forgotten, self._newest.popitem(last=False)[1])
+        if len(self._newest) > self._max_resources:
+            self._largest_dropped = max(self._largest_dropped, self._newest.popitem(last=False)[1])
 
     async def _enter(self, resource: str, fence: int, entry: _Entry) -> None:
         try:
@@ -104,34 +106,34 @@ class FenceGate:
         """Record the fence and join the resource's queue; return whether it is empty but for this entry."""
         with self._mutex:
             self._record(resource, fence)
-            line = self._lines.setdefault(resource, deque())
-            if entry.blocks and any(other.thread == entry.thread for other in line):
-                msg = f"this thread would wait for its own guard of {resource!r}: in asyncio, use async with"
+            queue = self._queues.setdefault(resource, deque())
+            if entry.blocks and any(other.thread == entry.thread for other in queue):
+                msg = f"this thread would wait for its own checked block of {resource!r}: in asyncio, use async with"
                 raise LockError(msg, name=resource)
-            if entry.task and any(other.task is entry.task for other in line):
-                msg = f"this task would wait for its own guard of {resource!r}: one block is enough for all it writes"
+            if entry.task and any(other.task is entry.task for other in queue):
+                msg = f"this task would wait for its own checked block of {resource!r}: one is enough for all it writes"
                 raise LockError(msg, name=resource)
-            line.append(entry)
-            return len(line) == 1
+            queue.append(entry)
+            return len(queue) == 1
 
     def _leave(self, resource: str, entry: _Entry | None = None) -> None:
         """Remove an entry, which may still wait, or by default the first; wake the next."""
         with self._mutex:
-            line = self._lines.get(resource)
-            if not line:
+            queue = self._queues.get(resource)
+            if not queue:
                 return
-            if entry is None or entry is line[0]:
-                line.popleft()
-                if line:
-                    line[0].event.set()
+            if entry is None or entry is queue[0]:
+                queue.popleft()
+                if queue:
+                    queue[0].event.set()
                 else:
-                    del self._lines[resource]
-            elif entry in line:
-                line.remove(entry)
+                    del self._queues[resource]
+            elif entry in queue:
+                queue.remove(entry)
 
 
-class Passage:
-    """The context manager that `FenceGate.guard` returns."""
+class FenceCheck:
+    """The context manager that `FenceGate.checked` returns."""
 
     def __init__(self, gate: FenceGate, resource: str, fence: int) -> None:
         self._gate = gate
@@ -175,10 +177,12 @@ def _current_task() -> object:
         return None
 
 
-def _refusal(resource: str, fence: int, newest: int | None, forgotten: int) -> StaleFenceError:
+def _refusal(resource: str, fence: int, newest: int | None, largest_dropped: int) -> StaleFenceError:
     if newest is None:
-        newest = forgotten
-        problem = f"may be stale: this gate does not remember {resource!r}, and has evicted fences up to {forgotten}"
+        newest = largest_dropped
+        problem = (
+            f"may be stale: this gate does not remember {resource!r}, and has dropped fences up to {largest_dropped}"
+        )
     else:
         problem = f"is stale: {resource!r} has seen fence {newest} already"
     return StaleFenceError(

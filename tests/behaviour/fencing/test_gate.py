@@ -1,4 +1,4 @@
-"""Fence guards: a holder that was overtaken writes nothing any more."""
+"""Fence checks: a holder that was overtaken writes nothing any more."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from tests.servers.redis import RedisServer
 
 
 def in_line(gate: FenceGate, resource: str, count: int) -> None:
-    eventually(lambda: len(gate._lines.get(resource, ())) == count, f"{count} in line for {resource}")
+    eventually(lambda: len(gate._queues.get(resource, ())) == count, f"{count} in line for {resource}")
 
 
 class Writer:
-    """A thread that guards a resource until it is told to finish."""
+    """A thread that stays in a checked block until it is told to finish."""
 
     def __init__(self, pool: ThreadPoolExecutor, gate: FenceGate, fence: int, journal: list[int]) -> None:
         self.entered, self.finish = threading.Event(), threading.Event()
@@ -42,7 +42,7 @@ class Writer:
         self.outcome: Future[None] = pool.submit(self._write, gate, journal)
 
     def _write(self, gate: FenceGate, journal: list[int]) -> None:
-        with gate.guard("ledger", self.fence):
+        with gate.checked("ledger", self.fence):
             self.entered.set()
             assert self.finish.wait(DEADLINE)
             journal.append(self.fence)
@@ -55,7 +55,7 @@ def test_the_same_and_newer_fences_pass_and_an_older_one_does_not() -> None:
     with pytest.raises(StaleFenceError, match="fence 8 is stale: 'ledger' has seen fence 9 already") as caught:
         gate.check("ledger", 8)
     assert (caught.value.name, caught.value.fence, caught.value.newest) == ("ledger", 8, 9)
-    with pytest.raises(StaleFenceError), gate.guard("ledger", 8):
+    with pytest.raises(StaleFenceError), gate.checked("ledger", 8):
         pytest.fail("a stale writer got in")
     gate.check("ledger", 9)
     gate.check("another", 1)
@@ -69,7 +69,7 @@ def test_handles_of_both_kinds_stand_for_their_fences() -> None:
             gate.check("ledger", new)
 
     with DistributedLock("memory://fencing") as locks:
-        with locks.lock("ledger") as old, gate.guard("ledger", old):
+        with locks.lock("ledger") as old, gate.checked("ledger", old):
             pass
         asyncio.run(overtake())
         with pytest.raises(StaleFenceError):
@@ -97,13 +97,13 @@ def test_what_is_no_resource_or_no_fence_is_refused(resource: str, fence: int) -
     with pytest.raises(InvalidInputError):
         gate.check(resource, fence)
     with pytest.raises(InvalidInputError):
-        gate.guard(resource, fence)
+        gate.checked(resource, fence)
 
 
 @pytest.mark.parametrize("most", [0, -1, True, 1.5, float("nan"), "3"])
 def test_a_gate_remembers_a_whole_number_of_resources(most: int) -> None:
-    with pytest.raises(InvalidInputError, match="most must be"):
-        FenceGate(most=most)
+    with pytest.raises(InvalidInputError, match="max_resources must be"):
+        FenceGate(max_resources=most)
 
 
 def test_a_newer_writer_waits_for_the_older_ones_write() -> None:
@@ -113,7 +113,7 @@ def test_a_newer_writer_waits_for_the_older_ones_write() -> None:
         assert old.entered.wait(DEADLINE)
         new = Writer(pool, gate, 9, journal)
         in_line(gate, "ledger", 2)
-        with gate.guard("another", 1):
+        with gate.checked("another", 1):
             pass
         assert not new.entered.is_set()
         new.finish.set()
@@ -121,7 +121,7 @@ def test_a_newer_writer_waits_for_the_older_ones_write() -> None:
     old.outcome.result()
     new.outcome.result()
     assert journal == [7, 9]
-    assert not gate._lines
+    assert not gate._queues
 
 
 def test_a_writer_that_is_overtaken_while_it_waits_is_refused() -> None:
@@ -136,14 +136,14 @@ def test_a_writer_that_is_overtaken_while_it_waits_is_refused() -> None:
     with pytest.raises(StaleFenceError):
         writers[1].outcome.result()
     assert journal == [7, 9]
-    assert not gate._lines
+    assert not gate._queues
 
 
 def test_a_block_that_fails_lets_the_next_one_in_and_its_fence_was_seen() -> None:
     gate = FenceGate()
-    with pytest.raises(ZeroDivisionError), gate.guard("ledger", 9):
+    with pytest.raises(ZeroDivisionError), gate.checked("ledger", 9):
         raise ZeroDivisionError
-    with gate.guard("ledger", 9), pytest.raises(StaleFenceError):
+    with gate.checked("ledger", 9), pytest.raises(StaleFenceError):
         gate.check("ledger", 8)
 
 
@@ -151,7 +151,7 @@ def test_tasks_wait_without_stopping_their_loop_and_may_be_cancelled() -> None:
     gate, journal = FenceGate(), list[int]()
 
     async def write(fence: int, finish: asyncio.Event) -> None:
-        async with gate.guard("ledger", fence):
+        async with gate.checked("ledger", fence):
             await finish.wait()
             journal.append(fence)
 
@@ -159,11 +159,11 @@ def test_tasks_wait_without_stopping_their_loop_and_may_be_cancelled() -> None:
         finish = asyncio.Event()
         tasks = [asyncio.create_task(write(fence, finish)) for fence in (7, 8, 8, 8)]
         await asyncio.sleep(0)
-        assert len(gate._lines["ledger"]) == 4
+        assert len(gate._queues["ledger"]) == 4
         tasks[1].cancel()
         tasks[3].cancel()
         await asyncio.sleep(0)
-        assert len(gate._lines["ledger"]) == 2
+        assert len(gate._queues["ledger"]) == 2
         finish.set()
         async with asyncio.timeout(DEADLINE):
             await asyncio.wait(tasks)
@@ -171,20 +171,20 @@ def test_tasks_wait_without_stopping_their_loop_and_may_be_cancelled() -> None:
 
     asyncio.run(story())
     assert journal == [7, 8]
-    assert not gate._lines
+    assert not gate._queues
 
 
 def test_a_task_cancelled_as_its_turn_comes_passes_it_on() -> None:
     gate = FenceGate()
 
     async def write(finish: asyncio.Event) -> None:
-        async with gate.guard("ledger", 7):
+        async with gate.checked("ledger", 7):
             await finish.wait()
 
     async def story() -> None:
         finish = asyncio.Event()
         finish.set()
-        with gate.guard("ledger", 7):
+        with gate.checked("ledger", 7):
             cancelled, last = (asyncio.create_task(write(finish)) for _ in range(2))
             await asyncio.sleep(0)
         cancelled.cancel()
@@ -193,36 +193,36 @@ def test_a_task_cancelled_as_its_turn_comes_passes_it_on() -> None:
         assert cancelled.cancelled()
 
     asyncio.run(story())
-    assert not gate._lines
+    assert not gate._queues
 
 
 def test_a_thread_does_not_wait_for_itself() -> None:
     gate = FenceGate()
-    guard = gate.guard("ledger", 7)
-    with guard:
-        with pytest.raises(LockError, match="use async with"), guard:
+    check = gate.checked("ledger", 7)
+    with check:
+        with pytest.raises(LockError, match="use async with"), check:
             pytest.fail("two are in")
-        assert len(gate._lines["ledger"]) == 1
-    with guard:
+        assert len(gate._queues["ledger"]) == 1
+    with check:
         pass
 
 
 def test_a_task_does_not_wait_for_itself() -> None:
     gate = FenceGate()
-    guard = gate.guard("ledger", 7)
+    check = gate.checked("ledger", 7)
 
     async def nest() -> None:
-        async with guard:
+        async with check:
             with pytest.raises(LockError, match="this task would wait"):
-                async with guard:
+                async with check:
                     pytest.fail("two are in")
-            assert len(gate._lines["ledger"]) == 1
-        with guard, pytest.raises(LockError, match="this task would wait"):
-            async with guard:
+            assert len(gate._queues["ledger"]) == 1
+        with check, pytest.raises(LockError, match="this task would wait"):
+            async with check:
                 pytest.fail("two are in")
 
     asyncio.run(asyncio.wait_for(nest(), DEADLINE))
-    assert not gate._lines
+    assert not gate._queues
 
 
 def test_threads_and_tasks_of_several_loops_write_one_at_a_time_in_order_of_fences() -> None:
@@ -243,7 +243,7 @@ def test_threads_and_tasks_of_several_loops_write_one_at_a_time_in_order_of_fenc
         chance, refused = random.Random(seed), 0
         for _ in range(100):
             try:
-                with gate.guard("ledger", fence := draw(chance)):
+                with gate.checked("ledger", fence := draw(chance)):
                     write(fence)
             except StaleFenceError:
                 refused += 1
@@ -253,7 +253,7 @@ def test_threads_and_tasks_of_several_loops_write_one_at_a_time_in_order_of_fenc
         chance, refused = random.Random(seed), 0
         for _ in range(50):
             try:
-                async with gate.guard("ledger", fence := draw(chance)):
+                async with gate.checked("ledger", fence := draw(chance)):
                     await asyncio.sleep(0)
                     write(fence)
             except StaleFenceError:
@@ -269,13 +269,13 @@ def test_threads_and_tasks_of_several_loops_write_one_at_a_time_in_order_of_fenc
     refused = sum(work.result() for work in works)
     assert len(journal) + refused == 400
     assert journal == sorted(journal)
-    assert not gate._lines
+    assert not gate._queues
 
 
 @settings(deadline=None)
 @given(st.none() | st.integers(1, 4), st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 20))))
 def test_nothing_stale_gets_in_however_little_a_gate_remembers(most: int | None, asked: list[tuple[str, int]]) -> None:
-    gate = FenceGate(most=most)
+    gate = FenceGate(max_resources=most)
     newest: dict[str, int] = {}
     for resource, fence in asked:
         try:
@@ -290,17 +290,17 @@ def test_nothing_stale_gets_in_however_little_a_gate_remembers(most: int | None,
 
 
 def test_a_gate_forgets_the_resource_that_was_not_used_for_longest() -> None:
-    gate = FenceGate(most=2)
+    gate = FenceGate(max_resources=2)
     for number in range(4, 9):
         gate.check("leader", 3)
         gate.check(f"job {number}", number)
-    with pytest.raises(StaleFenceError, match="this gate does not remember 'job 6', and has evicted fences up to 7"):
+    with pytest.raises(StaleFenceError, match="this gate does not remember 'job 6', and has dropped fences up to 7"):
         gate.check("job 6", 6)
     gate.check("job 7", 7)
 
 
 def test_what_was_forgotten_first_stays_refused() -> None:
-    gate = FenceGate(most=2)
+    gate = FenceGate(max_resources=2)
     for resource, fence in [("old", 1), ("new", 9), ("old", 1), ("newer", 10), ("newest", 11)]:
         gate.check(resource, fence)
     with pytest.raises(StaleFenceError):
