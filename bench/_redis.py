@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import socket
 from collections import deque
+from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -16,8 +17,9 @@ from lockstead.stores.redis.resp import pack
 from tests.servers.binaries import FLAVOURS, REDIS7, VALKEY9
 
 TTL = 30
-TAKE = "return redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])"
-DROP = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+SCRIPTS = Path(__file__).with_name("scripts")
+TAKE = SCRIPTS.joinpath("take.lua").read_text("utf-8")
+DROP = SCRIPTS.joinpath("drop.lua").read_text("utf-8")
 """The scripts of a minimal lock, roughly those of redis-py and Redlock."""
 
 

@@ -34,15 +34,8 @@ ONE = "names:"
 MOST_IN_MEMORY = 100_000
 AT_A_TIME = 20_000
 PEER = "redis-py Lock"
-COPY_FIELD = """
-local record = redis.call('HGET', KEYS[1], ARGV[1])
-for i = ARGV[2], ARGV[3] do redis.call('HSET', KEYS[1], ARGV[1] .. i, record) end
-"""
-COPY_KEY = """
-local token = redis.call('GET', KEYS[1])
-local left = redis.call('PTTL', KEYS[1])
-for i = ARGV[1], ARGV[2] do redis.call('SET', KEYS[1] .. i, token, 'PX', left) end
-"""
+COPY_FIELD = _redis.SCRIPTS.joinpath("copy_field.lua").read_text("utf-8")
+COPY_KEY = _redis.SCRIPTS.joinpath("copy_key.lua").read_text("utf-8")
 COPY_ROW = """
 WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number WHERE n < ?)
 INSERT INTO place SELECT name || n, ticket + n, owner || n, capacity, weight, expires_at, acquired_at, metadata, address

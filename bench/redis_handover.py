@@ -38,7 +38,7 @@ from bench._crowd import (
 )
 from bench._measure import Target, report
 from bench._peers import for_many
-from bench._redis import TTL, Wire, options
+from bench._redis import SCRIPTS, TTL, Wire, options
 from lockstead import AsyncDistributedLock, DistributedLock
 from lockstead.stores.redis.resp import pack
 from tests.servers.redis import RedisServer
@@ -61,22 +61,8 @@ SENT = {
     OURS: ("evalsha", "eval", "subscribe", "ping"),
 }
 """The commands that clients send, where known: the server's counts include those that scripts call."""
-JOIN = """
-if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 1 end
-redis.call('RPUSH', KEYS[2], ARGV[1])
-return 0
-"""
-LEAVE = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-local next = redis.call('LPOP', KEYS[2])
-if next then
-  redis.call('SET', KEYS[1], next, 'PX', ARGV[2])
-  redis.call('RPUSH', next, 1)
-else
-  redis.call('DEL', KEYS[1])
-end
-return 1
-"""
+JOIN = SCRIPTS.joinpath("prototype_join.lua").read_text("utf-8")
+LEAVE = SCRIPTS.joinpath("prototype_leave.lua").read_text("utf-8")
 
 
 def main() -> None:
