@@ -73,7 +73,7 @@ PROMISES = Promises(
     recovers_within=5.0 + 2 * TTL,
     # "A dead holder blocks for its ttl": from its last renewal, which may have been delayed on the network.
     longest_ttl=TTL + 1.0,
-    # "A fifth of the ttl, if you say nothing" (`docs/leader-election.md`).
+    # "By default a fifth of the ttl" (`docs/leader-election.md`).
     grace=TTL / 5,
 )
 """What all stores promise."""
