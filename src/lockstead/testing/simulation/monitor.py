@@ -28,8 +28,9 @@ class Monitor:
     - Every place belongs to a lease that its client tracks, or is a reservation: so none is leaked.
     - Holders are a prefix of the line (first come, first served) and fit in the capacity; so do the leases inside
       their trust windows.
-    - A waiting place lives from heartbeat to heartbeat only.
-    - While a client waits for one of several names, its places in the others live from heartbeat to heartbeat only.
+    - A waiting place expires after a heartbeat unless it is renewed.
+    - While a client waits for one of several names, its places in the others expire after a heartbeat unless they are
+      renewed.
     - A reserved name stays reserved for as long as was asked.
     """
 

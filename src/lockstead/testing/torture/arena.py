@@ -64,7 +64,7 @@ class Fault:
 
 
 PROMISES = Promises(
-    # "A process that was stopped sees, when it resumes, that it lost": not before.
+    # "The first check of a handle after a process resumes reports the loss": not before.
     halting=(KILL, PAUSE, BLOCK_LOOP),
     slack=0.5,
     # "A waiter whose message is lost finds out within a heartbeat: 3 s, or its ttl if that is shorter".
