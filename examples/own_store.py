@@ -114,6 +114,7 @@ class FileStore:
     def __init__(self, runtime: Runtime, folder: str | Path, clock: Callable[[], float] | None = None) -> None:
         self.runtime = runtime
         self._path = Path(folder, f"locks-{boot_id()}.json").absolute()
+        self.address = f"file://{self._path.parent}"  # for log lines
         self._clock = clock or shared_clock()  # the same in all processes, and it cannot be set
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:

@@ -118,6 +118,7 @@ def test_no_waiter_is_woken_by_a_store_without_wake_ups(tmp_path: Path) -> None:
 class Plain:
     """A store that has no line, carries exclusive locks only, and has none of the abilities that it need not have."""
 
+    address = "plain://server"
     capabilities = Capabilities(fifo=False, push=False, semaphore=False, shared=False)
 
     def __init__(self, runtime: Runtime, server: MemoryServer) -> None:

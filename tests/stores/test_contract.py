@@ -30,6 +30,7 @@ from lockstead.testing.contract.store import (
     test_a_renewal_lengthens_and_never_shortens,
     test_a_renewal_never_resurrects,
     test_a_repeated_join_finds_its_own_place_and_refreshes_it,
+    test_a_store_has_an_address_for_log_lines,
     test_a_waiter_that_gave_up_is_passed_over,
     test_a_waiting_place_lives_for_a_heartbeat_not_for_its_ttl,
     test_an_inspection_shows_the_line_as_it_is,

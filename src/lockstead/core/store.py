@@ -37,6 +37,11 @@ class Store(Protocol):
     @property
     def runtime(self) -> Runtime: ...
 
+    @property
+    def address(self) -> str:
+        """Where the data is, as log lines name it: one line, like a URL without user, password and options."""
+        ...
+
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
         """Take a place, or refresh the one `ask.owner` already has."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,8 +37,15 @@ MAX_TICKET_LEAD = 1_000_000
 """Microseconds by which a requested ticket may be ahead of the clock: one second."""
 
 
+_HARMLESS = re.compile(r"[\w./-]*")
+"""Names that cannot contain a password, from the URL of another store whose scheme was changed."""
+
+
 class MemoryServer:
     """The lines themselves. `join`, `renew` and `leave` are one atomic step each, and return the owners to wake."""
+
+    name = ""
+    """The part of its URL behind `memory://`."""
 
     def __init__(self, clock: Callable[[], float] = now, floor: Callable[[], int] = ticket_floor) -> None:
         self._clock = clock
@@ -252,7 +260,9 @@ _servers: dict[str, MemoryServer] = {}
 
 def shared_server(name: str) -> MemoryServer:
     """Return the process's server of this name: `memory://NAME` is the same everywhere in a process."""
-    return _servers.setdefault(name, MemoryServer())
+    server = _servers.setdefault(name, MemoryServer())
+    server.name = name
+    return server
 
 
 class MemoryStore:
@@ -263,6 +273,8 @@ class MemoryStore:
     def __init__(self, runtime: Runtime, server: MemoryServer | None = None) -> None:
         self.runtime = runtime
         self._server = server or MemoryServer()
+        name = self._server.name
+        self.address = f"memory://{name if _HARMLESS.fullmatch(name) else '…'}"
         self._waiters = WaiterEvents(runtime)
         self._server.connect(self._waiters)
 

@@ -420,7 +420,7 @@ def test_a_store_without_rates_says_where_they_are() -> None:
         """A store, and nothing more."""
 
         def __init__(self, store: MemoryStore) -> None:
-            for name in ("capabilities", "runtime", "join", "renew", "leave", "wait", "inspect", "close"):
+            for name in ("address", "capabilities", "runtime", "join", "renew", "leave", "wait", "inspect", "close"):
                 setattr(self, name, getattr(store, name))
 
     with (

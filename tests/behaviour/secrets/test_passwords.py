@@ -127,6 +127,8 @@ def use(source: object) -> Iterator[str]:
     try:
         store: Any = open_store(source, ThreadRuntime())
         yield repr(store)
+        if type(store).__name__ != "SqliteStore":  # a path is shown as it is
+            yield store.address
         if type(store).__name__ not in {"MemoryStore", "SqliteStore"}:
             yield repr([getattr(store, "_address", ""), getattr(store, "_statements", "")])
             try:

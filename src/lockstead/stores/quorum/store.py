@@ -97,6 +97,7 @@ class Quorum:
             msg = f"node_timeout must be above 0 and at most {LONGEST_ROUND / 2:g} seconds, got {node_timeout}"
             raise InvalidInputError(msg)
         self.runtime = runtime
+        self.address = f"redlock://{','.join(names)}"
         self.capabilities = Capabilities(
             fifo=False,
             push=False,

@@ -75,6 +75,16 @@ class Deployment(NamedTuple):
     sentinels: Sequence[Address] = ()
     service: str = ""
 
+    def __str__(self) -> str:
+        """Write it like its URL, but without user, password and options."""
+        first, *_ = self.addresses
+        scheme = "rediss" if first.tls else "redis"
+        if self.sentinels:
+            return f"{scheme}+sentinel://{','.join(map(str, self.sentinels))}/{self.service}"
+        if self.is_cluster:
+            return f"{scheme}+cluster://{','.join(map(str, self.addresses))}"
+        return f"{'unix' if first.path else scheme}://{first}"
+
 
 class Options(NamedTuple):
     """The options of a URL, besides the address: see docs/redis.md."""

@@ -113,6 +113,7 @@ class RedisStore:
             msg = f"min_replicas must be a number, and not negative, got {min_replicas!r}"
             raise InvalidInputError(msg)
         self.runtime = runtime
+        self.address = str(deployment)
         self.capabilities = Capabilities()
         self._min_replicas = min_replicas
         self._strict = strict

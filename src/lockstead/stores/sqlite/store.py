@@ -173,6 +173,7 @@ class SqliteStore:
         self.runtime = runtime
         self.path = Path(path or default_path()).absolute()
         self._path = str(self.path)  # os.stat of a str is faster
+        self.address = f"sqlite:///{self.path}"
         self.capabilities = Capabilities(push=push)
         self._private = path is None
         self._clock = clock or machine.shared_clock()

@@ -108,6 +108,12 @@ async def join_without_renewal(rig: Rig, ask: Ask) -> Any:
     return standing
 
 
+def test_a_store_has_an_address_for_log_lines(rig: Rig) -> None:
+    address = rig.store().address
+    assert address
+    assert address.isprintable()
+
+
 def test_the_first_to_join_holds(rig: Rig) -> None:
     async def test() -> None:
         standing = await join(rig.store(), make_ask("alice"))

@@ -142,6 +142,7 @@ class SimulatedStore:
 
     def __init__(self, process: Process, server: Server) -> None:
         self.runtime = SimulatedRuntime(process)
+        self.address = "simulated://server"
         self.capabilities = server.capabilities
         self.partitioned_until = 0.0
         self._process = process

@@ -113,6 +113,7 @@ class AdvisoryStore:
 
     def __init__(self, runtime: Runtime, address: Address) -> None:
         self.runtime = runtime
+        self.address = f"postgresql+advisory://{address}"
         self._address = address
         self._on_suspect: list[Callable[[str], None]] = []
         self._is_closed = False

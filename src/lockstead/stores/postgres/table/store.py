@@ -91,6 +91,7 @@ class TableStore:
         self, runtime: Runtime, address: Address, *, schema: str = "lockstead", push: bool = True, subscriber: Address
     ) -> None:
         self.runtime = runtime
+        self.address = f"postgresql://{address}"
         self.capabilities = Capabilities(push=push)
         self.schema = schema
         self._statements = Statements(quoted(schema))
