@@ -13,6 +13,7 @@ import pytest
 from lockstead.core.engine import Engine
 from lockstead.core.lease import Claim, Lease
 from lockstead.core.model import UNKNOWN, Ask, Renewal, Standing
+from lockstead.core.outage import reason
 from lockstead.core.retry import RetryPolicy
 from lockstead.errors import StoreError
 from lockstead.runtimes.simulated import Process, World
@@ -29,6 +30,7 @@ class FailingStore(SimulatedStore):
 
     def __init__(self, process: Process, server: SimulatedServer) -> None:
         super().__init__(process, server)
+        self.address = "redis://db:6379"
         self.down: set[str] = set()
 
     async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
@@ -46,7 +48,7 @@ class FailingStore(SimulatedStore):
         return await super().leave(name, owner, timeout, tombstone)
 
     def _failure(self) -> Exception:
-        return self.error or StoreError("redis.example:6379: connection refused", transient=True)
+        return self.error or StoreError("db:6379: connection refused", transient=True)
 
 
 class Client:
@@ -122,7 +124,7 @@ def test_an_outage_is_logged_when_it_begins_and_when_it_ends(
         (beginning,) = logged()
         first = min(lease.trusted_until for lease in leases) - began
         pattern = (
-            r"store unreachable \(redis\.example:6379: connection refused\): "
+            r"store redis://db:6379 unreachable \(connection refused\): "
             r"3 held leases at risk, first one in (\d+\.\d) s; retrying"
         )
         assert seconds_in(pattern, beginning) == pytest.approx(first, abs=0.2)
@@ -132,7 +134,7 @@ def test_an_outage_is_logged_when_it_begins_and_when_it_ends(
         alice.store.down = set()
         ended = await alice.until(lambda: len(logged()) > 1)
         end = logged()[1]
-        pattern = r"store reachable again after (\d+\.\d) s: 3 leases kept, 0 lost"
+        pattern = r"store redis://db:6379 reachable again after (\d+\.\d) s: 3 leases kept, 0 lost"
         assert seconds_in(pattern, end) == pytest.approx(ended - began, abs=0.2)
         await alice.sleep(30.0)
         assert logged() == [beginning, end]
@@ -149,8 +151,8 @@ def test_a_second_outage_is_logged_again(alice: Client, logged: Callable[[], lis
             alice.store.down = set()
             await alice.until(lambda number=number: len(logged()) == 2 * number)  # type: ignore[misc]
         assert [message.split(" (")[0].split(" after")[0] for message in logged()] == [
-            "store unreachable",
-            "store reachable again",
+            "store redis://db:6379 unreachable",
+            "store redis://db:6379 reachable again",
         ] * 2
 
     alice.run(story())
@@ -168,7 +170,7 @@ def test_leases_lost_and_released_in_an_outage_are_counted(alice: Client, logged
             await alice.engine.release(released)
         await alice.sleep(4.0)
         (loss,) = logged()[1:]
-        assert loss.startswith("lost 'short'")
+        assert loss.startswith("redis://db:6379: lost 'short'")
         alice.store.down = set()
         await alice.until(lambda: "reachable again" in logged()[-1])
         assert logged()[-1].endswith(" s: 1 lease kept, 1 lost, 1 released")
@@ -188,13 +190,13 @@ def test_an_outage_that_concerns_only_waiting_places_says_so(
         alice.store.down = {"x"}
         await alice.until(lambda: bool(logged()))
         pattern = (
-            r"store unreachable \(redis\.example:6379: connection refused\): "
+            r"store redis://db:6379 unreachable \(connection refused\): "
             r"no lease held, 1 waiting place at risk, first one in (\d\.\d) s; retrying"
         )
         assert 0 < seconds_in(pattern, logged()[0]) < 3
         alice.store.down = set()
         await alice.until(lambda: len(logged()) > 1)
-        assert re.fullmatch(r"store reachable again after \d\.\d s: no lease was held", logged()[1])
+        assert re.fullmatch(r"store redis://db:6379 reachable again after \d\.\d s: no lease was held", logged()[1])
         waits.cancel()
         await alice.until(lambda: waits.finished)
 
@@ -241,15 +243,15 @@ def test_a_store_that_refuses_a_request_is_not_called_unreachable(
     async def story() -> None:
         await alice.acquire("x")
         await alice.acquire("y", renew_for=0.0, ttl=600.0)
-        alice.store.error = StoreError("redis.example:6379: READONLY")
+        alice.store.error = StoreError("db:6379: READONLY")
         alice.store.down = {"x"}
         await alice.until(lambda: bool(logged()))
-        assert logged()[0].startswith(
-            "request to the store failed (redis.example:6379: READONLY): 1 held lease at risk"
-        )
+        assert logged()[0].startswith("request to store redis://db:6379 failed (READONLY): 1 held lease at risk")
         alice.store.down = set()
         await alice.until(lambda: len(logged()) > 1)
-        assert re.fullmatch(r"requests to the store succeed again after \d\.\d s: 1 lease kept, 0 lost", logged()[1])
+        assert re.fullmatch(
+            r"requests to store redis://db:6379 succeed again after \d\.\d s: 1 lease kept, 0 lost", logged()[1]
+        )
 
     alice.run(story())
 
@@ -267,7 +269,7 @@ def test_an_outage_outlived_by_no_lease_does_not_silence_the_next(
         await alice.acquire("x", ttl=3.0)
         alice.store.down = {"x"}
         await alice.until(lambda: len(logged()) > before)
-        assert logged()[-1].startswith("store unreachable (")
+        assert logged()[-1].startswith("store redis://db:6379 unreachable (")
 
     alice.run(story())
 
@@ -284,8 +286,11 @@ def test_an_outage_goes_on_after_the_leases_that_showed_it_are_gone(
         await alice.sleep(10.0)
         alice.store.down = set()
         ended = await alice.until(lambda: "reachable again" in logged()[-1])
-        assert [message.split(" (")[0] for message in logged()[:-1]] == ["store unreachable", "lost 'short'"]
-        pattern = r"store reachable again after (\d+\.\d) s: 1 lease kept, 1 lost"
+        assert [message.split(" (")[0] for message in logged()[:-1]] == [
+            "store redis://db:6379 unreachable",
+            "redis://db:6379: lost 'short'",
+        ]
+        pattern = r"store redis://db:6379 reachable again after (\d+\.\d) s: 1 lease kept, 1 lost"
         assert seconds_in(pattern, logged()[-1]) == pytest.approx(ended - began, abs=0.2)
 
     alice.run(story())
@@ -294,10 +299,10 @@ def test_an_outage_goes_on_after_the_leases_that_showed_it_are_gone(
 def test_an_error_of_several_lines_is_logged_in_one(alice: Client, logged: Callable[[], list[str]]) -> None:
     async def story() -> None:
         await alice.acquire("x")
-        alice.store.error = StoreError("db.example:5432: terminating connection\nserver closed\n\tit", transient=True)
+        alice.store.error = StoreError("db:6379: terminating connection\nserver closed\n\tit", transient=True)
         alice.store.down = {"x"}
         await alice.until(lambda: bool(logged()))
-        assert logged()[0].startswith("store unreachable (db.example:5432: terminating connection server closed it): ")
+        assert logged()[0].startswith("store redis://db:6379 unreachable (terminating connection server closed it): ")
         alice.store.down = set()
 
     alice.run(story())
@@ -317,6 +322,37 @@ def test_a_renewal_loop_that_failed_says_when_it_retries(alice: Client, logged: 
         lease = await alice.acquire("x")
         await alice.sleep(20.0)
         alice.engine.check(lease)
-        assert logged() == ["renewal loop failed; retrying in 0.1 s"]
+        assert logged() == ["redis://db:6379: renewal loop failed; retrying in 0.1 s"]
 
     alice.run(story())
+
+
+def test_a_release_that_fails_when_the_client_is_closed_says_why_and_when_the_lease_expires(
+    alice: Client, logged: Callable[[], list[str]]
+) -> None:
+    async def story() -> None:
+        lease = await alice.acquire("x")
+        alice.store.down = {"x"}
+        with pytest.raises(StoreError):
+            await alice.engine.close()
+        pattern = r"redis://db:6379: could not release 'x' \(connection refused\): it expires in at most (\d+\.\d) s"
+        assert seconds_in(pattern, logged()[-1]) == pytest.approx(lease.dead_by - alice.process.now(), abs=0.1)
+
+    alice.run(story())
+
+
+@pytest.mark.parametrize(
+    ("address", "text", "shown"),
+    [
+        ("redis://db:6379", "db:6379: connection refused", "connection refused"),
+        ("redis://[::1]:6379", "[::1]:6379: no answer in time", "no answer in time"),
+        ("sqlite:////var/lib/locks.db", "/var/lib/locks.db: disk I/O error", "disk I/O error"),
+        ("file:///srv/locks", "file:///srv/locks: locked", "locked"),
+        ("redis+cluster://a:1,b:2", "b:2: connection refused", "b:2: connection refused"),
+        ("postgresql://db/app", "app: no such role", "app: no such role"),
+        ("redis://db:6379", "too few nodes", "too few nodes"),
+        ("redis://db:6379", "", "StoreError"),
+    ],
+)
+def test_a_line_names_its_store_once(address: str, text: str, shown: str) -> None:
+    assert reason(StoreError(text), address) == shown

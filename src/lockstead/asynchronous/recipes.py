@@ -11,6 +11,7 @@ from lockstead.asynchronous.guard import check_coroutine, unless_busy
 from lockstead.asynchronous.handle import AsyncLockHandle
 from lockstead.core.engine import Engine
 from lockstead.core.keeper import log
+from lockstead.core.outage import reason
 from lockstead.errors import StoreError
 from lockstead.primitives import once
 from lockstead.primitives.guard import Guard
@@ -92,5 +93,10 @@ class AsyncOnce(Guard[AsyncLockHandle]):
         except StoreError as error:
             if not is_done or not error.transient:
                 raise
-            log.warning("%r is done, but the store has not confirmed its outcome; retrying: %s", handle.name, error)
+            log.warning(
+                "%s: %r is done, but the store has not confirmed its outcome (%s); retrying",
+                self._engine.store.address,
+                handle.name,
+                reason(error, self._engine.store.address),
+            )
         return Outcome(value, True, None)

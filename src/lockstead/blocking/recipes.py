@@ -11,6 +11,7 @@ from lockstead.blocking.guard import check_plain, unless_busy
 from lockstead.blocking.handle import LockHandle
 from lockstead.core.engine import Engine
 from lockstead.core.keeper import log
+from lockstead.core.outage import reason
 from lockstead.core.runtime import drive
 from lockstead.errors import StoreError
 from lockstead.primitives import once
@@ -93,7 +94,12 @@ class Once(Guard[LockHandle]):
         except StoreError as error:
             if not is_done or not error.transient:
                 raise
-            log.warning("%r is done, but the store has not confirmed its outcome; retrying: %s", handle.name, error)
+            log.warning(
+                "%s: %r is done, but the store has not confirmed its outcome (%s); retrying",
+                self._engine.store.address,
+                handle.name,
+                reason(error, self._engine.store.address),
+            )
         return Outcome(value, True, None)
 
     async def _begin(self, plan: Plan) -> LockHandle:

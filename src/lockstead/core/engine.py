@@ -239,7 +239,12 @@ class Engine:
             except StoreError as error:
                 failure = error
             except LockLostError:
-                log.warning("%r was lost before it could be released", lease.ask.name)
+                log.warning(
+                    "%s: %r (fence %d) was lost before it was released: what it protected may have another holder",
+                    self.store.address,
+                    lease.ask.name,
+                    lease.fence,
+                )
         if failure is not None:
             raise failure
         return len(held)

@@ -18,7 +18,7 @@ from weakref import WeakMethod, ref
 from lockstead.core import lifecycle
 from lockstead.core.lease import HELD, LEFT, LOST, WAITING, Lease
 from lockstead.core.model import UNKNOWN, Reservation, Standing
-from lockstead.core.outage import Outage, one_line
+from lockstead.core.outage import Outage, reason
 from lockstead.core.runtime import Event, drive
 from lockstead.core.store import Reserving, Store, Watching
 from lockstead.core.timing import (
@@ -156,11 +156,11 @@ class Keeper:
             lease.due, lease.slack, lease.suspected_at = now, 0.0, now
         self.runtime.call_in_owner(lambda: self._schedule(now))
 
-    def mark_lost(self, lease: Lease, reason: str) -> None:
+    def mark_lost(self, lease: Lease, why: str) -> None:
         with self.mutex:
             if lease.state is not HELD or lease.leaving:
                 return
-            lease.state, lease.reason = LOST, reason
+            lease.state, lease.reason = LOST, why
         self.runtime.call_in_owner(lambda: self._handle_loss(lease))
 
     def _handle_loss(self, lease: Lease) -> None:
@@ -175,8 +175,19 @@ class Keeper:
             try:
                 on_lost()
             except Exception:
-                log.exception("could not signal the loss of %r to one of its watchers", lease.ask.name)
-        log.warning("lost %r (fence %d): %s", lease.ask.name, lease.fence, lease.reason)
+                log.exception(
+                    "%s: could not signal the loss of %r to one of its watchers: code that watches it may go on; "
+                    "handle.is_held is False",
+                    self.store.address,
+                    lease.ask.name,
+                )
+        log.warning(
+            "%s: lost %r (fence %d): %s; the holder must stop",
+            self.store.address,
+            lease.ask.name,
+            lease.fence,
+            lease.reason,
+        )
 
     def watch(self, lease: Lease, on_lost: Callable[[], None]) -> None:
         """Call `on_lost`, which must not block, once when the lease is lost; immediately if it is lost already."""
@@ -207,7 +218,12 @@ class Keeper:
             except StoreError as error:
                 if not error.transient:  # a retry would fail again, and would keep the name held meanwhile
                     await self.store.leave(ask.name, ask.owner, timeout, tombstone)
-                    log.warning("could not reserve %r after its release (%s): the name is free", ask.name, error)
+                    log.warning(
+                        "%s: could not reserve %r after its release (%s): the name is free",
+                        self.store.address,
+                        ask.name,
+                        reason(error, self.store.address),
+                    )
                     self.forget(lease)
                 raise
         else:
@@ -256,8 +272,8 @@ class Keeper:
         for lease in leases:
             try:
                 await self.leave(lease, max(now + budget - self.runtime.now(), 0.0))
-            except Exception:
-                log.warning("could not release %r: it expires by itself", lease.ask.name)
+            except Exception as error:
+                self._log_unreleased(lease, error)
                 self.forget(lease)
             except BaseException:
                 for left in list(self.leases.values()):
@@ -304,7 +320,7 @@ class Keeper:
         try:
             return await self._tick()
         except Exception:
-            log.exception("renewal loop failed; retrying in %g s", KEEPER_RESTART_DELAY)
+            log.exception("%s: renewal loop failed; retrying in %g s", self.store.address, KEEPER_RESTART_DELAY)
             with self.mutex:
                 self._next_due_at = -inf  # the scan may not have reached every lease
             await self.runtime.sleep(KEEPER_RESTART_DELAY)
@@ -363,7 +379,11 @@ class Keeper:
             if lease.due > now + lease.slack:
                 ahead.append(lease.due)
             elif self._is_dropped(lease):
-                log.warning("the handle of %r was dropped without a release: it expires after its ttl", lease.ask.name)
+                log.warning(
+                    "%s: the handle of %r was dropped without a release: it expires after its ttl",
+                    self.store.address,
+                    lease.ask.name,
+                )
                 lease.stop_renewing()
             else:
                 soon.append(lease)
@@ -428,19 +448,16 @@ class Keeper:
             if not failed:
                 return
             is_new = self._outage is None
-            outage = self._outage or Outage(error, failed, self.leases.values(), now)
+            outage = self._outage or Outage(self.store.address, error, failed, self.leases.values(), now)
             outage.owners.update(lease.ask.owner for lease in failed)
             self._outage = outage
         if is_new:
-            log.warning("%s", outage.beginning)
-        else:
-            log.debug("retrying: %s", one_line(error))
+            outage.log_beginning()
+        elif log.isEnabledFor(logging.DEBUG):
+            log.debug("%s: retrying (%s)", self.store.address, reason(error, self.store.address))
 
     def _log_recovery(self, answered: Sequence[Lease]) -> None:
-        """Log that an outage is over, once, if it is by these answers.
-
-        A warning like its beginning, so that a log which shows one shows both.
-        """
+        """Log that an outage is over, once, if it is by these answers."""
         if self._outage is None:
             return
         with self.mutex:
@@ -448,7 +465,26 @@ class Keeper:
             if outage is None or not outage.is_ended_by(lease.ask.owner for lease in answered):
                 return
             self._outage = None
-        log.warning("%s", outage.describe_end(self.runtime.now()))
+        outage.log_end(self.runtime.now())
+
+    def _log_unreleased(self, lease: Lease, error: Exception) -> None:
+        now = self.runtime.now()
+        why = reason(error, self.store.address)
+        if not self.store.capabilities.expiry:
+            log.warning(
+                "%s: could not release %r (%s): it is free once the server has ended its session",
+                self.store.address,
+                lease.ask.name,
+                why,
+            )
+            return
+        log.warning(
+            "%s: could not release %r (%s): it expires in at most %.1f s",
+            self.store.address,
+            lease.ask.name,
+            why,
+            max(lease.dead_by - now, 0.0),
+        )
 
     async def _renew(self, leases: Sequence[Lease]) -> None:
         sent = self.runtime.now()
@@ -477,7 +513,12 @@ class Keeper:
             was_low, was_high = self._offset
             step = low - was_high if low > was_high else min(high - was_low, 0.0)
             if abs(step) > CLOCK_STEP_THRESHOLD:
-                log.warning("the store's clock stepped by %+.1f s", step)
+                log.warning(
+                    "%s: the store's clock stepped by %+.1f s: a lease may end early or late by that, and only fences "
+                    "protect",
+                    self.store.address,
+                    step,
+                )
         self._offset = low, high
 
 

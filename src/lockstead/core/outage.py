@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Sequence
 
 from lockstead.core.lease import LOST, WAITING, Lease
 from lockstead.errors import StoreError
+
+log = logging.getLogger("lockstead")
 
 
 class Outage:
@@ -14,25 +17,37 @@ class Outage:
     A success for any other place does not end it, unless all of those places are gone: one node of several may be down.
     """
 
-    def __init__(self, error: Exception, failed: Sequence[Lease], leases: Collection[Lease], now: float) -> None:
+    def __init__(
+        self, address: str, error: Exception, failed: Sequence[Lease], leases: Collection[Lease], now: float
+    ) -> None:
         self.owners: set[str] = set()
         """The owners of the places whose requests failed."""
         self._is_unreachable = isinstance(error, StoreError) and error.transient
         self._began_at = now
+        self._address = address
         # A store that does not answer endangers all; one that refuses a request may refuse only that one.
         endangered = list(leases) if self._is_unreachable else failed
         self._held = [lease for lease in endangered if lease.is_held(now)]
-        problem = "store unreachable" if self._is_unreachable else "request to the store failed"
-        self.beginning = f"{problem} ({one_line(error)}): {self._describe_risk(endangered, now)}; retrying"
-        """What to log when it begins."""
+        self._cause = reason(error, address)
+        self._risk = self._describe_risk(endangered, now)
 
     def is_ended_by(self, answered: Iterable[str]) -> bool:
         """Return whether answers for the places of these owners end it."""
         return not self.owners or not self.owners.isdisjoint(answered)
 
-    def describe_end(self, now: float) -> str:
-        recovered = "store reachable again" if self._is_unreachable else "requests to the store succeed again"
-        return f"{recovered} after {now - self._began_at:.1f} s: {self._describe_result(now)}"
+    def log_beginning(self) -> None:
+        if self._is_unreachable:
+            log.warning("store %s unreachable (%s): %s; retrying", self._address, self._cause, self._risk)
+        else:
+            log.warning("request to store %s failed (%s): %s; retrying", self._address, self._cause, self._risk)
+
+    def log_end(self, now: float) -> None:
+        """Log the end as a warning, like its beginning, so that a log which shows one shows both."""
+        seconds, result = now - self._began_at, self._describe_result(now)
+        if self._is_unreachable:
+            log.warning("store %s reachable again after %.1f s: %s", self._address, seconds, result)
+        else:
+            log.warning("requests to store %s succeed again after %.1f s: %s", self._address, seconds, result)
 
     def _describe_risk(self, endangered: Sequence[Lease], now: float) -> str:
         if self._held:
@@ -57,9 +72,12 @@ class Outage:
         return f"{_count(kept, 'lease')} kept, {lost} lost" + (f", {released} released" if released else "")
 
 
-def one_line(error: Exception) -> str:
-    """Write an error for a log: those of libpq have several lines."""
-    return " ".join(str(error).split())
+def reason(error: BaseException, address: str) -> str:
+    """Write an error for a line that names the store: in one line, and without the address that it may begin with."""
+    text = " ".join(str(error).split()) or type(error).__name__  # those of libpq have several lines
+    where, _, what = text.partition(": ")
+    is_address = address.endswith(where) and address.removesuffix(where).rstrip("/")[-1:] in {":", ""}
+    return what if what and is_address else text
 
 
 def _count(number: int, what: str) -> str:

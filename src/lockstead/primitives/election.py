@@ -26,6 +26,7 @@ from lockstead.core.checks import Seconds, check_seconds
 from lockstead.core.engine import Engine
 from lockstead.core.keeper import log
 from lockstead.core.lease import INHERITED, LOST
+from lockstead.core.outage import reason
 from lockstead.core.runtime import Event, Runtime
 from lockstead.errors import ClosedError, InvalidInputError, LockError, LockLostError, StoreError
 from lockstead.primitives import info
@@ -170,7 +171,14 @@ class Leading(Single):
         if runtime.context() in term.callers or runtime.is_nested(self._engine.keeper.mutex):
             return  # the thread that ends the term waits for this one
         if not await term.ended.wait(min(timeout, lease.ask.ttl)):
-            log.warning("the callbacks of %s have not ended in time: its lease ends before they do", self._title)
+            log.warning(
+                "%s: the callbacks of the election %s have not ended after %.1f s: its lease expires %g s after the "
+                "resignation, and another candidate may then be elected; make on_lost faster, or raise ttl",
+                self._engine.store.address,
+                self._title,
+                min(timeout, lease.ask.ttl),
+                lease.ask.ttl,
+            )
             if lease.state is LOST:
                 raise lease.error()
         if term.failure is not None:
@@ -339,7 +347,7 @@ class Contest(Generic[L]):
                     failures += 1
                     await candidacy.changed.wait(pause)
         except ClosedError:
-            log.debug("candidacy for %r ends: its client was closed", self.name)
+            log.debug("%s: candidacy for %r ends: its client was closed", self._engine.store.address, self.name)
         finally:
             self._ended(candidacy)
 
@@ -355,7 +363,8 @@ class Contest(Generic[L]):
             raise
         except Exception as error:
             if candidacy.is_active:
-                log.log(level, "campaign for %r failed, retrying: %s", self.name, error)
+                address = self._engine.store.address
+                log.log(level, "%s: campaign for %r failed (%s); retrying", address, self.name, reason(error, address))
             return False
         if not candidacy.elect(leadership, term):
             with suppress(LockLostError, StoreError):
@@ -397,7 +406,9 @@ class Contest(Generic[L]):
             try:
                 self._runtime.spawn(work, "lockstead-elected", term.work_done.set)
             except RuntimeError:  # no thread can be started
-                log.exception("could not call on_elected of the election %r: resigning", self.name)
+                log.exception(
+                    "%s: could not call on_elected of the election %r: resigning", self._engine.store.address, self.name
+                )
                 term.work_failed = True
                 term.work_done.set()
                 return
@@ -409,7 +420,7 @@ class Contest(Generic[L]):
         try:
             if leadership.is_held and term.begin_work():
                 term.work_failed = True
-                term.work_failed = not await self._call(on_elected, leadership)
+                term.work_failed = not await self._call(on_elected, leadership, "on_elected", "resigning")
         finally:
             if term.work_failed and leadership.is_held:
                 leadership._resign()
@@ -421,17 +432,19 @@ class Contest(Generic[L]):
             leadership._resign()
         has_begun = term.stop_work()
         if self._callbacks.on_lost is not None and has_begun:
-            await self._call(self._callbacks.on_lost, leadership)
+            await self._call(self._callbacks.on_lost, leadership, "on_lost", "the lock is released as planned")
         if has_begun:
             await term.work_done.wait(self._plan.asks[0].ttl)
 
-    async def _call(self, callback: Callable[[L], Any], leadership: L) -> bool:
+    async def _call(self, callback: Callable[[L], Any], leadership: L, title: str, what_follows: str) -> bool:
         try:
             result = callback(leadership)
             if inspect.isawaitable(result):
                 await result
         except Exception:
-            log.exception("a callback of the election %r failed", self.name)
+            log.exception(
+                "%s: %s of the election %r failed: %s", self._engine.store.address, title, self.name, what_follows
+            )
             return False
         return True
 

@@ -75,7 +75,8 @@ class Handle:
             on_lost, handle = plan.on_lost, weakref.ref(self)  # the lease must not keep its handle alive
             spawn = self._engine.runtime.spawn
             names = ", ".join(repr(ask.name) for ask in plan.asks)
-            self._watch(lambda: spawn(partial(_call_on_lost, on_lost, handle(), names), "lockstead-on-lost"))
+            address = engine.store.address
+            self._watch(lambda: spawn(partial(_call_on_lost, on_lost, handle(), names, address), "lockstead-on-lost"))
         engine.check_open(asks[0].name)  # closed meanwhile: `close` has released it
 
     def _watch(self, on_lost: Callable[[], None]) -> Callable[[], None]:
@@ -221,7 +222,7 @@ def _once(action: Callable[[], None]) -> Callable[[], None]:
     return act
 
 
-async def _call_on_lost(on_lost: Callable[[Any], Any], handle: Handle | None, names: str) -> None:
+async def _call_on_lost(on_lost: Callable[[Any], Any], handle: Handle | None, names: str, address: str) -> None:
     if handle is None:
         return
     try:
@@ -229,4 +230,4 @@ async def _call_on_lost(on_lost: Callable[[Any], Any], handle: Handle | None, na
         if inspect.isawaitable(result):
             await result
     except Exception:
-        log.exception("on_lost callback of %s failed", names)
+        log.exception("%s: on_lost callback of %s failed: the loss itself was signalled", address, names)

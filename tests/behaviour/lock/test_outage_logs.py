@@ -46,9 +46,9 @@ async def until(condition: Callable[[], bool]) -> None:
 def check(messages: Sequence[str]) -> None:
     beginning, end = messages
     assert beginning.startswith(
-        "store unreachable (server:6379: connection refused): 20 held leases at risk, first one"
+        "store memory:// unreachable (server:6379: connection refused): 20 held leases at risk, first one"
     )
-    assert end.startswith("store reachable again after ")
+    assert end.startswith("store memory:// reachable again after ")
     assert end.endswith(" s: 20 leases kept, 0 lost")
 
 

@@ -30,6 +30,7 @@ from lockstead.core.model import (
     Standing,
     Wake,
 )
+from lockstead.core.outage import reason
 from lockstead.core.runtime import Runtime
 from lockstead.core.timing import INSPECTION_TIMEOUT
 from lockstead.errors import DamagedError, InvalidInputError, StoreError
@@ -160,7 +161,12 @@ class RedisStore:
                 for index, answer in zip(indices, reply[1:], strict=True):
                     if isinstance(answer, bytes):
                         error = await self._damaged(answer, key)
-                        log.warning("lock %r cannot be renewed, its place is lost: %s", renewals[index].name, error)
+                        log.warning(
+                            "%s: %r cannot be renewed (%s): its place is lost",
+                            self.address,
+                            renewals[index].name,
+                            reason(error, self.address),
+                        )
                         standings[index] = None
                     else:
                         standings[index] = _standing(answer, now) if answer else None
@@ -438,11 +444,10 @@ class RedisStore:
         """Check for what would put locks at risk: log a warning, or if `strict` refuse to use the server."""
         replies = await self._query_health(node, timeout)
         for finding in findings(node.address, replies, is_member=self._is_member):
-            message = f"{finding.subject}: {finding.message}"
             if finding.level == "error" or (finding.level == "warning" and self._strict):
-                raise StoreError(message)
+                raise StoreError(f"{finding.subject}: {finding.message}")
             if finding.level == "warning":
-                log.warning("%s", message)
+                log.warning("%s: health check: %s", finding.subject, finding.message)
         node.is_checked = True
 
     async def _query_health(self, node: Node, timeout: float) -> list[Any]:

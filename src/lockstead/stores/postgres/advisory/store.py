@@ -535,7 +535,7 @@ class AdvisoryStore:
             return False
         log.warning(
             "%s: %r is held by %s: ending its session (server process %d), with every other lock that it holds",
-            self._address,
+            self.address,
             name,
             owner,
             lock.pid,

@@ -33,6 +33,7 @@ from lockstead.core.model import (
     Standing,
     Wake,
 )
+from lockstead.core.outage import reason
 from lockstead.core.runtime import Runtime
 from lockstead.core.timing import INSPECTION_TIMEOUT
 from lockstead.errors import StoreError
@@ -97,6 +98,7 @@ class TableStore:
         self._statements = Statements(quoted(schema))
         self._channel = f"lockstead_{secrets.token_hex(8)}"
         self._joins = secrets.randbelow(SWEEP_EVERY)
+        self._sweep_was_refused = False
         self._reset()
         lifecycle.at_fork(self, in_child="_reset")
         flag = "" if schema == "lockstead" else f" --schema {schema}"
@@ -217,7 +219,7 @@ class TableStore:
         except _PoolerError as error:
             if self.capabilities.push:
                 self.capabilities = Capabilities(push=False)
-                log.warning("%s; until then waiters poll", error)
+                log.warning("%s; waiters poll until this is changed", error)
             return Wake.HINT
 
     async def _confirmed(self, name: str, owner: str) -> Wake:
@@ -313,8 +315,16 @@ class TableStore:
                 self.runtime.spawn(self._sweep, "lockstead-sweep")
 
     async def _sweep(self) -> None:
-        with suppress(StoreError):
+        try:
             await self._server.ask(self._statements.sweep, (), INSPECTION_TIMEOUT)
+        except StoreError as error:
+            if not error.transient and not self._sweep_was_refused:
+                self._sweep_was_refused = True
+                log.warning(
+                    "%s: could not delete expired rows (%s): the table grows until this is fixed",
+                    self.address,
+                    reason(error, self.address),
+                )
 
 
 class _Attempt:
