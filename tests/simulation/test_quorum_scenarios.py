@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lockstead.core.engine import Engine
+from lockstead.core.keeper import GONE
 from lockstead.core.lease import Claim, Lease, LeaseState
 from lockstead.core.model import Ask, Refusal, Renewal, Standing
 from lockstead.core.retry import RetryPolicy
@@ -244,10 +245,10 @@ def test_a_lease_is_lost_once_a_majority_cannot_hold_it(stage: Stage) -> None:
         lease = await alice.acquire(ttl=9.0)
         assert await bob.engine.force_release("x") is not None
         await until(stage, lambda: lease.state is LeaseState.LOST)
-        assert lease.reason == "the store no longer knows it"
+        assert lease.reason == GONE
         again = await alice.acquire(ttl=9.0)
         await bob.engine.force_release("x")
-        with pytest.raises(LockLostError, match="no longer knew"):
+        with pytest.raises(LockLostError, match="no place for it any more when it was released"):
             await alice.engine.release(again)
 
     stage.run(story())

@@ -13,6 +13,7 @@ import pytest
 
 from lockstead import Capabilities
 from lockstead.core.engine import Engine
+from lockstead.core.keeper import GONE
 from lockstead.core.lease import LOST, Claim, Lease, LeaseState
 from lockstead.core.model import WHOLE, Ask, Standing
 from lockstead.core.multi_lock import acquire_all
@@ -705,7 +706,7 @@ def test_a_force_released_holder_is_notified_at_its_next_renewal(stage: Stage) -
         stage.checked = False
         await bob.engine.force_release("x")
         await until(stage, lambda: lease.state is LeaseState.LOST)
-        assert lease.reason == "the store no longer knows it"
+        assert lease.reason == GONE
 
     stage.run(story())
 

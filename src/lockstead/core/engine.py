@@ -14,7 +14,7 @@ from math import inf
 from typing import TypeVar
 
 from lockstead.core import lifecycle
-from lockstead.core.keeper import Keeper, log
+from lockstead.core.keeper import GONE_AT_RELEASE, Keeper, log
 from lockstead.core.lease import HELD, INHERITED, LOST, WAITING, Claim, Lease
 from lockstead.core.model import RESERVED, WHOLE, Ask, Finding, Line, Refusal, Standing, Wake
 from lockstead.core.retry import RetryPolicy
@@ -223,7 +223,7 @@ class Engine:
             self.keeper.closing or self.runtime.now() >= lease.trusted_until
         )  # it expired while it was being released
         if not was_there and not is_over:
-            lease.state, lease.reason = LOST, "the store no longer knew it when it was released"
+            lease.state, lease.reason = LOST, GONE_AT_RELEASE
             self.keeper.signal_loss(lease)
             raise lease.error()
 

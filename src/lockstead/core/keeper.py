@@ -37,7 +37,14 @@ log = logging.getLogger("lockstead")
 BATCH = 500
 """How many renewals go into one request."""
 EXPIRED = "its lease expired after renewal had stopped (max_hold, renew=False or a dropped handle)"
-GONE = "the store no longer knows it"
+GONE = (
+    "the store has no place for it any more (it expired, was released by force, or was lost with its session or the "
+    "store's data)"
+)
+GONE_AT_RELEASE = (
+    "the store had no place for it any more when it was released (it was released by force, or was lost with its "
+    "session or the store's data)"
+)
 REFUTED = "the store answered that its place is waiting, not holding"
 
 

@@ -207,7 +207,7 @@ class History:
                         await handle._release()
                         self._expect_reservation(process, handle, granted, plan.at_least)
             except LockLostError as loss:
-                if "no longer knew" in loss.reason and not self._may_lose_data():  # no client here forces a release
+                if "when it was released" in loss.reason and not self._may_lose_data():  # no client here forces a release
                     raise ViolationError("a lock that was held was found gone when it was released") from loss
             except CapacityMismatchError as mismatch:
                 if not self.monitor.was_alive_since(began, mismatch.name, mismatch.stored):
