@@ -630,7 +630,7 @@ def test_another_capacity_is_refused_while_the_line_is_in_use(stage: Stage) -> N
 def test_a_store_without_semaphores_refuses_capacities(stage: Stage) -> None:
     alice = stage.client("alice")
     alice.store.capabilities = Capabilities(semaphore=False)
-    with pytest.raises(UnsupportedError):
+    with pytest.raises(UnsupportedError, match=r"use memory, SQLite, Redis \(not Redlock\) or PostgreSQL \(not adv"):
         stage.run(alice.acquire(capacity=2))
 
 
@@ -644,7 +644,7 @@ def test_a_store_without_semaphores_may_have_readers_and_writers_all_the_same(st
         with pytest.raises(UnsupportedError):
             await alice.acquire(capacity=WHOLE, weight=2)
         alice.store.capabilities = Capabilities(semaphore=False, shared=False)
-        with pytest.raises(UnsupportedError):
+        with pytest.raises(UnsupportedError, match=r"or PostgreSQL$"):
             await alice.acquire(capacity=WHOLE)
 
     stage.run(story())
@@ -717,7 +717,9 @@ def test_a_time_out_is_kept_and_names_the_holder(stage: Stage) -> None:
     async def story() -> None:
         await alice.acquire()
         began = stage.world.now
-        with pytest.raises(LockAcquisitionError, match="held by alice") as refusal:
+        with pytest.raises(
+            LockAcquisitionError, match="held by alice; raise timeout, or see `lockstead show x`"
+        ) as refusal:
             await bob.acquire(timeout=2.5)
         assert 2.5 <= stage.world.now - began < 2.6
         assert refusal.value.holder == "alice"
@@ -819,7 +821,7 @@ def test_a_time_out_of_several_names_is_for_the_whole(stage: Stage) -> None:
         await alice.acquire(name="099")
         stage.server.faults.slow, stage.server.faults.slowest = 1.0, 0.08
         began = stage.world.now
-        with pytest.raises(LockAcquisitionError, match="of 100 names were") as caught:
+        with pytest.raises(LockAcquisitionError, match="of 100 names were; raise timeout") as caught:
             await acquire_all(bob.engine, asks, claim, timeout=1.0, renew_for=inf, retry=RETRY)
         assert caught.value.waited >= 1.0
         assert stage.world.now - began < 2.5

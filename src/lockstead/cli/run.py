@@ -46,9 +46,9 @@ def _busy(locks: DistributedLock, error: LockAcquisitionError) -> Failure:
         info = locks.info(error.name)
     except StoreError:
         info = None
-    message = str(error)
+    message, action, rest = str(error).partition("; raise ")
     if info is not None and info.holder_id == error.holder and not info.holders[0].reserved:
         message += f", for {format_duration(held_for(info))} now"
         if info.waiting:
             message += f", with {info.waiting} waiting"
-    return Failure(Exit.BUSY, message, name=error.name, holder=info and info.as_json())
+    return Failure(Exit.BUSY, f"{message}{action}{rest}", name=error.name, holder=info and info.as_json())

@@ -6,6 +6,7 @@ cancellation, an interrupt, a lost reply) the keeper knows that there may be a p
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -310,7 +311,11 @@ class Engine:
         can = self.store.capabilities
         if not can.supports(ask.capacity, ask.weight):
             kinds = "exclusive locks and read-write locks" if can.shared else "exclusive locks"
-            msg = f"this store supports {kinds} only, not {_kind(ask.capacity)}: see the table of stores in the README"
+            advisory = "" if ask.capacity == WHOLE else " (not advisory)"
+            msg = (
+                f"this store supports {kinds} only, not {_kind(ask.capacity)}: use memory, SQLite, Redis (not Redlock) "
+                f"or PostgreSQL{advisory}"
+            )
             raise UnsupportedError(msg, name=ask.name)
         if ask.queue and not can.fifo:
             return ask._replace(queue=False), True
@@ -421,11 +426,16 @@ class Engine:
             why = f"the store takes longer to answer than the ttl of {ask.ttl:g} s lasts; raise the ttl"
         elif owner.endswith(RESERVED):
             until = f" for another {refusal.recheck:.3g} s" if refusal.recheck < inf else ""
-            why = f"{holder} has released it, but reserved the name{until}"
+            why = (
+                f"{holder} has released it, but reserved the name{until}; try again after that, or run "
+                f"`lockstead release {shlex.quote(ask.name)} --force`"
+            )
         elif holder == self.holder_id:
             why = f"this client holds it already ({holder}); release it first (or acquire a lock with reentrant=True)"
+        elif holder:
+            why = f"held by {holder}; {how_to_wait(ask.name)}"
         else:
-            why = f"held by {holder or 'another client, which has just released it'}"
+            why = "held by another client, which has just released it; try again"
         return LockAcquisitionError(
             f"{ask.name!r} was not acquired in {waited:.1f} s: {why}",
             name=ask.name,
@@ -479,6 +489,11 @@ class Engine:
         self._entered.clear()
         self.candidates.clear()
         self.leaders.clear()
+
+
+def how_to_wait(name: str) -> str:
+    """Name what to do about a lock that was held for longer than the timeout."""
+    return f"raise timeout, or see `lockstead show {shlex.quote(name)}`"
 
 
 def _kind(capacity: int) -> str:

@@ -131,7 +131,10 @@ def _check_in_time(request: MultiRequest, ask: Ask, held: int, now: float) -> No
     """Raise if the timeout has passed before the next name is requested; the first is requested in any case."""
     if held and now >= request.deadline:
         waited = now - request.started
-        msg = f"{ask.name!r} was not acquired in {waited:.1f} s: by then {held} of {len(request.asks)} names were"
+        msg = (
+            f"{ask.name!r} was not acquired in {waited:.1f} s: by then {held} of {len(request.asks)} names were; "
+            "raise timeout"
+        )
         raise LockAcquisitionError(msg, name=ask.name, attempts=1, waited=waited)
 
 

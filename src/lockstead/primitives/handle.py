@@ -16,6 +16,8 @@ from lockstead.core.store import Reserving
 from lockstead.errors import InvalidLockError, LockError, LockLostError, StoreError, UnsupportedError
 from lockstead.primitives.plans import Plan
 
+RESERVING_STORES = "use memory, SQLite, Redis or PostgreSQL (not advisory)"
+
 
 class Handle:
     """One acquisition. Keep a reference while you hold the lock: a handle that is garbage-collected is not renewed."""
@@ -55,7 +57,7 @@ class Handle:
         assert claim is not None
         claim.is_scoped = is_scoped
         if at_least and not isinstance(engine.store, Reserving):
-            msg = "this store cannot reserve a name after its release: at_least needs one that can"
+            msg = f"this store cannot reserve a name after its release, as at_least needs: {RESERVING_STORES}"
             raise UnsupportedError(msg, name=asks[0].name)
         if reentrant and (entered := await engine.reenter(asks[0], claim)):
             self._leases = (entered,)

@@ -12,11 +12,12 @@ from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from lockstead.core.checks import encode_metadata
-from lockstead.core.engine import Engine
+from lockstead.core.engine import Engine, how_to_wait
 from lockstead.core.store import Reserving
 from lockstead.core.timing import POLLING
 from lockstead.errors import DamagedError, InvalidInputError, LockAcquisitionError, UnsupportedError
 from lockstead.primitives import info
+from lockstead.primitives.handle import RESERVING_STORES
 from lockstead.primitives.plans import Plan
 
 T = TypeVar("T")
@@ -43,7 +44,7 @@ async def begin(engine: Engine, acquire: Callable[[Plan], Awaitable[T]], plan: P
     """
     name = plan.asks[0].name
     if not isinstance(engine.store, Reserving):
-        msg = "this store cannot reserve a name after its release, so it cannot store outcomes: once needs one that can"
+        msg = f"this store cannot reserve a name after its release, so once cannot store outcomes: {RESERVING_STORES}"
         raise UnsupportedError(msg, name=name)
     runtime = engine.runtime
     started = runtime.now()
@@ -57,7 +58,10 @@ async def begin(engine: Engine, acquire: Callable[[Plan], Awaitable[T]], plan: P
                 return outcome
             waited = runtime.now() - started
             if waited >= plan.timeout:
-                msg = f"{name!r} was not completed by another client in {waited:.1f} s: held by {busy.holder}"
+                msg = (
+                    f"{name!r} was not completed by another client in {waited:.1f} s: held by {busy.holder}; "
+                    f"{how_to_wait(name)}"
+                )
                 raise LockAcquisitionError(
                     msg, name=name, attempts=polls + 1, waited=waited, holder=busy.holder
                 ) from busy

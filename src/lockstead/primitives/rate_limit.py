@@ -90,7 +90,7 @@ class Limiter:
         self._rate = rate
         self._retry = retry
         if not isinstance(engine.store, RateLimiting):
-            msg = "this store has no rate limits: memory, SQLite, Redis (not Redlock) and PostgreSQL (not advisory) do"
+            msg = "this store has no rate limits: use memory, SQLite, Redis (not Redlock) or PostgreSQL (not advisory)"
             raise UnsupportedError(msg, name=self._name)
         self._store = engine.store
 
@@ -119,7 +119,7 @@ class Limiter:
             missing = result.level + request.cost - request.burst
             msg = (
                 f"{request.name!r} is over its rate limit: it would be allowed in {missing:.3g} s, and the timeout is "
-                f"{max_wait:g} s; nothing was consumed"
+                f"{max_wait:g} s; retry after that, or raise timeout; nothing was consumed"
             )
             raise RateLimitError(msg, name=request.name, retry_after=missing)
         while (left := allowed_at - now()) > 0:

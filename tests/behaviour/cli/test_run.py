@@ -86,6 +86,7 @@ def test_busy_names_the_holder_and_how_long_it_has_held(lockstead: Lockstead, ti
     finished = lockstead("run", "job", "--timeout", timeout, "--", "echo", "ran")
     assert (finished.returncode, finished.stdout) == (75, "")
     assert f"held by {holder.holder_id}, for " in finished.stderr
+    assert finished.stderr.endswith("; raise timeout, or see `lockstead show job`\n")
     assert "Traceback" not in finished.stderr
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lockstead.core.engine import Engine
+from lockstead.core.keeper import GONE_AT_RELEASE
 from lockstead.core.model import WHOLE, Ask, Refusal, Standing
 from lockstead.core.retry import RetryPolicy
 from lockstead.core.store import Store
@@ -207,7 +208,7 @@ class History:
                         await handle._release()
                         self._expect_reservation(process, handle, granted, plan.at_least)
             except LockLostError as loss:
-                if "when it was released" in loss.reason and not self._may_lose_data():  # no client here forces a release
+                if loss.reason == GONE_AT_RELEASE and not self._may_lose_data():  # no client here forces a release
                     raise ViolationError("a lock that was held was found gone when it was released") from loss
             except CapacityMismatchError as mismatch:
                 if not self.monitor.was_alive_since(began, mismatch.name, mismatch.stored):

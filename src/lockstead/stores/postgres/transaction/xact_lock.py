@@ -151,7 +151,7 @@ class XactLock:
 
     async def _refusal(self, waited: float) -> LockAcquisitionError:
         name = ", ".join(self._names.values())
-        holder, why = "", "it was busy, and its holder is unknown"
+        holder, why = "", "it was busy, and its holder is unknown; raise timeout"
         by_key = {_comma_separated(key.pg_locks): name for key, name in self._names.items()}
         with suppress(Exception):  # the holder's name improves the message; to find none must not hide it
             if rows := await self._within_savepoint(
@@ -159,7 +159,7 @@ class XactLock:
             ):
                 key, pid, application = rows[0]
                 holder = f"{application} (pid {pid})" if application else f"pid {pid}"
-                why = f"{by_key[key]!r} is held by {holder}"
+                why = f"{by_key[key]!r} is held by {holder}; raise timeout, or see pg_stat_activity"
         return LockAcquisitionError(
             f"{name!r} was not acquired in {waited:.1f} s: {why}", name=name, attempts=1, waited=waited, holder=holder
         )
