@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Coroutine
 from math import inf
 from typing import Any
@@ -16,6 +17,7 @@ from lockstead.core.model import Ask, Refusal, Renewal, Standing
 from lockstead.core.retry import RetryPolicy
 from lockstead.errors import InvalidInputError, LockAcquisitionError, LockLostError, StoreError
 from lockstead.runtimes.simulated import Process, Task, World
+from lockstead.stores.quorum import members
 from lockstead.stores.quorum.members import ADMISSION_WAIT
 from lockstead.stores.quorum.store import TICKET_LEAD, Quorum
 from lockstead.testing import Faults, QuorumMonitor, SimulatedMember, SimulatedMemberStore
@@ -269,11 +271,74 @@ def test_a_member_that_came_back_empty_votes_only_when_it_is_safe(
         votes = await until(stage, forgetful.votes)
         assert 19.9 < votes - emptied < 25.0
         assert (await bob.quorum.health())[0].votes_in == 0
-        await until(stage, lambda: "m0 votes" in caplog.text)
+        await until(stage, lambda: "m0 has been admitted" in caplog.text)
 
     with caplog.at_level(logging.INFO, "lockstead"):
         stage.run(story())
     assert "Redlock node m0 has restarted empty" in caplog.text
+
+
+def test_a_member_that_stops_answering_is_logged_once_and_once_when_it_is_back(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    alice = stage.client("alice")
+    total = len(stage.members)
+
+    def warnings() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+    async def story() -> None:
+        await alice.engine.release(await alice.acquire())
+        alice.is_cut_off_from(0)
+        for _ in range(5):
+            await alice.engine.release(await alice.acquire())
+            await alice.runtime.sleep(1.0)
+        (beginning,) = warnings()
+        assert beginning.startswith("Redlock node m0 does not answer (the simulated server did not answer")
+        assert beginning.endswith(f"): {total - 1} of {total} nodes left; probing it in the background")
+        alice.is_cut_off_from()
+        await until(stage, lambda: len(warnings()) > 1)
+        pattern = rf"Redlock node m0 answers again after \d+\.\d s: {total} of {total} nodes answer"
+        assert re.fullmatch(pattern, warnings()[1])
+        await alice.engine.release(await alice.acquire())
+        assert len(warnings()) == 2
+
+    stage.run(story())
+
+
+def test_a_member_that_never_answered_is_no_warning(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    alice = stage.client("alice")
+    bob = stage.client("bob")
+
+    async def story() -> None:
+        await bob.engine.release(await bob.acquire())  # so that the members vote
+        alice.is_cut_off_from(0)
+        await alice.engine.release(await alice.acquire())
+        await alice.runtime.sleep(5.0)
+
+    with caplog.at_level(logging.INFO, "lockstead"):
+        stage.run(story())
+    said = [record for record in caplog.records if "m0 does not answer" in record.getMessage()]
+    assert [record.levelno for record in said] == [logging.INFO]
+
+
+def test_releases_dropped_because_too_many_are_pending_are_logged_once(
+    stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members, "MAX_PENDING_RELEASES", 1)
+    alice = stage.client("alice")
+
+    async def story() -> None:
+        leases = [await alice.acquire(name=name) for name in "xyz"]
+        alice.is_cut_off_from(0)
+        for lease in leases:
+            await alice.engine.release(lease)
+        await alice.runtime.sleep(5.0)
+
+    stage.run(story())
+    said = [record.getMessage() for record in caplog.records if "dropped" in record.getMessage()]
+    (line,) = said
+    assert line.startswith("Redlock node m0: 1 releases are pending, so that of 'y' and further ones are dropped: ")
 
 
 def test_abstention_is_said_to_be_the_reason(stage: Stage) -> None:

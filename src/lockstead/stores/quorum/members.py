@@ -71,6 +71,10 @@ class _MemberState:
     """It was unreachable recently, and is probed in the background."""
     pending_releases: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
     """Places to release once it answers: for how long a tombstone refuses the owner, and until when it matters."""
+    has_answered: bool = False
+    """It has answered a probe of this client."""
+    has_dropped_releases: bool = False
+    """More releases were pending than are kept, and this was logged."""
     found_empty: tuple[str, float] | None = None
     """The token under which it waits to be admitted or to vote, and when it was found empty."""
 
@@ -159,8 +163,11 @@ class Members:
         """Release a place as soon as its member answers; without a tombstone, only if that is before `until`."""
         pending_releases = self._states[number].pending_releases
         with self._mutex:
-            if len(pending_releases) < MAX_PENDING_RELEASES:
+            is_dropped = len(pending_releases) >= MAX_PENDING_RELEASES
+            if not is_dropped:
                 pending_releases[name, owner] = tombstone, until
+        if is_dropped:
+            self._log_dropped_release(self._states[number], name)
         self._start_recovery(number)
 
     def _start_recovery(self, number: int) -> None:
@@ -178,9 +185,14 @@ class Members:
             raise
 
     async def _recover_member(self, number: int) -> None:
-        """Probe the member until it answers and has applied its pending releases."""
+        """Probe the member until it answers and has applied its pending releases.
+
+        It is logged only if the first probe fails, too: not that one request was answered late.
+        """
         state = self._states[number]
         pause = MIN_PROBE_INTERVAL
+        began_at = self.runtime.now()
+        logged_at_level = logging.NOTSET
         while not self._closed:
             await self.runtime.sleep(pause * (0.5 + 0.5 * self.runtime.random()))
             pause = min(2 * pause, MAX_PROBE_INTERVAL)
@@ -189,13 +201,58 @@ class Members:
                 await self._flush_releases(state)
             except Exception as error:
                 state.error = str(error)
+                if not logged_at_level and not self._closed:
+                    logged_at_level = self._log_silence(number)
                 continue
+            state.has_answered = True
             if membership.votes_in > 0:
                 self.start_admission()
             with self._mutex:
-                if not state.pending_releases:
-                    state.suspected = False
-                    return
+                if state.pending_releases:
+                    continue
+                state.suspected = state.has_dropped_releases = False
+            if logged_at_level:
+                self._log_answer(state, self.runtime.now() - began_at, logged_at_level)
+            return
+
+    def _log_silence(self, number: int) -> int:
+        """Log that a member does not answer, and return the level: at first contact its absence is nothing new."""
+        state = self._states[number]
+        level = logging.WARNING if state.has_answered else logging.INFO
+        log.log(
+            level,
+            "Redlock node %s does not answer (%s): %d of %d nodes left; probing it in the background",
+            state.name,
+            state.error.removeprefix(f"{state.name}: "),
+            self._count_answering(),
+            len(self._states),
+        )
+        return level
+
+    def _log_answer(self, state: _MemberState, seconds: float, level: int) -> None:
+        log.log(
+            level,
+            "Redlock node %s answers again after %.1f s: %d of %d nodes answer",
+            state.name,
+            seconds,
+            self._count_answering(),
+            len(self._states),
+        )
+
+    def _log_dropped_release(self, state: _MemberState, name: str) -> None:
+        """Log the first of an outage."""
+        if not state.has_dropped_releases:
+            state.has_dropped_releases = True
+            log.warning(
+                "Redlock node %s: %d releases are pending, so that of %r and further ones are dropped: there the "
+                "places expire by themselves",
+                state.name,
+                MAX_PENDING_RELEASES,
+                name,
+            )
+
+    def _count_answering(self) -> int:
+        return sum(not state.suspected for state in self._states)
 
     async def _flush_releases(self, state: _MemberState) -> None:
         for (name, owner), (tombstone, until) in list(state.pending_releases.items()):
@@ -260,6 +317,7 @@ class Members:
         for number, (state, membership) in enumerate(zip(self._states, memberships, strict=True)):
             if membership is None:
                 continue
+            state.has_answered = True
             if membership.votes_in < inf:
                 self._note_admitted(state, membership)
                 continue
@@ -302,7 +360,7 @@ class Members:
     def _note_admitted(self, state: _MemberState, membership: Membership) -> None:
         if state.found_empty is not None and membership.votes_in == 0:
             state.found_empty = None
-            log.info("Redlock node %s votes: it has been admitted", state.name)
+            log.info("Redlock node %s has been admitted: it votes", state.name)
 
     async def _probe_all(self) -> list[Membership | None]:
         works = [self._attempt(n, lambda _, member: member.probe(self._timeout)) for n in range(len(self._states))]
