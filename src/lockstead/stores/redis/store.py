@@ -354,13 +354,13 @@ class RedisStore:
                     runtime, await locate(), channel, timeout, on_message=on_message, on_lost=on_lost
                 )
 
-            return LoopSubscriber(runtime, subscribe, _secret, wake)
+            return LoopSubscriber(runtime, self.address, subscribe, _secret, wake)
         threads = cast("ThreadRuntime", runtime)
 
         async def listen(timeout: float) -> blocking.Connection:
             return await blocking.subscribe(threads, await locate(), channel, timeout)
 
-        return BlockingSubscriber(threads, listen, _secret, wake)
+        return BlockingSubscriber(threads, self.address, listen, _secret, wake)
 
     async def _node_of(self, key: bytes) -> Node:
         return await _node_at(self._route, key)

@@ -12,6 +12,7 @@ from weakref import WeakMethod
 
 from lockstead.core import lifecycle
 from lockstead.core.model import Wake
+from lockstead.core.outage import reason
 from lockstead.errors import StoreError
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
@@ -28,7 +29,9 @@ RETRY_PAUSE = 0.1
 MIN_SUBSCRIBE_TIMEOUT = 0.25
 """Seconds a subscription may take even if its waiter has less time left: later waiters use the connection, too."""
 
-IGNORED = "ignored a message on this client's channel that wakes none of its places (%d so far)"
+IGNORED = "%s: ignored a message on this client's channel that wakes none of its places (%d so far)"
+
+NO_PONG = "the server did not answer a ping"
 
 MakeMessage = Callable[[str], bytes]
 """Makes the message that will wake a place of this owner."""
@@ -96,6 +99,29 @@ class _Liveness:
         return now > self._pinged_at + LIVENESS_TIMEOUT
 
 
+class _LossLog:
+    """Logs once that a subscription is lost, when a waiter finds it so, and once that it is restored.
+
+    At level INFO: waiters get their locks without it, only later. An outage of the store is a warning of the keeper.
+    """
+
+    def __init__(self, runtime: ThreadRuntime | AsyncRuntime, address: str) -> None:
+        self.address = address
+        self._now = runtime.now
+        self._lost_at: float | None = None
+
+    def lost(self, error: BaseException) -> None:
+        if self._lost_at is None:
+            self._lost_at = self._now()
+            why = reason(error, self.address)
+            log.info("%s: subscription lost (%s): waiters poll until it is restored", self.address, why)
+
+    def restored(self) -> None:
+        if self._lost_at is not None:
+            seconds, self._lost_at = self._now() - self._lost_at, None
+            log.info("%s: subscription restored after %.1f s: waiters are woken again", self.address, seconds)
+
+
 class _Waiter:
     """A thread that waits, or will. Its lock is released for a wake-up, or when it has to listen for the others."""
 
@@ -135,6 +161,7 @@ class BlockingSubscriber:
     def __init__(
         self,
         runtime: ThreadRuntime,
+        address: str,
         subscribe: Callable[[float], Awaitable[Subscription]],
         make_message: MakeMessage,
         wake: Wake,
@@ -142,6 +169,7 @@ class BlockingSubscriber:
         self.ignored = 0
         self._is_closed = False
         self._runtime = runtime
+        self._loss_log = _LossLog(runtime, address)
         self._subscribe = subscribe
         self._make_message = make_message
         self._wake = wake
@@ -219,6 +247,8 @@ class BlockingSubscriber:
             self._disconnect(connection)
             if not is_transient(error):
                 raise
+            if not self._is_closed:
+                self._loss_log.lost(error)
             time.sleep(min(RETRY_PAUSE, max(deadline - self._runtime.now(), 0.0)))
             waiter.wake(Wake.HINT)
 
@@ -231,6 +261,7 @@ class BlockingSubscriber:
             msg = "the connection was closed"
             raise ConnectionAbortedError(msg)
         self._liveness.start(self._runtime.now())
+        self._loss_log.restored()
         for waiter in list(self._waiters.values()):
             waiter.wake(Wake.HINT)
         return connection
@@ -242,12 +273,11 @@ class BlockingSubscriber:
                 waiter.wake(self._wake)
             else:
                 self.ignored += 1
-                log.debug(IGNORED, self.ignored)
+                log.debug(IGNORED, self._loss_log.address, self.ignored)
 
     def _check_liveness(self, connection: Subscription) -> None:
         if self._liveness.is_dead(self._runtime.now(), connection.ping):
-            msg = "the server did not answer a ping"
-            raise ConnectionResetError(msg)
+            raise ConnectionResetError(NO_PONG)
 
     def _disconnect(self, connection: Subscription | None) -> None:
         """Close a connection. In a forked child, another one may be in use by now."""
@@ -291,9 +321,13 @@ Subscribe = Callable[[float, OnMessage, OnLost], Awaitable[P]]
 class LoopSubscriber(Generic[P]):
     """One subscription for all waiting tasks. `wake` as in `BlockingSubscriber`."""
 
-    def __init__(self, runtime: AsyncRuntime, subscribe: Subscribe[P], make_message: MakeMessage, wake: Wake) -> None:
+    def __init__(
+        self, runtime: AsyncRuntime, address: str, subscribe: Subscribe[P], make_message: MakeMessage, wake: Wake
+    ) -> None:
         self.ignored = 0
+        self._is_closed = False
         self._runtime = runtime
+        self._loss_log = _LossLog(runtime, address)
         self._subscribe = subscribe
         self._make_message = make_message
         self._wake = wake
@@ -331,12 +365,17 @@ class LoopSubscriber(Generic[P]):
         connection = self._shared.connection
         try:
             if connection is None or not connection.is_good:
+                if connection is not None:
+                    self._loss_log.lost(ConnectionResetError("the connection was closed"))
                 await self._shared.open(max(timeout, MIN_SUBSCRIBE_TIMEOUT))
             elif self._liveness.is_dead(self._runtime.now(), connection.ping):
+                self._loss_log.lost(ConnectionResetError(NO_PONG))
                 connection.close()
         except (OSError, StoreError) as error:
             if not is_transient(error):
                 raise
+            if not self._is_closed:
+                self._loss_log.lost(error)
             await self._runtime.sleep(min(timeout, RETRY_PAUSE))
             return Wake.HINT
         is_set = await self._waiters.wait(owner, timeout)
@@ -352,6 +391,7 @@ class LoopSubscriber(Generic[P]):
             timeout, lambda message: call(message) if (call := weak()) else None, self._waiters.notify_all
         )
         self._liveness.start(self._runtime.now())
+        self._loss_log.restored()
         self._waiters.notify_all()
         return connection
 
@@ -362,12 +402,13 @@ class LoopSubscriber(Generic[P]):
         owner = self._owners.get(message)
         if owner is None:
             self.ignored += 1
-            log.debug(IGNORED, self.ignored)
+            log.debug(IGNORED, self._loss_log.address, self.ignored)
         else:
             self._waiters.notify(owner)
             self._woken.add(owner)
 
     def close(self) -> None:
+        self._is_closed = True
         self._shared.close()
 
 

@@ -380,7 +380,7 @@ def _blocking_subscriber(runtime: ThreadRuntime, address: Address, channel: str)
             raise connection_failure(address, error) from error
         return connection
 
-    return BlockingSubscriber(runtime, subscribe, str.encode, MESSAGE)
+    return BlockingSubscriber(runtime, f"postgresql://{address}", subscribe, str.encode, MESSAGE)
 
 
 def _loop_subscriber(runtime: AsyncRuntime, address: Address, channel: str) -> Subscriber:
@@ -398,7 +398,7 @@ def _loop_subscriber(runtime: AsyncRuntime, address: Address, channel: str) -> S
         connection.on_notice, connection.on_lost = on_message, on_lost
         return connection
 
-    return LoopSubscriber(runtime, subscribe, str.encode, MESSAGE)
+    return LoopSubscriber(runtime, f"postgresql://{address}", subscribe, str.encode, MESSAGE)
 
 
 def _listen(channel: str) -> Statement:
