@@ -98,7 +98,7 @@ class DamagedError(StoreError):
     """Stored data cannot be read: it was truncated, overwritten, or written by another program.
 
     The message says what is damaged, and how to clear it. Nothing was done, and a retry fails in the same way.
-    ``key`` and ``field``: where the data is, if the store has such.
+    ``key`` and ``field``: where the data is; empty if the store has no keys or fields.
     """
 
     def __init__(

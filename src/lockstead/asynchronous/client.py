@@ -182,7 +182,7 @@ class AsyncDistributedLock:
         return [info.describe(line) for line in await self._engine.inspect(prefix)]
 
     async def force_release(self, name: str) -> LockInfo | None:
-        """Remove the holders of a lock by force, and return who they were; None if it was free.
+        """Release a lock by force, and return its former holders; None if it was free.
 
         A holder detects that only at its next renewal. Until then two clients may believe that they hold the lock,
         and only the fence protects.

@@ -34,7 +34,7 @@ class AsyncLeadership(Leading, AsyncLockHandle):
 
 
 class AsyncElection(Contest[AsyncLeadership]):
-    """An election: campaign by hand, for a block or in the background, or watch who leads."""
+    """An election: campaign by hand, for a block or in the background, or watch for changes of the leader."""
 
     def __init__(self, engine: Engine, name: str, defaults: Defaults, **options: Unpack[ElectionOptions]) -> None:
         super().__init__(engine, AsyncLeadership, name, defaults, **options)

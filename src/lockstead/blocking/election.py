@@ -48,7 +48,7 @@ class _Lead(LockGuard[Leadership]):
 
 
 class Election(Contest[Leadership]):
-    """An election: campaign by hand, for a block or in the background, or watch who leads."""
+    """An election: campaign by hand, for a block or in the background, or watch for changes of the leader."""
 
     def __init__(self, engine: Engine, name: str, defaults: Defaults, **options: Unpack[ElectionOptions]) -> None:
         super().__init__(engine, Leadership, name, defaults, **options)

@@ -179,7 +179,7 @@ class Scenario:
                     what = f"writes {event['counter']} with fence {late}: REFUSED, the file has seen fence {newest}"
                     self._timeline.add(worker, what, GREEN, moment)
                 case "lost":
-                    what = "learns that its lease has expired, and asks for the lock again"
+                    what = "detects that its lease has expired, and requests the lock again"
                     self._timeline.add(worker, what, moment=moment)
                 case "done":
                     self._timeline.add(worker, "is done", DIM, moment)
@@ -187,7 +187,7 @@ class Scenario:
 
     def _start(self) -> None:
         self._timeline.start()
-        self._timeline.add("all", "ask for the lock: one becomes its holder, the others are waiters in a queue")
+        self._timeline.add("all", "request the lock: one becomes its holder, the others are waiters in a queue")
         for worker in self._processes:
             self._proceed(worker)
 
@@ -222,7 +222,7 @@ class Scenario:
         self._timeline.add("", f"the waiters wait until the lease expires: at most {TTL:g} s", DIM)
 
     def _resume(self) -> None:
-        """Resume the paused worker, which does not know how much time has passed and has yet to write."""
+        """Resume the paused worker, whose clock check and write are still ahead of it."""
         worker, self._paused, self._missed = self._paused, "", 0
         self._timeline.add(worker, "RESUMED (SIGCONT): continues as if it still held the lock", YELLOW)
         self._proceed(worker)

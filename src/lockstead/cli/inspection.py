@@ -91,8 +91,8 @@ def release(arguments: Namespace) -> int:
     if not arguments.force:
         msg = (
             f"this takes {name!r} away from its holder and grants it to the next waiter. The holder notices only at "
-            "its next renewal: until then both work, and only a fence can tell them apart. Make sure that the holder "
-            "is gone, then repeat the command with --force"
+            "its next renewal: until then both clients work, and only their fences distinguish them. Make sure that "
+            "the holder is gone, then repeat the command with --force"
         )
         raise Failure(Exit.BAD_INPUT, msg, name=name)
     with open_client(arguments.url) as locks:

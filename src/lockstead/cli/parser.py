@@ -99,10 +99,10 @@ def build_parser() -> ArgumentParser:
         "leader election: run a command on one machine of many",
         usage="lockstead elect NAME [options] -- CMD [ARG ...]",
         description=(
-            "Campaign for the lead, run a command once elected, and exit with the command's code when it ends.\n\n"
-            "The holder of the lock NAME is the leader: see `lockstead show NAME`. If the lead is lost, or about to\n"
-            "end because it cannot be renewed, the command and its descendants are stopped before another machine can\n"
-            "lead, and `elect` campaigns again. It waits out outages of the store.\n"
+            "Campaign for leadership, run a command once elected, and exit with the command's code when it ends.\n\n"
+            "The holder of the lock NAME is the leader: see `lockstead show NAME`. If leadership is lost, or about\n"
+            "to end because it cannot be renewed, the command and its descendants are stopped before another machine\n"
+            "can lead, and `elect` campaigns again. During an outage of the store it keeps retrying.\n"
             "Environment and signals are as for `run`."
         ),
         example=f"lockstead elect scheduler --ttl 15 --metadata host=web-1 -- ./scheduler\n\n{EXIT_CODES}",

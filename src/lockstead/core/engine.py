@@ -121,7 +121,7 @@ class Engine:
     async def reenter(self, ask: Ask, claim: Claim) -> Lease | None:
         """Re-enter a lease that this thread or task holds already: count it and extend it. None if there is none.
 
-        A writer may re-enter as a reader; a reader that wants to write would wait for itself, and is refused at once.
+        A writer may re-enter as a reader. A reader that requests the write side would wait for itself: it is refused.
         """
         with self.keeper.mutex:
             lease = self._entered.get((self.runtime.context(), ask.name))

@@ -1,8 +1,8 @@
 """Leader election: the holder of a name's lock is the leader.
 
-A leader's trust window ends `grace` seconds before its lease does. So a leader learns that it has lost the lead that
-long before another candidate can be elected, and has time to stop. A leader that resigns stops first: the lock is
-released after `on_lost` has ended.
+A leader's trust window ends `grace` seconds before its lease does. So the loss is signalled that long before another
+candidate can be elected, and the leader has time to stop. A leader that resigns stops first: the lock is released after
+`on_lost` has ended.
 
 Not promised: anything while a process is paused (SIGSTOP, a frozen machine). It detects the loss as soon as it resumes,
 but may first complete what it was about to do; then only the fence protects. The same holds if the store's clock steps
@@ -47,8 +47,8 @@ class ElectionOptions(TypedDict, total=False):
     """Options of an election."""
 
     ttl: Seconds
-    """How long the lead stays taken if the leader dies: while it runs, its lease is renewed in the background. The
-    client's default if not given."""
+    """The lease duration: how long no other candidate can be elected if the leader dies. While it runs, its lease is
+    renewed in the background. The client's default if not given."""
     grace: Seconds | None
     """How long before its lease could expire a leader is notified, so that it can stop in time: by default a fifth of
     the ttl, at most a half."""

@@ -145,7 +145,7 @@ def _holder(place: Place, now: float, wall: datetime, metadata: dict[str, Any]) 
 
 
 def _metadata(text: str) -> dict[str, Any] | None:
-    """Parse metadata; None if it is no object, or one that SQL accepts and Python does not: too deep, long numbers."""
+    """Parse metadata; None if it is not an object, or one that only SQL accepts: too deep, or with long numbers."""
     with suppress(ValueError, RecursionError):
         metadata = json.loads(text)
         if isinstance(metadata, dict) and not _is_deep(metadata):

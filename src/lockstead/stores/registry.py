@@ -72,7 +72,7 @@ def _open_embedded(source: str, scheme: str, runtime: Runtime) -> Store:
     with suppress(ValueError):  # which may quote a password, also as the context of another error
         parts = urlsplit(source)
     if parts is None:
-        msg = f"{scheme}://…: this is no URL"
+        msg = f"{scheme}://…: this is not a URL"
         raise InvalidInputError(msg)
     if parts.query or parts.fragment:
         msg = f"{scheme}://…: this URL takes no options after '?' or '#'"
@@ -102,7 +102,7 @@ def _opener_of(source: str, scheme: str) -> Opener:
 def redact(url: str) -> str:
     """Return the part of a URL that cannot belong to a password: its scheme, if it has one."""
     scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*(?=://)", url)
-    return f"{scheme[0]}://…" if scheme else "this text, which is no URL"
+    return f"{scheme[0]}://…" if scheme else "this text, which is not a URL"
 
 
 def _origin(source: object) -> str:

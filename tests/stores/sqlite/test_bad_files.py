@@ -71,7 +71,7 @@ def test_a_file_in_the_directorys_place_is_refused(path: Path) -> None:
 def test_random_bytes_are_refused_and_left_alone(path: Path, seed: int) -> None:
     junk = random.Random(seed).randbytes(20_000)
     path.write_bytes(junk)
-    refused(path, "no lockstead database")
+    refused(path, "not a lockstead database")
     assert path.read_bytes() == junk
 
 

@@ -91,7 +91,10 @@ class Quorum:
         clock: Callable[[], int] = ticket_floor,
     ) -> None:
         if len(members) < MIN_MEMBERS:
-            msg = f"a quorum needs at least {MIN_MEMBERS} members, got {len(members)}: of two, none may fail"
+            msg = (
+                f"a quorum needs at least {MIN_MEMBERS} members, got {len(members)}: with two, the loss of either one "
+                "stops all locking"
+            )
             raise InvalidInputError(msg)
         if not 0 < node_timeout <= LONGEST_ROUND / 2:
             msg = f"node_timeout must be above 0 and at most {LONGEST_ROUND / 2:g} seconds, got {node_timeout}"
@@ -124,7 +127,7 @@ class Quorum:
         After a StoreError some members may have a place: repeat the same join, or call `leave`.
         """
         if ask.queue or ask.capacity > 1:
-            msg = "a quorum carries exclusive locks only, and has no queue to wait in"
+            msg = "a quorum supports exclusive locks only, and has no queue to wait in"
             raise UnsupportedError(msg, name=ask.name)
         await self._members.bootstrap()
         member_timeout = min(timeout, self._node_timeout)
@@ -159,7 +162,8 @@ class Quorum:
         if not self._is_in_time(sent) or not (
             is_agreed or await self._write_back(ask, ticket, tickets, member_timeout)
         ):
-            msg = f"too few nodes confirmed {ask.name!r} in time"
+            reasons = "; ".join(self._reasons(votes)) or "they answered too late"
+            msg = f"too few nodes confirmed {ask.name!r} in time ({reasons}): check them with `lockstead doctor`"
             raise StoreError(msg, name=ask.name, transient=True)
         return Standing(ticket, True, self.runtime.now())
 
@@ -441,6 +445,14 @@ class Quorum:
 
     def _no_majority(self, votes: Votes[T], name: str = "") -> StoreError:
         """Name the members that do not answer or vote. Transient unless each refused: then there is nothing to undo."""
+        reasons = self._reasons(votes)
+        answered = len(_answers(votes))
+        lead = "too few nodes vote" if answered >= self._majority else f"only {answered} of {len(votes)} nodes answered"
+        is_final = all(isinstance(vote, StoreError) and not vote.transient for vote in votes)
+        return StoreError(f"{lead}: {'; '.join(reasons)}", name=name, transient=not is_final)
+
+    def _reasons(self, votes: Votes[T]) -> list[str]:
+        """Say of each member that does not answer or vote why it does not."""
         reasons = []
         for number, vote in enumerate(votes):
             if vote is None or isinstance(vote, Exception):
@@ -450,10 +462,7 @@ class Quorum:
                     f"votes in {vote.recheck:.0f} s" if vote.recheck < inf else "waits for the other nodes to admit it"
                 )
                 reasons.append(self._members.describe(number, f"restarted empty, and {when}"))
-        answered = len(_answers(votes))
-        lead = "too few nodes vote" if answered >= self._majority else f"only {answered} of {len(votes)} nodes answered"
-        is_final = all(isinstance(vote, StoreError) and not vote.transient for vote in votes)
-        return StoreError(f"{lead}: {'; '.join(reasons)}", name=name, transient=not is_final)
+        return reasons
 
 
 def _silent(votes: Votes[bool], members: Sequence[int]) -> list[int]:

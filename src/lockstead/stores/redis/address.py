@@ -135,7 +135,7 @@ def _check(url: str) -> None:
 def _split(text: str) -> SplitResult:
     with suppress(ValueError):  # its text may quote a password
         return urlsplit(text)
-    msg = "this is no URL"
+    msg = "this is not a URL"
     raise ValueError(msg)
 
 

@@ -24,7 +24,7 @@ _ADVICE = {
     "OOM": "raise maxmemory, or make room",
     "MISCONF": "repair the server's persistence",
     "NOREPLICAS": "its min-replicas-to-write asks for more replicas than are connected",
-    "LOADING": "it has just started",
+    "LOADING": "it has just started: retry once it has loaded its data",
 }
 _CODE = re.compile(rf"\b({'|'.join([*_TRANSIENT, *_ADVICE, 'NOSCRIPT', 'MOVED', 'ASK', 'DAMAGED', 'WRONGTYPE'])})\b")
 _LACKS_RIGHT = re.compile(r"ACL failure in script|The user executing the script can't")

@@ -29,7 +29,7 @@ def findings(address: Address, replies: Sequence[Any], *, is_member: bool) -> It
     info = dict(line.split(":", 1) for line in info_text.decode().splitlines() if ":" in line)
     name, version = _name_and_version(info)
     if "redis_version" in info and tuple(map(int, info["redis_version"].split(".")[:2])) < MIN_VERSION:
-        yield Finding("error", subject, f"{name} {version} is too old: 6.2 is needed")
+        yield Finding("error", subject, f"{name} {version} is too old: upgrade to Redis 6.2 or newer, or Valkey")
         return
     yield Finding("ok", subject, f"{name} {version}, {info.get('role', 'role unknown')}")
     policy = info.get("maxmemory_policy", "")
@@ -39,7 +39,8 @@ def findings(address: Address, replies: Sequence[Any], *, is_member: bool) -> It
         yield Finding(
             "warning",
             subject,
-            "this Redlock node persists nothing: after a restart it does not vote before the longest ttl has passed",
+            "this Redlock node persists nothing: after a restart it does not vote before the longest ttl has "
+            "passed: set appendonly yes and appendfsync always",
         )
 
 
@@ -49,7 +50,9 @@ def skew(address: Address, replies: Sequence[Any]) -> list[Finding]:
     ahead = 0.0 if isinstance(clock, Exception) else int(clock[0]) + int(clock[1]) / 1e6 - time.time()
     if abs(ahead) <= MAX_CLOCK_SKEW:
         return []
-    return [Finding("warning", str(address), f"its clock is {ahead:+.1f} s off this machine's")]
+    return [
+        Finding("warning", str(address), f"its clock is {ahead:+.1f} s off this machine's: synchronise both with NTP")
+    ]
 
 
 def _name_and_version(info: dict[str, str]) -> tuple[str, str]:

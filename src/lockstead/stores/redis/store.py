@@ -398,7 +398,7 @@ class RedisStore:
                 payload, count = ASKING + command.pack_in_full(key, args), 2
             else:
                 raise self._refused(node, reply, command, key)
-        msg = f"{node.address}: redirected {MAX_REDIRECTIONS} times"
+        msg = f"{node.address}: redirected {MAX_REDIRECTIONS} times: the cluster is being reconfigured; retry"
         raise StoreError(msg, transient=True)
 
     async def _call_all(
@@ -426,7 +426,10 @@ class RedisStore:
     def _check_replicas(self, node: Node, replicas: Any) -> None:
         if isinstance(replicas, Exception) or replicas < self._min_replicas:
             found = replicas if isinstance(replicas, Exception) else f"{replicas} of {self._min_replicas}"
-            msg = f"{node.address}: not enough replicas confirmed it in time ({found})"
+            msg = (
+                f"{node.address}: not enough replicas confirmed it in time ({found}): check the replicas, or lower "
+                "min_replicas"
+            )
             raise _UnconfirmedError(msg, transient=True)
 
     def _refused(self, node: Node, reply: Exception, command: Command, key: bytes) -> StoreError:

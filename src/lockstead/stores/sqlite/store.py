@@ -67,14 +67,14 @@ _SQL = load("lockstead.stores.sqlite")
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _TRANSIENT = {*_BUSY, sqlite3.SQLITE_IOERR}
 _ADVICE = {
-    sqlite3.SQLITE_BUSY: "another program keeps it locked",
-    sqlite3.SQLITE_LOCKED: "another program keeps it locked",
+    sqlite3.SQLITE_BUSY: "another program keeps it locked: find it with lsof, and end its transaction",
+    sqlite3.SQLITE_LOCKED: "another program keeps it locked: find it with lsof, and end its transaction",
     sqlite3.SQLITE_CANTOPEN: "its directory must exist and be writable; --url or LOCKSTEAD_URL chooses another file",
     sqlite3.SQLITE_READONLY: "the file and its directory must be writable; LOCKSTEAD_URL chooses another file",
-    sqlite3.SQLITE_NOTADB: "it is no lockstead database; move it away, or choose another file",
-    sqlite3.SQLITE_CORRUPT: "it is damaged; stop its users and move it away: no lock outlives its users",
-    sqlite3.SQLITE_FULL: "the disk is full",
-    sqlite3.SQLITE_IOERR: "the disk failed, or its -wal or -shm file was removed",
+    sqlite3.SQLITE_NOTADB: "it is not a lockstead database; move it away, or choose another file",
+    sqlite3.SQLITE_CORRUPT: "it is damaged; stop its users and move it away: held locks end with their processes",
+    sqlite3.SQLITE_FULL: "the disk is full: free space on its file system",
+    sqlite3.SQLITE_IOERR: "the disk failed, or its -wal or -shm file was removed: check the disk",
 }
 
 
@@ -408,7 +408,7 @@ class SqliteStore:
     def _connected(self, *, check_file: bool) -> sqlite3.Cursor:
         """Connect, and reconnect if the file was deleted or replaced: other processes would use the new one."""
         if self._closed and check_file:  # a place can still be released
-            msg = f"{self.path}: this store is closed"
+            msg = f"{self.path}: this store is closed: create a new client"
             raise StoreError(msg)
         if self._cursor is not None:
             if not check_file or self._is_current():

@@ -43,7 +43,7 @@ def findings(address: Address, answer: Row, *, cannot_listen: bool) -> Iterator[
         yield Finding("error", subject, msg)
     yield from _congestion(subject, float(queued))
     if abs(ahead := float(clock) - time.time()) > MAX_CLOCK_SKEW:
-        yield Finding("warning", subject, f"its clock is {ahead:+.1f} s off this machine's")
+        yield Finding("warning", subject, f"its clock is {ahead:+.1f} s off this machine's: synchronise both with NTP")
     if cannot_listen:
         msg = (
             "there is a pooler before it, and LISTEN receives nothing through one that pools transactions, so that "
