@@ -182,7 +182,7 @@ def release(handle: LockHandle, end: End) -> None:
         why_stopped = why_stopped or str(error)
     except StoreError as error:
         if not why_stopped:
-            log.warning("%r could not be released; it expires after its ttl: %s", handle.name, error)
+            log.warning("could not release %r (%s): it expires after its ttl", handle.name, error)
     if why_stopped:
         msg = f"{why_stopped}; {end.describe()}"
         raise Failure(Exit.LEASE_LOST, msg, name=handle.name, fence=handle.fence, ending=end.status)

@@ -81,7 +81,7 @@ def test_a_truncated_database_is_refused(path: Path, kept: int) -> None:
     whole = path.read_bytes()
     assert len(whole) > kept
     path.write_bytes(whole[:kept])
-    refused(path, "damaged|no lockstead database")
+    refused(path, "damaged|not a lockstead database")
 
 
 def test_a_database_whose_pages_are_scrambled_never_raises_anything_but_store_errors(path: Path, seed: int) -> None:
