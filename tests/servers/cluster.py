@@ -100,7 +100,7 @@ class ClusterDeployment:
                 _ask(node, "CLUSTER", "SETSLOT", slot, "NODE", self._ids[to])
             self.owner(slot)
 
-    def fail_over(self, master: RedisServer) -> RedisServer:
+    def failover(self, master: RedisServer) -> RedisServer:
         """Kill a master that has a replica, and return the one that serves its slots instead."""
         slot = next(iter(_view(master)[self._ids[master]].slots))
         master.kill()

@@ -15,7 +15,7 @@ from tests.servers.ports import HOST
 from tests.servers.redis import RedisServer
 
 SERVICE = "lockstead"
-FAIL_OVER = 30.0
+FAILOVER = 30.0
 """How long a failover may take on a loaded machine; they take three or four seconds, or, soon after another, six."""
 
 
@@ -76,7 +76,7 @@ class SentinelDeployment:
 
     def master(self) -> RedisServer:
         """Return the server that the sentinels agree to be the master; wait until they do."""
-        server: RedisServer = eventually(self._agreed, "the sentinels agree on a master", FAIL_OVER)
+        server: RedisServer = eventually(self._agreed, "the sentinels agree on a master", FAILOVER)
         return server
 
     def replicas(self) -> list[RedisServer]:
@@ -90,7 +90,7 @@ class SentinelDeployment:
         client: redis.Redis = sentinel.master_for(SERVICE, **(defaults | options))
         return client
 
-    def fail_over(self, how: Literal["kill", "pause"] = "kill") -> RedisServer:
+    def failover(self, how: Literal["kill", "pause"] = "kill") -> RedisServer:
         """Take the master away, and return the one that is elected instead.
 
         A paused master takes itself for one when it is resumed: for ten seconds, until a sentinel corrects it.
@@ -105,7 +105,7 @@ class SentinelDeployment:
             new = self._agreed()
             return new if new and new is not old and _role(new) == "master" else None
 
-        server: RedisServer = eventually(elected, "a new master is elected", FAIL_OVER)
+        server: RedisServer = eventually(elected, "a new master is elected", FAILOVER)
         return server
 
     def restore(self) -> None:
@@ -129,7 +129,7 @@ class SentinelDeployment:
         return next((server for server in self.servers if ports == {server.port}), None)
 
     def _await_whole(self) -> None:
-        eventually(self._is_whole, "master, replicas and sentinels see each other", FAIL_OVER)
+        eventually(self._is_whole, "master, replicas and sentinels see each other", FAILOVER)
 
     def _is_whole(self) -> bool:
         return all(self._is_seen_whole_by(sentinel) for sentinel in self.sentinels)

@@ -394,7 +394,7 @@ class TestSentinel:
         old = sentinel.master()
         old.client().set(key_prefix, "value")
         old.client().wait(1, 5000)
-        new = sentinel.fail_over(how)
+        new = sentinel.failover(how)
         assert new is not old
         assert new is sentinel.master()
         with closing(sentinel.client()) as client:
@@ -434,7 +434,7 @@ class TestCluster:
         flavour = next((flavour for flavour in redis_flavours() if flavour.version < (7,)), VALKEY9)
         with ClusterDeployment(flavour, replicas=1, cluster_node_timeout="1000") as cluster:
             old = cluster.owner(0)
-            new = cluster.fail_over(old)
+            new = cluster.failover(old)
             assert new is not old
             with closing(cluster.client()) as client:
                 client.set("key", "value")

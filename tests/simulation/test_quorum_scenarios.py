@@ -127,7 +127,7 @@ def test_the_loser_of_a_race_leaves_nothing(stage: Stage) -> None:
     stage.run(story())
 
 
-def test_a_time_out_is_kept(stage: Stage) -> None:
+def test_a_timeout_is_kept(stage: Stage) -> None:
     alice, bob = stage.client("alice"), stage.client("bob")
 
     async def story() -> None:
@@ -141,7 +141,7 @@ def test_a_time_out_is_kept(stage: Stage) -> None:
     stage.run(story())
 
 
-def test_a_dead_minority_costs_one_time_out_once(stage: Stage) -> None:
+def test_a_dead_minority_costs_one_timeout_once(stage: Stage) -> None:
     alice = stage.client("alice")
 
     async def story() -> None:
@@ -563,7 +563,7 @@ def test_a_rare_history_catches_its_mutant(name: str, monkeypatch: pytest.Monkey
         STORIES[name]()
 
 
-def test_a_quorum_has_at_least_three_members_and_a_time_out_within_a_round() -> None:
+def test_a_quorum_has_at_least_three_members_and_a_timeout_within_a_round() -> None:
     stage = Stage(3)
     links = stage.client("alice").links
     with pytest.raises(InvalidInputError, match="at least 3"):

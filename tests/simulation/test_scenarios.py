@@ -711,7 +711,7 @@ def test_a_force_released_holder_is_notified_at_its_next_renewal(stage: Stage) -
     stage.run(story())
 
 
-def test_a_time_out_is_kept_and_names_the_holder(stage: Stage) -> None:
+def test_a_timeout_is_kept_and_names_the_holder(stage: Stage) -> None:
     alice, bob = stage.client("alice"), stage.client("bob")
 
     async def story() -> None:
@@ -730,7 +730,7 @@ def test_a_time_out_is_kept_and_names_the_holder(stage: Stage) -> None:
     stage.run(story())
 
 
-def test_a_grant_that_races_with_the_time_out_is_not_thrown_away(stage: Stage) -> None:
+def test_a_grant_that_races_with_the_timeout_is_not_thrown_away(stage: Stage) -> None:
     """Look again before reporting failure."""
     alice, bob = stage.client("alice"), stage.client("bob")
     stage.server.faults.lost_wake_up = 1.0
@@ -811,7 +811,7 @@ def test_a_client_that_dies_waiting_for_the_last_of_several_names_keeps_the_firs
     stage.run(story())
 
 
-def test_a_time_out_of_several_names_is_for_the_whole(stage: Stage) -> None:
+def test_a_timeout_of_several_names_is_for_the_whole(stage: Stage) -> None:
     """However many there are, and however slow the store is: nor does giving them up take for ever."""
     alice, bob = stage.client("alice"), stage.client("bob")
     asks = [Ask(f"{number:03}", "", 60.0, 3.0) for number in range(100)]

@@ -148,7 +148,7 @@ def sentinel(directory: Path) -> Iterator[Arena]:
             # a busy machine holds up for two seconds would be a failover that was not recorded.
             url=f"redis+sentinel://{_hosts(deployment.addresses)}/{deployment.service}",
             # "A failover to a replica that lacks the newest writes".
-            promises=replace(PROMISES, forgetting={"fail over", "pause primary"}),
+            promises=replace(PROMISES, forgetting={"force failover", "pause primary"}),
             faults=by_kind(sentinel_faults(deployment)),
             heal=deployment.restore,
         )
@@ -163,7 +163,7 @@ def cluster(directory: Path) -> Iterator[Arena]:
             name="cluster",
             url=sextet.url,
             # "A failover to a replica that lacks the newest writes".
-            promises=replace(PROMISES, forgetting={"fail over", "pause primary"}),
+            promises=replace(PROMISES, forgetting={"force failover", "pause primary"}),
             faults=by_kind(sextet.faults()),
             heal=sextet.heal,
         )
@@ -452,7 +452,7 @@ def redis_faults(server: Callable[[Random], RedisServer]) -> list[Fault]:
 def sentinel_faults(deployment: SentinelDeployment) -> list[Fault]:
     @contextmanager
     def killed(chance: Random) -> Iterator[None]:
-        deployment.fail_over("kill")
+        deployment.failover("kill")
         try:
             yield
         finally:
@@ -461,7 +461,7 @@ def sentinel_faults(deployment: SentinelDeployment) -> list[Fault]:
     @contextmanager
     def paused(chance: Random) -> Iterator[None]:
         old = deployment.master()
-        deployment.fail_over("pause")
+        deployment.failover("pause")
         try:
             yield
         finally:
@@ -481,7 +481,7 @@ def sentinel_faults(deployment: SentinelDeployment) -> list[Fault]:
 
     return [
         *redis_faults(lambda chance: deployment.master()),
-        Fault(kind="fail over", harm=killed, seconds=(0.0, 1.0)),
+        Fault(kind="force failover", harm=killed, seconds=(0.0, 1.0)),
         Fault(kind="pause primary", harm=paused, seconds=(0.0, 1.0)),
         Fault(kind="kill replica", harm=lambda chance: without(chance.choice(deployment.replicas()))),
         Fault(kind="kill sentinel", harm=lambda chance: without(chance.choice(deployment.sentinels))),
@@ -520,7 +520,7 @@ class Sextet:
         return [
             *redis_faults(self._primary),
             *(replace(fault, harm=self._on_the_way(fault.kind)) for fault in network(self.proxies[0])),
-            Fault(kind="fail over", harm=lambda chance: self._harm(self._failed_over(chance)), seconds=(0.0, 1.0)),
+            Fault(kind="force failover", harm=lambda chance: self._harm(self._failover(chance)), seconds=(0.0, 1.0)),
             Fault(kind="pause primary", harm=lambda chance: self._harm(self._paused(chance))),
             Fault(kind="kill replica", harm=lambda chance: self._harm(self._without_replica(chance))),
             Fault(kind="move slot", harm=lambda chance: self._harm(self._moving(chance))),
@@ -550,8 +550,8 @@ class Sextet:
         self.heal()
 
     @contextmanager
-    def _failed_over(self, chance: Random) -> Iterator[None]:
-        self.deployment.fail_over(self._primary(chance))
+    def _failover(self, chance: Random) -> Iterator[None]:
+        self.deployment.failover(self._primary(chance))
         yield
 
     @contextmanager

@@ -548,12 +548,12 @@ def test_harm_on_sentinel(sentinel: SentinelDeployment) -> None:
         "flush scripts",
         "kill connections",
         "forge messages",
-        "fail over",
+        "force failover",
         "pause primary",
         "kill replica",
         "kill sentinel",
     }
-    for kind in ("fail over", "pause primary"):
+    for kind in ("force failover", "pause primary"):
         old = sentinel.master()
         with faults[kind].harm(
             Random(0)
@@ -576,7 +576,7 @@ def sextet() -> Iterator[Sextet]:
         yield sextet
 
 
-@pytest.mark.parametrize("kind", ["fail over", "pause primary", "kill replica", "move slot", "cut network"])
+@pytest.mark.parametrize("kind", ["force failover", "pause primary", "kill replica", "move slot", "cut network"])
 def test_harm_on_a_cluster(sextet: Sextet, kind: str) -> None:
     deployment = sextet.deployment
     faults = {fault.kind: fault for fault in sextet.faults()}
@@ -586,7 +586,7 @@ def test_harm_on_a_cluster(sextet: Sextet, kind: str) -> None:
         down = {node for node in deployment.nodes if node.is_paused or not node.is_running}
         cut = [proxy for proxy in sextet.proxies if fails(redis.RedisError, partial(_ping, proxy.url))]
         match kind:
-            case "fail over":
+            case "force failover":
                 assert down < primaries
                 assert not down & {*deployment.masters()}
             case "pause primary":
@@ -600,7 +600,7 @@ def test_harm_on_a_cluster(sextet: Sextet, kind: str) -> None:
     assert all(node.is_running and not node.is_paused for node in deployment.nodes)
     for proxy in sextet.proxies:
         _ping(proxy.url)
-    assert ({*deployment.masters()} != primaries) == (kind == "fail over")
+    assert ({*deployment.masters()} != primaries) == (kind == "force failover")
     assert (before != {slot: deployment.owner(slot) for slot in before}) or kind != "move slot"
     with DistributedLock(sextet.url) as locks:
         for name in NAMES:
@@ -626,7 +626,7 @@ def test_all_harm_on_a_cluster(sextet: Sextet) -> None:
         "cut connections",
         "duplicate connections",
         "unsteady network",
-        "fail over",
+        "force failover",
         "pause primary",
         "kill replica",
         "move slot",

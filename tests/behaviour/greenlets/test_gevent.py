@@ -110,7 +110,7 @@ def test_greenlets_are_threads_to_every_store(store: str, order: str, request: p
 
 
 @pytest.mark.parametrize("store", ["redis", "redis-tls", "postgres", "postgres+advisory"])
-def test_greenlets_keep_their_time_outs_while_the_server_is_silent(
+def test_greenlets_keep_their_timeouts_while_the_server_is_silent(
     store: str, request: pytest.FixtureRequest, networks: Callable[..., FaultProxy], authority: Authority
 ) -> None:
     fixture: Fixture = request.getfixturevalue

@@ -76,7 +76,7 @@ def test_a_bad_ttl_is_refused_at_once(rig: Rig, ttl: Any) -> None:
 
 @pytest.mark.no_store
 @pytest.mark.parametrize("timeout", [-1, float("nan"), "1", True, timedelta(seconds=-1)], ids=repr)
-def test_a_bad_time_out_is_refused_at_once(rig: Rig, timeout: Any) -> None:
+def test_a_bad_timeout_is_refused_at_once(rig: Rig, timeout: Any) -> None:
     async def test() -> None:
         client = rig.client()
         with pytest.raises(InvalidInputError, match="timeout"):

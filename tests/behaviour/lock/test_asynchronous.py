@@ -129,7 +129,7 @@ async def test_asyncio_timeout_around_a_wait_leaves_no_place(locks: AsyncDistrib
 
 
 @on_a_loop
-async def test_asyncio_timeout_inside_a_block_is_only_a_time_out(locks: AsyncDistributedLock) -> None:
+async def test_asyncio_timeout_inside_a_block_is_only_a_timeout(locks: AsyncDistributedLock) -> None:
     async with locks.lock("x"):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):

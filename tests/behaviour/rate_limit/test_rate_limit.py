@@ -246,7 +246,7 @@ def test_a_repeated_request_may_count_twice(locks: DistributedLock, store: Forge
     assert limiter.try_acquire().remaining == 3
 
 
-def test_a_repeated_request_waits_no_longer_than_what_is_left_of_the_time_out(
+def test_a_repeated_request_waits_no_longer_than_what_is_left_of_the_timeout(
     locks: DistributedLock, store: Forgetful, time: VirtualTime
 ) -> None:
     limiter = locks.rate_limiter("x", limit=1, per=1, burst=1)
@@ -431,7 +431,7 @@ def test_a_store_without_rates_says_where_they_are() -> None:
     assert refusal.value.name == "x"
 
 
-def test_a_refusal_is_a_time_out_and_pickles() -> None:
+def test_a_refusal_is_a_timeout_and_pickles() -> None:
     error = RateLimitError("too soon", name="x", retry_after=1.5)
     assert isinstance(error, LockError)
     assert isinstance(error, TimeoutError)

@@ -347,7 +347,7 @@ def test_cancelling_at_any_moment_leaves_nothing_behind(url: str, server: Postgr
     asyncio.run(test())
 
 
-def test_time_outs_at_any_moment_leave_nothing_behind(locks: DistributedLock, server: PostgresServer) -> None:
+def test_timeouts_at_any_moment_leave_nothing_behind(locks: DistributedLock, server: PostgresServer) -> None:
     draw = random.Random(11)
     inside = threading.Lock()
 
@@ -456,7 +456,7 @@ def test_sessions_that_waited_are_kept_for_others_but_not_too_many(url: str, ser
     eventually(lambda: server.connections("many") == 0, "all are closed")
 
 
-def test_a_session_is_never_left_in_a_transaction_and_keeps_to_its_own_time_outs(server: PostgresServer) -> None:
+def test_a_session_is_never_left_in_a_transaction_and_keeps_to_its_own_timeouts(server: PostgresServer) -> None:
     with server.database() as database, ExitStack() as stack:
         for setting in ("statement_timeout", "lock_timeout", "idle_session_timeout", "transaction_timeout"):
             server.sql(f"ALTER DATABASE {database.rpartition('/')[2]} SET {setting} = '100ms'")

@@ -241,7 +241,7 @@ def test_names_are_locked_in_one_order_whichever_they_are_asked_for_in(table: Ta
     first.rollback()
 
 
-def test_the_time_out_of_a_request_for_several_names_is_for_all_of_them(table: Table) -> None:
+def test_the_timeout_of_a_request_for_several_names_is_for_all_of_them(table: Table) -> None:
     store = table.store()
     users = [table.connect(autocommit=False) for _ in "abc"]
     for user, name in zip(users, "abc", strict=True):

@@ -22,7 +22,7 @@ from tests.servers.proxy import FaultProxy
 TASKS = 1500
 
 
-def test_many_tasks_with_short_time_outs_get_a_time_out_and_no_error_of_a_silent_server(
+def test_many_tasks_with_short_timeouts_get_a_timeout_and_no_error_of_a_silent_server(
     server: PostgresServer, schema: str
 ) -> None:
     outcomes: Counter[str] = Counter()
@@ -51,7 +51,7 @@ def test_many_tasks_with_short_time_outs_get_a_time_out_and_no_error_of_a_silent
     assert outcomes.total() > TASKS / 4, "it was no storm"
 
 
-def test_a_request_that_opens_a_connection_for_itself_and_then_runs_out_of_time_gets_a_time_out(
+def test_a_request_that_opens_a_connection_for_itself_and_then_runs_out_of_time_gets_a_timeout(
     server: PostgresServer, proxy: FaultProxy, schema: str
 ) -> None:
     """A locked name moves the request to a connection of its own; the round trips to open it take most of the time."""

@@ -39,7 +39,7 @@ async def test_a_standby_is_passed_over_until_it_is_promoted_and_has_what_it_rec
     await ask(handle.release())
     following = await waiting.result()
     await party.until(lambda: is_up_to_date(standby, primary), "it has received everything")
-    other = party.client(fail_over(primary, standby))
+    other = party.client(failover(primary, standby))
     with pytest.raises(LockAcquisitionError):
         await ask(other.acquire("x", timeout=0))
     assert following.is_held
@@ -62,7 +62,7 @@ async def test_a_lock_that_a_synchronous_standby_has_not_received_is_not_held(
         link.black_hole()
         with pytest.raises((LockAcquisitionError, StoreError)):
             await ask(locks.acquire("unreplicated", timeout=1))
-        other = party.client(fail_over(primary, standby))
+        other = party.client(failover(primary, standby))
         with pytest.raises(LockAcquisitionError):
             await ask(other.acquire("replicated", timeout=0))
         assert replicated.is_held
@@ -79,7 +79,7 @@ async def test_a_lock_that_an_asynchronous_standby_has_not_received_may_be_held_
         standby = follower(primary, link.port, start_postgres)
         link.black_hole()
         unreplicated = await ask(party.client(primary.url, ttl=30).acquire("x", timeout=5))
-        taken = await ask(party.client(fail_over(primary, standby)).acquire("x", timeout=0))
+        taken = await ask(party.client(failover(primary, standby)).acquire("x", timeout=0))
         assert unreplicated.is_held
         assert taken.fence > unreplicated.fence
         with suppress(StoreError):  # its server is gone
@@ -102,7 +102,7 @@ def follower(primary: PostgresServer, port: int, start_postgres: Start) -> Postg
     return standby
 
 
-def fail_over(primary: PostgresServer, standby: PostgresServer) -> str:
+def failover(primary: PostgresServer, standby: PostgresServer) -> str:
     """Let the standby take over from a primary that dies, and return its URL."""
     primary.kill()
     standby.sql("SELECT pg_promote()")

@@ -445,7 +445,7 @@ async def test_redlock_nodes_that_persist_please_the_strict(party: Party, start:
     assert (await ask(party.client(f"redlock://{hosts}", strict=True).acquire("x", timeout=5))).is_held
 
 
-def test_a_thread_gets_a_time_out_wherever_the_server_is_silent() -> None:
+def test_a_thread_gets_a_timeout_wherever_the_server_is_silent() -> None:
     """The kernel says only that nothing can be read now."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         (deployment,), _ = parse_url(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")

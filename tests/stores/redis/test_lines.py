@@ -182,7 +182,7 @@ def test_a_primary_that_was_dead_when_it_was_named_is_asked_for_again(
         locks.acquire("x").release()
 
 
-def test_one_callers_time_out_cancels_no_other_caller(oracle: Callable[[int], Oracle]) -> None:
+def test_one_callers_timeout_cancels_no_other_caller(oracle: Callable[[int], Oracle]) -> None:
     async def test() -> None:
         with RedisServer() as server:
             store = open_store(oracle(server.port).url, AsyncRuntime())

@@ -210,7 +210,7 @@ async def test_a_client_with_many_dead_connections_does_not_need_as_many_attempt
     assert handle.is_held
 
 
-async def test_a_server_that_answers_too_late_costs_only_the_time_out(party: Party, proxy: FaultProxy) -> None:
+async def test_a_server_that_answers_too_late_costs_only_the_timeout(party: Party, proxy: FaultProxy) -> None:
     locks, other = party.client(proxy.url, ttl=30), party.client(proxy.server.url)
     await know_scripts(locks)
     proxy.hold("replies")

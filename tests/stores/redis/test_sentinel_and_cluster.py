@@ -45,7 +45,7 @@ def slot_of(locks: Any, name: str) -> int:
 
 
 @pytest.mark.parametrize(("runtime_name", "how"), [("threads", "kill"), ("asyncio", "kill"), ("asyncio", "pause")])
-async def test_a_fail_over_keeps_a_lock_or_signals_its_loss_and_serves_waiters(
+async def test_a_failover_keeps_a_lock_or_signals_its_loss_and_serves_waiters(
     party: Party, sentinel: SentinelDeployment, how: Any
 ) -> None:
     url = sentinel_url(sentinel)
@@ -58,7 +58,7 @@ async def test_a_fail_over_keeps_a_lock_or_signals_its_loss_and_serves_waiters(
         await party.waits(locks, name)
     with sentinel.master().client() as client:
         assert client.wait(1, 5000) == 1
-    await party.aside(lambda: sentinel.fail_over(how))
+    await party.aside(lambda: sentinel.failover(how))
     next_short = await patient[1].result(within=20)
     assert short.lost.is_set() or not short.is_held, "no client holds inside another's trust window"
     assert next_short.fence > short.fence
@@ -227,7 +227,7 @@ async def test_a_replica_that_takes_over_in_a_cluster_has_what_it_received(party
         master = cluster.owner(slot_of(locks, "x"))
         with master.client() as client:
             assert client.wait(1, 5000) == 1
-        await party.aside(lambda: cluster.fail_over(master))
+        await party.aside(lambda: cluster.failover(master))
         with pytest.raises(LockAcquisitionError):
             await with_retries(party, other, "x", timeout=0)
         assert held.is_held

@@ -80,7 +80,7 @@ def test_waiters_are_served_and_where_there_is_a_line_in_the_order_they_came(rig
     rig.run(test())
 
 
-def test_a_time_out_says_who_holds_and_leaves_no_place(rig: Rig) -> None:
+def test_a_timeout_says_who_holds_and_leaves_no_place(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
         await ask(alice.acquire("x"))
@@ -97,7 +97,7 @@ def test_a_time_out_says_who_holds_and_leaves_no_place(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_a_time_out_of_zero_does_not_wait(rig: Rig) -> None:
+def test_a_timeout_of_zero_does_not_wait(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
         await ask(alice.acquire("x", timeout=0))
@@ -414,7 +414,7 @@ def test_a_lock_is_released_from_whichever_thread_has_the_handle(rig: Rig) -> No
     rig.run(test())
 
 
-def test_a_time_out_around_a_wait_or_inside_a_block_leaves_nothing(rig: Rig) -> None:
+def test_a_timeout_around_a_wait_or_inside_a_block_leaves_nothing(rig: Rig) -> None:
     """Tasks only: a thread's wait cannot be interrupted from outside."""
     if rig.runtime_name == "threads":
         return

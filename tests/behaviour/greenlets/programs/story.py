@@ -62,7 +62,7 @@ class Story:
         if self.has_a_line:
             assert order == sorted(order), order
 
-    def a_time_out_is_kept(self) -> None:
+    def a_timeout_is_kept(self) -> None:
         with self.locks.lock("taken"):
             for locks in (self.locks, self.other):
                 began = time.monotonic()
@@ -170,7 +170,7 @@ class Story:
             run_all(
                 [
                     self.waiters_are_woken_in_order_and_exclude_each_other,
-                    self.a_time_out_is_kept,
+                    self.a_timeout_is_kept,
                     self.a_held_lock_is_renewed,
                     self.re_entrance_is_per_greenlet,
                     self.a_killed_waiter_leaves_the_line,

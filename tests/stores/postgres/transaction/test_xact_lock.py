@@ -117,7 +117,7 @@ async def test_waiting_ends_when_the_holder_lets_go(user: User, peer: Peer, pref
             assert peer.modes(prefix) == [EXCLUSIVE]
 
 
-async def test_waiting_with_a_time_out_resets_the_lock_timeout(user: User, peer: Peer, prefix: str) -> None:
+async def test_waiting_with_a_timeout_resets_the_lock_timeout(user: User, peer: Peer, prefix: str) -> None:
     await user.execute("SET LOCAL lock_timeout = '12345ms'")
     peer.hold(prefix + "b")
     with peer.when_waited_for(prefix + "b", peer.release):
@@ -167,7 +167,7 @@ async def test_the_holder_is_named_for_pairs_too_and_another_shared_holder_is_no
 
 
 @only_psycopg
-async def test_the_time_out_is_for_all_names_together(user: User, peer: Peer, prefix: str, shared_url: str) -> None:
+async def test_the_timeout_is_for_all_names_together(user: User, peer: Peer, prefix: str, shared_url: str) -> None:
     """A plain lock_timeout would begin anew with the second lock."""
     early, late = in_order(prefix + "a", prefix + "b")
     with Peer(shared_url) as stubborn:
@@ -450,7 +450,7 @@ def test_what_no_server_could_take_is_refused_at_once(names: Any, options: Any, 
 
 @only_psycopg
 @pytest.mark.parametrize("timeout", [float("inf"), 10**9])
-async def test_no_time_out_is_too_long(user: User, peer: Peer, prefix: str, timeout: float) -> None:
+async def test_no_timeout_is_too_long(user: User, peer: Peer, prefix: str, timeout: float) -> None:
     peer.hold(prefix)
     with peer.when_waited_for(prefix, peer.release):
         async with user.lock(prefix, timeout=timeout):
