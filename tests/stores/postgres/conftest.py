@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from lockstead.stores.postgres.table.schema import script
-from tests.harness.party import Party, pytest_pyfunc_call  # noqa: F401
+from tests.harness.clients import Harness, pytest_pyfunc_call  # noqa: F401
 from tests.servers.binaries import POSTGRES18, PostgresFlavour
 from tests.servers.pooler import Pooler
 from tests.servers.postgres import PostgresServer, random_name
@@ -30,8 +30,8 @@ def schema() -> str:
 
 
 @pytest.fixture
-def party(runtime_name: str, schema: str) -> Party:
-    return Party(runtime_name, schema=schema)
+def harness(runtime_name: str, schema: str) -> Harness:
+    return Harness(runtime_name, schema=schema)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.harness.party import Party
+from tests.harness.clients import Harness
 from tests.servers.postgres import PostgresServer
 
 
@@ -25,6 +25,6 @@ def asking(server: PostgresServer, application: str) -> list[int]:
     return [pid for (pid,) in server.sql(query, [application])]
 
 
-def places(party: Party, server: PostgresServer) -> list[tuple[Any, ...]]:
+def places(harness: Harness, server: PostgresServer) -> list[tuple[Any, ...]]:
     """List who has a place, by name and in the order of fences, dead ones too."""
-    return server.sql(f"SELECT name, holder FROM {party.options['schema']}.distributed_locks ORDER BY name, fence")
+    return server.sql(f"SELECT name, holder FROM {harness.options['schema']}.distributed_locks ORDER BY name, fence")

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from lockstead import DistributedLock, InvalidInputError
 from lockstead.stores.postgres.address import from_object, parse_url
-from tests.harness.party import Party, ask
+from tests.harness.clients import Harness, ask
 from tests.servers.postgres import PostgresServer
 
 
@@ -106,23 +106,23 @@ def silent() -> Iterator[int]:
 
 
 async def test_a_host_that_is_silent_does_not_take_the_time_of_the_next(
-    party: Party, server: PostgresServer, silent: int
+    harness: Harness, server: PostgresServer, silent: int
 ) -> None:
     _, _, place = server.url.partition("@")
     database = place.partition("/")[2]
     url = f"postgresql://postgres@127.0.0.1:{silent},127.0.0.1:{server.port}/{database}"
-    handle = await ask(party.client(url).acquire("x", timeout=10))
+    handle = await ask(harness.client(url).acquire("x", timeout=10))
     await ask(handle.release())
 
 
-async def test_a_name_that_leads_nowhere_does_not_keep_from_the_next(party: Party, server: PostgresServer) -> None:
+async def test_a_name_that_leads_nowhere_does_not_keep_from_the_next(harness: Harness, server: PostgresServer) -> None:
     database = server.url.rpartition("/")[2]
     url = f"postgresql://postgres@nowhere.invalid:{server.port},127.0.0.1:{server.port}/{database}"
-    await ask((await ask(party.client(url).acquire("x", timeout=10))).release())
+    await ask((await ask(harness.client(url).acquire("x", timeout=10))).release())
 
 
 async def test_a_slow_look_up_of_a_host_name_stops_no_other_client(
-    party: Party, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer, asked = threading.Event(), threading.Event()
     look_up = socket.getaddrinfo
@@ -135,10 +135,10 @@ async def test_a_slow_look_up_of_a_host_name_stops_no_other_client(
         return look_up(host, *args, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
-    locks = party.client(server.url.replace("127.0.0.1", "slow.test"))
-    acquiring = party.start(lambda: locks.acquire("x", timeout=10))
-    await party.until(asked.is_set, "the name is looked up")
-    other = await ask(party.client(server.url).acquire("y", timeout=5))
+    locks = harness.client(server.url.replace("127.0.0.1", "slow.test"))
+    acquiring = harness.start(lambda: locks.acquire("x", timeout=10))
+    await harness.until(asked.is_set, "the name is looked up")
+    other = await ask(harness.client(server.url).acquire("y", timeout=5))
     answer.set()
     await ask((await acquiring.result()).release())
     await ask(other.release())

@@ -17,7 +17,7 @@ import pytest
 from lockstead import InvalidInputError, StoreError
 from lockstead.core.model import Ask
 from lockstead.stores.postgres.table.schema import grants, script
-from tests.harness.party import Party, ask
+from tests.harness.clients import Harness, ask
 from tests.servers.binaries import POSTGRES_SYSTEM, postgres_flavours
 from tests.servers.ports import Port
 from tests.servers.postgres import PostgresServer, random_name
@@ -35,7 +35,7 @@ on_each_flavour = pytest.mark.parametrize(
 
 
 async def refusal(
-    party: Party,
+    harness: Harness,
     source: object,
     caplog: pytest.LogCaptureFixture | None = None,
     *,
@@ -49,7 +49,7 @@ async def refusal(
     if caplog is not None:
         caplog.set_level(logging.DEBUG)
     began = time.monotonic()
-    locks = party.client(source, **options)
+    locks = harness.client(source, **options)
     with pytest.raises(StoreError) as raised:
         await ask(locks.acquire(name, timeout=5.0, metadata=metadata))
     assert time.monotonic() - began < within
@@ -79,64 +79,64 @@ def url_as(server: PostgresServer, role: str, database: str = "postgres") -> str
     return f"postgresql://{role}:{SECRET}@127.0.0.1:{server.port}/{database}"
 
 
-async def test_connection_refused(party: Party) -> None:
+async def test_connection_refused(harness: Harness) -> None:
     port = Port()
-    said = await refusal(party, f"postgresql://me:{SECRET}@127.0.0.1:{port.number}/db", is_transient=True, within=1.0)
+    said = await refusal(harness, f"postgresql://me:{SECRET}@127.0.0.1:{port.number}/db", is_transient=True, within=1.0)
     port.close()
     assert f"127.0.0.1:{port.number}/db" in said
     assert "connection refused" in said
 
 
-async def test_an_unknown_host(party: Party) -> None:
-    said = await refusal(party, f"postgresql://me:{SECRET}@no-such-host.invalid:7777/db", is_transient=True)
+async def test_an_unknown_host(harness: Harness) -> None:
+    said = await refusal(harness, f"postgresql://me:{SECRET}@no-such-host.invalid:7777/db", is_transient=True)
     assert "no-such-host.invalid:7777/db" in said
     assert "known" in said or "resolution" in said or "translate" in said
 
 
 @on_each_flavour
-async def test_a_missing_table(party: Party, postgres_server: PostgresServer) -> None:
-    said = await refusal(party, postgres_server.url, is_transient=False)
-    assert f"lockstead migrate --url URL --schema {party.options['schema']}" in said
+async def test_a_missing_table(harness: Harness, postgres_server: PostgresServer) -> None:
+    said = await refusal(harness, postgres_server.url, is_transient=False)
+    assert f"lockstead migrate --url URL --schema {harness.options['schema']}" in said
     assert str(postgres_server.port) in said
 
 
 async def test_many_clients_that_find_a_missing_table_all_get_an_error_that_names_the_next_action(
-    party: Party, postgres_server: PostgresServer
+    harness: Harness, postgres_server: PostgresServer
 ) -> None:
     """A request that uses a statement which another has just failed to prepare."""
-    locks = party.client(postgres_server.url)
-    for work in [party.start(lambda n=n: locks.acquire(f"x-{n}", timeout=5)) for n in range(5)]:
+    locks = harness.client(postgres_server.url)
+    for work in [harness.start(lambda n=n: locks.acquire(f"x-{n}", timeout=5)) for n in range(5)]:
         with pytest.raises(StoreError, match="lockstead migrate"):
             await work.result()
 
 
-async def test_a_missing_function(party: Party, server: PostgresServer) -> None:
-    server.sql(f"DROP FUNCTION {party.options['schema']}.line_join")
-    said = await refusal(party, server.url, is_transient=False)
+async def test_a_missing_function(harness: Harness, server: PostgresServer) -> None:
+    server.sql(f"DROP FUNCTION {harness.options['schema']}.line_join")
+    said = await refusal(harness, server.url, is_transient=False)
     assert "lockstead migrate" in said
 
 
 @on_each_flavour
 async def test_a_role_without_rights(
-    party: Party, server: PostgresServer, role: str, caplog: pytest.LogCaptureFixture
+    harness: Harness, server: PostgresServer, role: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = await refusal(party, url_as(server, role), caplog, is_transient=False)
+    said = await refusal(harness, url_as(server, role), caplog, is_transient=False)
     assert "lockstead migrate --url URL --grant ROLE" in said
-    server.sql(f"GRANT USAGE ON SCHEMA {party.options['schema']} TO {role}")
-    said = await refusal(party, url_as(server, role), caplog, is_transient=False)
+    server.sql(f"GRANT USAGE ON SCHEMA {harness.options['schema']} TO {role}")
+    said = await refusal(harness, url_as(server, role), caplog, is_transient=False)
     assert "lockstead migrate --url URL --grant ROLE" in said
 
 
 async def test_a_role_with_the_rights_that_the_advice_names_can_do_everything(
-    party: Party, server: PostgresServer, role: str
+    harness: Harness, server: PostgresServer, role: str
 ) -> None:
-    schema = party.options["schema"]
+    schema = harness.options["schema"]
     server.sql(grants(schema, [role]))
-    first, second = (party.client(url_as(server, role), ttl=1.0) for _ in range(2))
+    first, second = (harness.client(url_as(server, role), ttl=1.0) for _ in range(2))
     held = await ask(first.acquire("x"))
-    waiting = party.start(lambda: second.acquire("x", timeout=20))
-    await party.waits(first, "x")
-    await party.passes(0.7)
+    waiting = harness.start(lambda: second.acquire("x", timeout=20))
+    await harness.waits(first, "x")
+    await harness.sleep(0.7)
     await ask(held.release())
     taken = await waiting.result()
     assert [info.name for info in await ask(first.inspect())] == ["x"]
@@ -160,63 +160,63 @@ def requiring_passwords(server: PostgresServer, role: str) -> Iterator[None]:
 
 
 async def test_a_wrong_password(
-    party: Party, server: PostgresServer, role: str, caplog: pytest.LogCaptureFixture
+    harness: Harness, server: PostgresServer, role: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with requiring_passwords(server, role):
-        said = await refusal(party, url_as(server, role).replace(SECRET, f"{SECRET}-not"), caplog, is_transient=False)
+        said = await refusal(harness, url_as(server, role).replace(SECRET, f"{SECRET}-not"), caplog, is_transient=False)
         assert "password authentication failed" in said
         assert role in said
         without = f"postgresql://{role}@127.0.0.1:{server.port}/postgres"
-        assert "no password" in await refusal(party, without, is_transient=False)
+        assert "no password" in await refusal(harness, without, is_transient=False)
 
 
-async def test_an_unknown_database(party: Party, postgres_server: PostgresServer) -> None:
-    said = await refusal(party, postgres_server.url_at(postgres_server.port, database="nowhere"), is_transient=False)
+async def test_an_unknown_database(harness: Harness, postgres_server: PostgresServer) -> None:
+    said = await refusal(harness, postgres_server.url_at(postgres_server.port, database="nowhere"), is_transient=False)
     assert "nowhere" in said
     assert "create the database" in said
 
 
 @pytest.mark.parametrize("name", ["recovery", "terminating"])
 async def test_the_name_of_a_database_is_not_taken_for_a_cause(
-    party: Party, postgres_server: PostgresServer, name: str
+    harness: Harness, postgres_server: PostgresServer, name: str
 ) -> None:
-    said = await refusal(party, postgres_server.url_at(postgres_server.port, database=name), is_transient=False)
+    said = await refusal(harness, postgres_server.url_at(postgres_server.port, database=name), is_transient=False)
     assert "create the database" in said
 
 
-async def test_an_unknown_role(party: Party, postgres_server: PostgresServer) -> None:
-    said = await refusal(party, url_as(postgres_server, "no_such_user"), is_transient=False)
+async def test_an_unknown_role(harness: Harness, postgres_server: PostgresServer) -> None:
+    said = await refusal(harness, url_as(postgres_server, "no_such_user"), is_transient=False)
     assert "no_such_user" in said
 
 
-async def test_something_that_is_no_postgres(party: Party, caplog: pytest.LogCaptureFixture) -> None:
+async def test_something_that_is_no_postgres(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
     with WrongServer(lambda _: b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n") as wrong_server:
         said = await refusal(
-            party, f"postgresql://me:{SECRET}@127.0.0.1:{wrong_server.port}/db", caplog, is_transient=False
+            harness, f"postgresql://me:{SECRET}@127.0.0.1:{wrong_server.port}/db", caplog, is_transient=False
         )
     assert str(wrong_server.port) in said
     assert "PostgreSQL" in said
 
 
-async def test_a_server_that_only_reads(party: Party, server: PostgresServer) -> None:
+async def test_a_server_that_only_reads(harness: Harness, server: PostgresServer) -> None:
     """A stand-in for a standby, and what becomes of a primary that is demoted."""
     url = f"{server.url}?options=-cdefault_transaction_read_only%3Don"
-    said = await refusal(party, url, is_transient=True)
+    said = await refusal(harness, url, is_transient=True)
     assert "target_session_attrs=read-write" in said
 
 
 async def test_one_of_several_servers_that_is_silent_or_down_is_passed_over(
-    party: Party, server: PostgresServer, caplog: pytest.LogCaptureFixture
+    harness: Harness, server: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     down = Port()
     with WrongServer(lambda _: b"") as silent:
         hosts = f"127.0.0.1:{down.number},127.0.0.1:{silent.port},127.0.0.1:{server.port}"
-        locks = party.client(f"postgresql://postgres@{hosts}/postgres?target_session_attrs=read-write", ttl=6)
+        locks = harness.client(f"postgresql://postgres@{hosts}/postgres?target_session_attrs=read-write", ttl=6)
         began = time.monotonic()
         held = await ask(locks.acquire("x", timeout=10))
         assert time.monotonic() - began < 4.0, "half of a request's time, for the silent one"
-        waiting = party.start(lambda: locks.acquire("x", timeout=10))
-        await party.waits(locks, "x")
+        waiting = harness.start(lambda: locks.acquire("x", timeout=10))
+        await harness.waits(locks, "x")
         began = time.monotonic()
         for number in range(3):
             await ask((await ask(locks.acquire(f"y-{number}"))).release())
@@ -229,39 +229,39 @@ async def test_one_of_several_servers_that_is_silent_or_down_is_passed_over(
     assert not caplog.text
 
 
-async def test_several_servers_that_are_all_out_of_reach(party: Party) -> None:
+async def test_several_servers_that_are_all_out_of_reach(harness: Harness) -> None:
     first, second = Port(), Port()
     url = f"postgresql://me:{SECRET}@127.0.0.1:{first.number},127.0.0.1:{second.number}/db"
-    said = await refusal(party, url, is_transient=True)
+    said = await refusal(harness, url, is_transient=True)
     assert str(first.number) in said
     assert str(second.number) in said
     first.close()
     second.close()
 
 
-async def test_too_many_connections(party: Party, start: Start) -> None:
+async def test_too_many_connections(harness: Harness, start: Start) -> None:
     """A client with a session keeps it, one that cannot listen polls, and a newcomer gets an error."""
     # Plenty is reserved for looking: sessions that were just refused or closed have their places a little longer.
     server = start(fsync="off", max_connections="16", superuser_reserved_connections="10")
     role = "app"
-    schema = party.options["schema"]
+    schema = harness.options["schema"]
     server.sql(f"CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA {schema} TO {role}")
     server.sql(
         f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role}; GRANT ALL ON ALL SEQUENCES IN SCHEMA {schema} TO {role}"
     )
     url = f"postgresql://{role}@127.0.0.1:{server.port}/postgres"
-    locks = party.client(url, ttl=30)
+    locks = harness.client(url, ttl=30)
     held = await ask(locks.acquire("x"))
     crowd: list[psycopg.Connection[Any]] = []
     try:
         with pytest.raises(psycopg.OperationalError):
             while True:
                 crowd.append(psycopg.connect(url))
-        said = await refusal(party, url, is_transient=True)
+        said = await refusal(harness, url, is_transient=True)
         assert "raise max_connections" in said
-        waiting = party.start(lambda: locks.acquire("x", timeout=10))
-        await party.until(lambda: len(places(party, server)) == 2, "it stands in line")
-        await party.passes(0.3)
+        waiting = harness.start(lambda: locks.acquire("x", timeout=10))
+        await harness.until(lambda: len(places(harness, server)) == 2, "it stands in line")
+        await harness.sleep(0.3)
         assert not waiting.is_done
         released = time.monotonic()
         with suppress(StoreError):  # the only session may just be in use, and is there for the next attempt
@@ -275,48 +275,48 @@ async def test_too_many_connections(party: Party, start: Start) -> None:
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
 async def test_a_database_that_does_not_know_every_character(
-    party: Party, postgres_server: PostgresServer, encoding: str
+    harness: Harness, postgres_server: PostgresServer, encoding: str
 ) -> None:
     name = random_name()  # of a database that stays: to drop one may take a minute, until every process takes notice
     postgres_server.sql(f"CREATE DATABASE {name} ENCODING {encoding} LOCALE 'C' TEMPLATE template0")
     url = postgres_server.url_at(postgres_server.port, database=name)
-    postgres_server.sql(script(party.options["schema"]), database=name)
-    locks = party.client(url)
+    postgres_server.sql(script(harness.options["schema"]), database=name)
+    locks = harness.client(url)
     handle = await ask(locks.acquire("straße", metadata={"wer": "Zoë"}))
     assert (await ask(locks.info("straße"))).metadata == {"wer": "Zoë"}
     assert [info.name for info in await ask(locks.inspect("straß"))] == ["straße"]
     await ask(handle.release())
     if encoding == "LATIN1":
-        said = await refusal(party, url, is_transient=False, name="锁")
+        said = await refusal(harness, url, is_transient=False, name="锁")
         assert "LATIN1" in said
         assert "UTF8" in said
         assert "NUL" not in said
-        said = await refusal(party, url, is_transient=False, metadata={"a": "锁"})
+        said = await refusal(harness, url, is_transient=False, metadata={"a": "锁"})
         assert "LATIN1" in said
     else:
         await ask((await ask(locks.acquire("锁", metadata={"a": "锁"}))).release())
-    assert postgres_server.sql(f"SELECT name FROM {party.options['schema']}.distributed_locks", database=name) == []
+    assert postgres_server.sql(f"SELECT name FROM {harness.options['schema']}.distributed_locks", database=name) == []
 
 
 async def test_metadata_with_a_null_character_is_refused_and_leaves_nothing(
-    party: Party, server: PostgresServer
+    harness: Harness, server: PostgresServer
 ) -> None:
     with pytest.raises(InvalidInputError, match="NUL"):
-        await ask(party.client(server.url).acquire("x", metadata={"a": "\0"}))
+        await ask(harness.client(server.url).acquire("x", metadata={"a": "\0"}))
     with pytest.raises(StoreError, match="NUL character") as raised:
-        await party.store(server.url).join(Ask("x", "me/1", 30.0, 3.0, metadata='{"a":"\\u0000"}'), 5.0)
+        await harness.store(server.url).join(Ask("x", "me/1", 30.0, 3.0, metadata='{"a":"\\u0000"}'), 5.0)
     assert not raised.value.transient
-    assert not places(party, server)
-    schema = party.options["schema"]
+    assert not places(harness, server)
+    schema = harness.options["schema"]
     assert server.sql(f"SELECT name FROM {schema}.lock_names") == []
 
 
-async def test_a_string_that_is_no_unicode_in_metadata_is_refused(party: Party, server: PostgresServer) -> None:
-    store = party.store(server.url)
+async def test_a_string_that_is_no_unicode_in_metadata_is_refused(harness: Harness, server: PostgresServer) -> None:
+    store = harness.store(server.url)
     with pytest.raises(StoreError) as raised:
         await store.join(Ask("x", "me/1", ttl=30.0, heartbeat=3.0, metadata='{"a":"\\ud800"}'), 5.0)
     assert not raised.value.transient
-    assert not places(party, server)
+    assert not places(harness, server)
 
 
 @pytest.fixture
@@ -340,27 +340,27 @@ on_a_server_with_tls = pytest.mark.parametrize(  # the wheels' are built without
 
 
 @on_a_server_with_tls
-async def test_tls(party: Party, tls_server: PostgresServer, authority: Authority, tmp_path: Path) -> None:
+async def test_tls(harness: Harness, tls_server: PostgresServer, authority: Authority, tmp_path: Path) -> None:
     trusting = f"{tls_server.url}?sslmode=verify-full&sslrootcert={authority.authorities}"
-    first, second = party.client(trusting, ttl=1.0), party.client(trusting, ttl=1.0)
+    first, second = harness.client(trusting, ttl=1.0), harness.client(trusting, ttl=1.0)
     held = await ask(first.acquire("x"))
-    waiting = party.start(lambda: second.acquire("x", timeout=10))
-    await party.waits(first, "x")
-    await party.passes(1.2)
+    waiting = harness.start(lambda: second.acquire("x", timeout=10))
+    await harness.waits(first, "x")
+    await harness.sleep(1.2)
     assert held.is_held
     released = time.monotonic()
     await ask(held.release())
     assert (await waiting.result()).is_held
     assert waiting.ended_at - released < 0.5
-    said = await refusal(party, f"{tls_server.url}?sslmode=disable", is_transient=False)
+    said = await refusal(harness, f"{tls_server.url}?sslmode=disable", is_transient=False)
     assert "no encryption" in said
     other = tmp_path / "other"
     other.mkdir()
     wrong = Authority(other).authorities
-    said = await refusal(party, f"{tls_server.url}?sslmode=verify-full&sslrootcert={wrong}", is_transient=False)
+    said = await refusal(harness, f"{tls_server.url}?sslmode=verify-full&sslrootcert={wrong}", is_transient=False)
     assert "certificate" in said
 
 
-async def test_tls_that_the_server_does_not_speak(party: Party, postgres_server: PostgresServer) -> None:
-    said = await refusal(party, f"{postgres_server.url}?sslmode=require", is_transient=False)
+async def test_tls_that_the_server_does_not_speak(harness: Harness, postgres_server: PostgresServer) -> None:
+    said = await refusal(harness, f"{postgres_server.url}?sslmode=require", is_transient=False)
     assert "does not support SSL" in said

@@ -13,8 +13,8 @@ import pytest
 
 from lockstead import AsyncDistributedLock, ClosedError, LockError, StoreError
 from lockstead.core.model import UNKNOWN, Ask, Renewal
+from tests.harness.clients import Harness, ask
 from tests.harness.conditions import eventually
-from tests.harness.party import Party, ask
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import FaultProxy
 from tests.stores.postgres.sessions import asking, listening, named, places
@@ -24,18 +24,18 @@ only_threads = pytest.mark.parametrize("runtime_name", ["threads"])
 A_HANDFUL = 10
 
 
-def statements(party: Party, server: PostgresServer) -> dict[str, int]:
+def statements(harness: Harness, server: PostgresServer) -> dict[str, int]:
     """Count the calls of the store's functions so far."""
     server.sql("SELECT pg_stat_force_next_flush()")
     query = "SELECT funcname, calls FROM pg_stat_user_functions WHERE schemaname = %s"
-    return dict(server.sql(query, [party.options["schema"]]))
+    return dict(server.sql(query, [harness.options["schema"]]))
 
 
 async def test_a_hundred_waiters_of_one_process_are_served_in_order_by_a_handful_of_connections(
-    party: Party, server: PostgresServer
+    harness: Harness, server: PostgresServer
 ) -> None:
-    me = party.options["schema"]
-    locks, other = party.client(named(server.url, me), ttl=30), party.client(server.url, ttl=30)
+    me = harness.options["schema"]
+    locks, other = harness.client(named(server.url, me), ttl=30), harness.client(server.url, ttl=30)
     first = await ask(other.acquire("x"))
     served: list[int] = []
     most = 0
@@ -45,32 +45,34 @@ async def test_a_hundred_waiters_of_one_process_are_served_in_order_by_a_handful
         served.append(handle.fence)
         await ask(handle.release())
 
-    works = [party.start(use()) for _ in range(100)]
-    await party.waits(other, "x", 100)
+    works = [harness.start(use()) for _ in range(100)]
+    await harness.waits(other, "x", 100)
     in_line = server.sql(f"SELECT fence FROM {me}.distributed_locks ORDER BY fence")
-    await party.until(lambda: listening(server, me), "a session listens")
+    await harness.until(lambda: listening(server, me), "a session listens")
     before = len(asking(server, me)), len(listening(server, me))
     await ask(first.release())
     while not all(work.is_done for work in works):
         most = max(most, len(asking(server, me)) + len(listening(server, me)))
-        await party.passes(0.01)
+        await harness.sleep(0.01)
     for work in works:
         await work.result()
     print(f"{before} connections of those who wait, at most {most} of those who are served")
     assert [(fence,) for fence in served] == in_line[1:]
-    assert not places(party, server)
+    assert not places(harness, server)
     assert sum(before) <= A_HANDFUL
     assert most <= A_HANDFUL
-    if party.runtime_name != "threads":
+    if harness.runtime_name != "threads":
         assert most <= 4, "one for requests, one for heartbeats, one that listens, one for those who are many at a name"
 
 
 @pytest.mark.parametrize("waiters", [2, 20])
-async def test_a_contended_acquisition_takes_few_statements(party: Party, server: PostgresServer, waiters: int) -> None:
+async def test_a_contended_acquisition_takes_few_statements(
+    harness: Harness, server: PostgresServer, waiters: int
+) -> None:
     """Each joins, is woken, and leaves; heartbeats come on top while the line is long."""
-    me = party.options["schema"]
+    me = harness.options["schema"]
     counting = f"{named(server.url, me)}&options=-ctrack_functions%3Dpl"
-    locks = party.client(counting, ttl=30)
+    locks = harness.client(counting, ttl=30)
     rounds = 100 // waiters
 
     async def take_turns(rounds: int = rounds) -> None:
@@ -78,60 +80,60 @@ async def test_a_contended_acquisition_takes_few_statements(party: Party, server
             handle = await ask(locks.acquire("x", timeout=60))
             await ask(handle.release())
 
-    for work in [party.start(take_turns()) for _ in range(waiters)]:
+    for work in [harness.start(take_turns()) for _ in range(waiters)]:
         await work.result(within=60)
     await ask(locks.close())
-    await party.until(lambda: not asking(server, me), "its sessions are gone, and have told what they did")
-    calls = statements(party, server)
+    await harness.until(lambda: not asking(server, me), "its sessions are gone, and have told what they did")
+    calls = statements(harness, server)
     print(calls)
     assert calls["line_join"] == calls["line_leave"] == waiters * rounds
     assert calls.get("line_renew", 0) <= 1.5 * waiters * rounds
 
 
-async def test_a_client_that_is_closed_leaves_no_connection(party: Party, server: PostgresServer) -> None:
-    me = party.options["schema"]
-    locks, other = party.client(named(server.url, me)), party.client(server.url)
+async def test_a_client_that_is_closed_leaves_no_connection(harness: Harness, server: PostgresServer) -> None:
+    me = harness.options["schema"]
+    locks, other = harness.client(named(server.url, me)), harness.client(server.url)
     await ask(other.acquire("x"))
     await ask(locks.acquire("y"))
-    waiting = [party.start(lambda: locks.acquire("x", timeout=20)) for _ in range(3)]
-    await party.waits(other, "x", 3)
-    await party.until(lambda: listening(server, me), "it listens")
+    waiting = [harness.start(lambda: locks.acquire("x", timeout=20)) for _ in range(3)]
+    await harness.waits(other, "x", 3)
+    await harness.until(lambda: listening(server, me), "it listens")
     await ask(locks.close())
     for work in waiting:
         with pytest.raises(ClosedError):
             await work.result()
-    await party.waits(other, "x", 0)
-    await party.until(lambda: not server.connections(me), "nothing is connected")
-    assert [name for name, _ in places(party, server)] == ["x"]
+    await harness.waits(other, "x", 0)
+    await harness.until(lambda: not server.connections(me), "nothing is connected")
+    assert [name for name, _ in places(harness, server)] == ["x"]
 
 
 @only_asyncio
-async def test_a_client_closed_while_it_connects_cancels_no_other(party: Party, proxy: FaultProxy) -> None:
+async def test_a_client_closed_while_it_connects_cancels_no_other(harness: Harness, proxy: FaultProxy) -> None:
     proxy.hold()
-    locks = party.client(proxy.url, ttl=1)
-    acquiring = party.start(lambda: locks.acquire("x"))
-    await party.until(lambda: proxy.open, "it connects")
-    closing = party.start(locks._engine.store.close)
+    locks = harness.client(proxy.url, ttl=1)
+    acquiring = harness.start(lambda: locks.acquire("x"))
+    await harness.until(lambda: proxy.open, "it connects")
+    closing = harness.start(locks._engine.store.close)
     await closing.result()
     proxy.heal()
     assert (await acquiring.result()).is_held
 
 
-async def test_a_burst_of_threads_does_not_keep_its_connections(party: Party, server: PostgresServer) -> None:
-    me = party.options["schema"]
-    locks = party.client(named(server.url, me), ttl=30)
-    works = [party.start(lambda n=n: locks.acquire(f"x-{n}", timeout=20)) for n in range(60)]
+async def test_a_burst_of_threads_does_not_keep_its_connections(harness: Harness, server: PostgresServer) -> None:
+    me = harness.options["schema"]
+    locks = harness.client(named(server.url, me), ttl=30)
+    works = [harness.start(lambda n=n: locks.acquire(f"x-{n}", timeout=20)) for n in range(60)]
     handles = [await work.result() for work in works]
     assert server.connections(me) <= A_HANDFUL
-    for work in [party.start(handle.release) for handle in handles]:
+    for work in [harness.start(handle.release) for handle in handles]:
         await work.result()
     assert server.connections(me) <= A_HANDFUL
-    assert not places(party, server)
+    assert not places(harness, server)
 
 
 @pytest.mark.parametrize("runtime_name", ["asyncio"])
-def test_a_loop_that_ends_without_a_close_leaves_no_connection(party: Party, server: PostgresServer) -> None:
-    me = party.options["schema"]
+def test_a_loop_that_ends_without_a_close_leaves_no_connection(harness: Harness, server: PostgresServer) -> None:
+    me = harness.options["schema"]
 
     async def main() -> None:
         locks = AsyncDistributedLock(named(server.url, me), schema=me)
@@ -148,44 +150,44 @@ def test_a_loop_that_ends_without_a_close_leaves_no_connection(party: Party, ser
 
 
 @only_threads
-async def test_requests_that_are_stuck_do_not_hold_up_others_for_long(party: Party, server: PostgresServer) -> None:
-    me = party.options["schema"]
-    locks = party.client(named(server.url, me), ttl=30)
+async def test_requests_that_are_stuck_do_not_hold_up_others_for_long(harness: Harness, server: PostgresServer) -> None:
+    me = harness.options["schema"]
+    locks = harness.client(named(server.url, me), ttl=30)
     with psycopg.connect(server.url) as other_session:
         other_session.execute(f"SELECT {me}.acquire_lock('x', 'other', 0.1)".encode())
-        stuck = [party.start(lambda: locks.acquire("x", timeout=20)) for _ in range(12)]
-        await party.until(lambda: len(asking(server, me)) >= 12, "all are stuck, one more after another")
+        stuck = [harness.start(lambda: locks.acquire("x", timeout=20)) for _ in range(12)]
+        await harness.until(lambda: len(asking(server, me)) >= 12, "all are stuck, one more after another")
         began = time.monotonic()
         for number in range(5):
             await ask(locks.acquire(f"y-{number}"))
         assert time.monotonic() - began < 1.5, "each waited"
         other_session.rollback()
     for _ in stuck:
-        (done,) = await party.until(lambda: [work for work in stuck if work.is_done][:1], "the next is served")
+        (done,) = await harness.until(lambda: [work for work in stuck if work.is_done][:1], "the next is served")
         stuck.remove(done)
         await ask((await done.result()).release())
     assert server.connections(me) <= A_HANDFUL
 
 
 @only_asyncio
-async def test_answers_that_come_late_do_not_leave_a_second_connection(party: Party, proxy: FaultProxy) -> None:
-    store = party.store(proxy.url)
+async def test_answers_that_come_late_do_not_leave_a_second_connection(harness: Harness, proxy: FaultProxy) -> None:
+    store = harness.store(proxy.url)
     request = Ask("x", "me/1", ttl=30.0, heartbeat=3.0)
     await store.join(request, 5.0)
     proxy.hold("replies")
-    patient = party.start(lambda: store.join(request, 10.0))
+    patient = harness.start(lambda: store.join(request, 10.0))
     with pytest.raises(LockError):
         await store.join(request, 0.2)
-    second = party.start(lambda: store.join(request, 10.0))  # on a new connection, for that one is silent
-    await party.until(lambda: proxy.open == 2, "it connects anew")
+    second = harness.start(lambda: store.join(request, 10.0))  # on a new connection, for that one is silent
+    await harness.until(lambda: proxy.open == 2, "it connects anew")
     proxy.heal()
     await patient.result()
     await second.result()
-    await party.until(lambda: proxy.open == 1, "the first connection is closed")
+    await harness.until(lambda: proxy.open == 1, "the first connection is closed")
 
 
-async def test_an_error_in_one_statement_spoils_no_other(party: Party, server: PostgresServer) -> None:
-    store = party.store(server.url)
+async def test_an_error_in_one_statement_spoils_no_other(harness: Harness, server: PostgresServer) -> None:
+    store = harness.store(server.url)
     await store.join(Ask("x", "me/1", ttl=30.0, heartbeat=3.0), 5.0)
     for number in range(3):
         with pytest.raises(StoreError):
@@ -193,28 +195,28 @@ async def test_an_error_in_one_statement_spoils_no_other(party: Party, server: P
         assert await store.join(Ask("x", "me/1", ttl=30.0, heartbeat=3.0), 5.0)
         assert await store.renew([Renewal("x", "me/1", 30.0, 3.0, True)], 5.0) != [None]
     assert await store.leave("x", "me/1", 5.0)
-    assert not places(party, server)
+    assert not places(harness, server)
 
 
-async def test_a_client_that_waits_in_vain_keeps_nothing_of_it(party: Party, server: PostgresServer) -> None:
-    locks, other = party.client(server.url), party.client(server.url)
+async def test_a_client_that_waits_in_vain_keeps_nothing_of_it(harness: Harness, server: PostgresServer) -> None:
+    locks, other = harness.client(server.url), harness.client(server.url)
     await ask(other.acquire("x"))
     for _ in range(20):
         with pytest.raises(LockError):
             await ask(locks.acquire("x", timeout=0.02))
     subscriber = locks._engine.store._subscriber
-    heard_for = subscriber._waiters if party.runtime_name == "threads" else subscriber._waiters._events
+    heard_for = subscriber._waiters if harness.runtime_name == "threads" else subscriber._waiters._events
     assert not heard_for
     assert not locks._engine.keeper.leases
-    assert len(places(party, server)) == 1
+    assert len(places(harness, server)) == 1
 
 
 @only_asyncio
 async def test_tasks_cancelled_anywhere_leave_nothing_in_any_line(
-    party: Party, server: PostgresServer, seed: int
+    harness: Harness, server: PostgresServer, seed: int
 ) -> None:
     chance = random.Random(seed)
-    locks = party.client(server.url, ttl=30)
+    locks = harness.client(server.url, ttl=30)
 
     async def use(number: int) -> None:
         async with locks.lock(f"x-{number % 5}", timeout=30):
@@ -236,43 +238,45 @@ async def test_tasks_cancelled_anywhere_leave_nothing_in_any_line(
                     await asyncio.sleep(0)
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(result is None or isinstance(result, asyncio.CancelledError) for result in results), results
-        await party.until(lambda: not places(party, server), "nothing is left in any line", within=5)
+        await harness.until(lambda: not places(harness, server), "nothing is left in any line", within=5)
         async with locks.lock("x-0", timeout=5):
             pass
 
 
-async def test_a_thousand_held_locks_are_kept_by_a_few_connections(party: Party, server: PostgresServer) -> None:
-    me = party.options["schema"]
-    locks = party.client(named(server.url, me), ttl=2.4)
+async def test_a_thousand_held_locks_are_kept_by_a_few_connections(harness: Harness, server: PostgresServer) -> None:
+    me = harness.options["schema"]
+    locks = harness.client(named(server.url, me), ttl=2.4)
     began = time.monotonic()
-    if party.runtime_name == "threads":
+    if harness.runtime_name == "threads":
         handles = [locks.acquire(f"x-{number}") for number in range(1000)]
     else:
         handles = list(await asyncio.gather(*(locks.acquire(f"x-{number}") for number in range(1000))))
     print(f"acquired in {time.monotonic() - began:.2f} s")
-    await party.passes(2.5)
+    await harness.sleep(2.5)
     assert all(handle.is_held for handle in handles)
     assert server.connections(me) <= 3, "one to ask, one to renew, and one to sweep now and then"
     ((kept,),) = server.sql(f"SELECT count(*) FROM {me}.distributed_locks WHERE expires_at > clock_timestamp()")
     assert kept == 1000
     await ask(locks.release_all())
-    assert not places(party, server)
+    assert not places(harness, server)
 
 
-async def test_a_name_stuck_in_a_transaction_does_not_hold_up_the_others(party: Party, server: PostgresServer) -> None:
-    schema = party.options["schema"]
-    locks = party.client(server.url, ttl=1.0)
+async def test_a_name_stuck_in_a_transaction_does_not_hold_up_the_others(
+    harness: Harness, server: PostgresServer
+) -> None:
+    schema = harness.options["schema"]
+    locks = harness.client(server.url, ttl=1.0)
     handles = {name: await ask(locks.acquire(name)) for name in ("x", "y", "z")}
     owner = server.sql(f"SELECT holder FROM {schema}.distributed_locks WHERE name = 'x'")[0][0]
     with psycopg.connect(server.url) as other_session:
         other_session.execute(f"SELECT {schema}.acquire_lock('x', 'other', 30, queue => true)".encode())
         other_session.execute(f"SELECT {schema}.acquire_lock('w', 'other', 30)".encode())
-        waiting = party.start(lambda: locks.acquire("w", timeout=10))
-        await party.passes(1.1)
+        waiting = harness.start(lambda: locks.acquire("w", timeout=10))
+        await harness.sleep(1.1)
         assert not waiting.is_done
         assert all(handle.is_held for handle in handles.values()), "who is only waited for is not stuck"
         other_session.execute(f"SELECT {schema}.extend_lock('x', %s, 1)".encode(), [owner])
-        await party.until(handles["x"].lost.is_set, "the stuck one is lost", within=3)
+        await harness.until(handles["x"].lost.is_set, "the stuck one is lost", within=3)
         assert handles["y"].is_held
         assert handles["z"].is_held
         other_session.rollback()
@@ -281,9 +285,11 @@ async def test_a_name_stuck_in_a_transaction_does_not_hold_up_the_others(party: 
     assert handles["z"].is_held
 
 
-async def test_a_renewal_of_a_stuck_place_is_unknown_and_of_others_known(party: Party, server: PostgresServer) -> None:
-    schema = party.options["schema"]
-    store = party.store(server.url)
+async def test_a_renewal_of_a_stuck_place_is_unknown_and_of_others_known(
+    harness: Harness, server: PostgresServer
+) -> None:
+    schema = harness.options["schema"]
+    store = harness.store(server.url)
     for name in ("x", "y"):
         await store.join(Ask(name, f"me/{name}", ttl=30.0, heartbeat=3.0), 5.0)
     renewals = [Renewal(name, f"me/{name}", 30.0, 3.0, True) for name in ("x", "y", "gone")]
@@ -302,11 +308,11 @@ LARGE = [Renewal(f"{number:0>512}", "me/1", 30.0, 3.0, True) for number in range
 """More than a network takes at once from a sender whose peer does not read."""
 
 
-async def test_a_request_too_large_for_a_stalled_connection_ends_in_time(party: Party, proxy: FaultProxy) -> None:
-    store = party.store(proxy.url)
+async def test_a_request_too_large_for_a_stalled_connection_ends_in_time(harness: Harness, proxy: FaultProxy) -> None:
+    store = harness.store(proxy.url)
     assert await store.renew(LARGE[:1], 5.0) == [None]
     proxy.hold("requests")
-    sending = party.start(lambda: store.renew(LARGE, 0.5))
+    sending = harness.start(lambda: store.renew(LARGE, 0.5))
     try:
         with pytest.raises(StoreError, match="in time"):
             await sending.result(within=3)
@@ -315,13 +321,13 @@ async def test_a_request_too_large_for_a_stalled_connection_ends_in_time(party: 
 
 
 async def test_a_connection_that_ends_in_the_middle_of_a_large_request_ends_it(
-    party: Party, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+    harness: Harness, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = party.store(proxy.url)
+    store = harness.store(proxy.url)
     assert await store.renew(LARGE[:1], 5.0) == [None]
     proxy.hold("requests")
-    sending = party.start(lambda: store.renew(LARGE, 10.0))
-    await party.passes(0.2)
+    sending = harness.start(lambda: store.renew(LARGE, 10.0))
+    await harness.sleep(0.2)
     assert not sending.is_done
     proxy.reset_all()
     with pytest.raises(StoreError) as raised:
@@ -333,18 +339,18 @@ async def test_a_connection_that_ends_in_the_middle_of_a_large_request_ends_it(
 
 
 async def test_clients_that_are_gone_leave_the_table_empty_and_the_sweep_removes_the_names(
-    party: Party, server: PostgresServer
+    harness: Harness, server: PostgresServer
 ) -> None:
-    schema = party.options["schema"]
-    locks = party.client(server.url)
+    schema = harness.options["schema"]
+    locks = harness.client(server.url)
 
     async def use(number: int) -> None:
         for turn in range(10):
             await ask((await ask(locks.acquire(f"x-{(turn + number) % 3}", timeout=20))).release())
 
-    for work in [party.start(use(number)) for number in range(8)]:
+    for work in [harness.start(use(number)) for number in range(8)]:
         await work.result()
-    assert not places(party, server)
+    assert not places(harness, server)
     server.sql(f"SELECT {schema}.sweep_locks()")
     assert server.sql(f"SELECT name FROM {schema}.lock_names") == []
     assert server.sql(f"SELECT holder FROM {schema}.lock_tombstones") == []

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from lockstead.core.model import Ask, Wake
-from tests.harness.party import Party, ask
+from tests.harness.clients import Harness, ask
 from tests.servers.postgres import PostgresServer
 from tests.stores.postgres.sessions import listening, named
 
@@ -52,17 +52,17 @@ def eve(server: PostgresServer) -> Iterator[Eve]:
 
 
 async def test_a_role_that_may_read_everything_makes_no_client_hold(
-    party: Party, server: PostgresServer, schema: str, eve: Eve
+    harness: Harness, server: PostgresServer, schema: str, eve: Eve
 ) -> None:
-    alice, bob = party.client(server.url, ttl=60), party.client(named(server.url, schema), ttl=60)
+    alice, bob = harness.client(server.url, ttl=60), harness.client(named(server.url, schema), ttl=60)
     first = await ask(alice.acquire("x"))
-    waiting = party.start(lambda: bob.acquire("x", timeout=30))
-    await party.waits(alice, "x", 1)
-    await party.until(lambda: listening(server, schema), "the waiter listens")
+    waiting = harness.start(lambda: bob.acquire("x", timeout=30))
+    await harness.waits(alice, "x", 1)
+    await harness.until(lambda: listening(server, schema), "the waiter listens")
     owners = [f"{bob.holder_id}/{number}" for number in range(1, 9)]
     for _ in range(3):
         eve.publish(*owners, *(text[:7999] for text in eve.read_all(schema)), *GARBAGE)
-        await party.passes(0.1)
+        await harness.sleep(0.1)
         assert not waiting.is_done
         assert first.is_held
     released = time.monotonic()
@@ -73,16 +73,16 @@ async def test_a_role_that_may_read_everything_makes_no_client_hold(
     assert waiting.ended_at - released < 1.0, "the waiter still listens, and was woken"
 
 
-async def test_a_message_is_a_grant_only_if_the_place_holds(party: Party, server: PostgresServer, eve: Eve) -> None:
-    store = party.store(server.url)
+async def test_a_message_is_a_grant_only_if_the_place_holds(harness: Harness, server: PostgresServer, eve: Eve) -> None:
+    store = harness.store(server.url)
     for owner in ("a/1", "b/1"):
         await store.join(Ask("x", owner, 60.0, 60.0), 5.0)
     while await store.wait("x", "b/1", 0.1):  # what may have been missed before it listened
         pass
-    waiting = party.start(store.wait("x", "b/1", 30.0))
-    await party.until(eve.channels, "it listens")
+    waiting = harness.start(store.wait("x", "b/1", 30.0))
+    await harness.until(eve.channels, "it listens")
     eve.publish("b/1")
     assert await waiting.result() is Wake.HINT
-    waiting = party.start(store.wait("x", "b/1", 30.0))
+    waiting = harness.start(store.wait("x", "b/1", 30.0))
     await store.leave("x", "a/1", 5.0)
     assert await waiting.result() is Wake.GRANT

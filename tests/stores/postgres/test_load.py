@@ -15,7 +15,7 @@ import pytest
 from lockstead import AsyncDistributedLock, LockAcquisitionError, StoreError
 from lockstead.core.model import Ask, Renewal, Standing
 from lockstead.stores.transport.pipeline import QueuedError
-from tests.harness.party import Party, ask
+from tests.harness.clients import Harness, ask
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import FaultProxy
 
@@ -89,20 +89,20 @@ def congested(start: Callable[..., PostgresServer]) -> Iterator[tuple[PostgresSe
 
 
 async def test_a_full_notify_queue_fails_no_release_and_waiters_poll(
-    congested: tuple[PostgresServer, psycopg.Connection], party: Party, schema: str
+    congested: tuple[PostgresServer, psycopg.Connection], harness: Harness, schema: str
 ) -> None:
     server, culprit = congested
-    locks, other = party.client(server.url, ttl=30.0), party.client(server.url, ttl=30.0)
+    locks, other = harness.client(server.url, ttl=30.0), harness.client(server.url, ttl=30.0)
     for _ in range(3):
-        await hand_over(party, locks, other)
+        await hand_over(harness, locks, other)
     with psycopg.connect(server.url, autocommit=True) as user:
         user.execute(f"SELECT {schema}.acquire_lock('x', 'sql', 30)".encode())
-        waiting = party.start(lambda: other.acquire("x", timeout=20))
-        await party.waits(locks, "x")
+        waiting = harness.start(lambda: other.acquire("x", timeout=20))
+        await harness.waits(locks, "x")
         user.execute(f"SELECT {schema}.release_lock('x', 'sql')".encode())
         await ask((await waiting.result()).release())
 
-    store = party.store(server.url)
+    store = harness.store(server.url)
     held = await ask(locks.acquire("x"))
     for owner in ("first", "second"):
         standing = await store.join(Ask("x", owner, 30.0, 3.0), 5.0)
@@ -117,22 +117,22 @@ async def test_a_full_notify_queue_fails_no_release_and_waiters_poll(
 
     server.terminate(culprit.info.backend_pid)
     culprit.close()
-    await hand_over(party, locks, other)
+    await hand_over(harness, locks, other)
     standing = await store.join(Ask("y", "first", 30.0, 3.0), 5.0)
     assert standing.recheck == inf, "it is told again"
     assert not [finding for finding in await ask(locks.examine()) if "NOTIFY queue" in finding.message]
 
 
-async def hand_over(party: Party, locks: Any, other: Any) -> None:
+async def hand_over(harness: Harness, locks: Any, other: Any) -> None:
     held = await ask(locks.acquire("x"))
-    waiting = party.start(lambda: other.acquire("x", timeout=20))
-    await party.waits(locks, "x")
+    waiting = harness.start(lambda: other.acquire("x", timeout=20))
+    await harness.waits(locks, "x")
     await ask(held.release())
     await ask((await waiting.result()).release())
 
 
 async def test_a_notify_queue_that_fills_up_in_the_very_moment_is_asked_again(
-    party: Party, server: PostgresServer, schema: str
+    harness: Harness, server: PostgresServer, schema: str
 ) -> None:
     """The server refuses the whole transaction, at its end: nothing was done."""
     server.sql(
@@ -142,7 +142,7 @@ async def test_a_notify_queue_that_fills_up_in_the_very_moment_is_asked_again(
         f"CREATE CONSTRAINT TRIGGER refuse AFTER INSERT OR UPDATE OR DELETE ON {schema}.distributed_locks"
         f" DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION {schema}.refuse()"
     )
-    locks = party.client(server.url, ttl=30.0)
+    locks = harness.client(server.url, ttl=30.0)
     held = await ask(locks.acquire("x"))
     await ask(held.extend(60))
     await ask(held.release())

@@ -14,7 +14,7 @@ from lockstead import LockLostError, StoreError
 from lockstead.core.model import Ask
 from lockstead.core.retry import RetryPolicy
 from lockstead.stores.postgres.table.schema import script
-from tests.harness.party import Party, ask
+from tests.harness.clients import Harness, ask
 from tests.servers.binaries import POSTGRES18
 from tests.servers.clock import SteppedClock
 from tests.servers.postgres import PostgresServer
@@ -34,43 +34,43 @@ PATIENT = RetryPolicy(max_retries=30, max_delay=0.2)
 """For a lease that is to outlive a restart."""
 
 
-async def hold(party: Party, url: str, name: str = "x", ttl: float = TTL, **options: Any) -> Any:
+async def hold(harness: Harness, url: str, name: str = "x", ttl: float = TTL, **options: Any) -> Any:
     """Acquire with a client of its own, and note when the loss is told."""
     told: list[float] = []
-    locks = party.client(url, ttl=ttl)
+    locks = harness.client(url, ttl=ttl)
     handle = await ask(locks.acquire(name, timeout=15, on_lost=lambda _: told.append(time.monotonic()), **options))
     handle.told = told
     handle.lost  # noqa: B018 - from now on its loss is watched for
     return handle
 
 
-async def test_a_holder_whose_sessions_are_ended_goes_on_holding(party: Party, server: PostgresServer) -> None:
-    me = party.options["schema"]
-    handle = await hold(party, named(server.url, me))
+async def test_a_holder_whose_sessions_are_ended_goes_on_holding(harness: Harness, server: PostgresServer) -> None:
+    me = harness.options["schema"]
+    handle = await hold(harness, named(server.url, me))
     for _ in range(2):
-        await party.until(lambda: asking(server, me), "it is connected")
+        await harness.until(lambda: asking(server, me), "it is connected")
         assert server.terminate(me)
-        await party.passes(TTL / 2)
+        await harness.sleep(TTL / 2)
     assert handle.is_held
     assert not handle.lost.is_set()
     await ask(handle.extend(5))
     await ask(handle.release())
-    assert not places(party, server)
+    assert not places(harness, server)
 
 
 @pytest.mark.parametrize("which", ["asking", "listening"])
 async def test_a_waiter_whose_session_is_ended_is_woken_promptly(
-    party: Party, server: PostgresServer, which: str
+    harness: Harness, server: PostgresServer, which: str
 ) -> None:
-    me = party.options["schema"]
-    handle = await hold(party, server.url, ttl=30)
-    waiting = party.start(hold(party, named(server.url, me), ttl=30))
-    await party.waits(party.client(server.url), "x")
-    await party.until(lambda: listening(server, me), "it listens")
+    me = harness.options["schema"]
+    handle = await hold(harness, server.url, ttl=30)
+    waiting = harness.start(hold(harness, named(server.url, me), ttl=30))
+    await harness.waits(harness.client(server.url), "x")
+    await harness.until(lambda: listening(server, me), "it listens")
     doomed = {"asking": asking, "listening": listening}[which](server, me)
     for pid in doomed:
         server.terminate(pid)
-    await party.until(lambda: set(listening(server, me)) - set(doomed), "it listens again")
+    await harness.until(lambda: set(listening(server, me)) - set(doomed), "it listens again")
     released = time.monotonic()
     await ask(handle.release())
     second = await waiting.result()
@@ -78,15 +78,17 @@ async def test_a_waiter_whose_session_is_ended_is_woken_promptly(
     assert waiting.ended_at - released < PROMPTLY
     with suppress(StoreError):  # a session that has just ended shows when it is used
         await ask(second.release())
-    await party.until(lambda: not places(party, server), "it is given up all the same")
+    await harness.until(lambda: not places(harness, server), "it is given up all the same")
 
 
-async def test_a_release_while_a_waiter_is_not_subscribed_is_not_missed(party: Party, server: PostgresServer) -> None:
-    me = party.options["schema"]
-    handle = await hold(party, server.url, ttl=30)
-    waiting = party.start(hold(party, named(server.url, me), ttl=30))
-    await party.waits(party.client(server.url), "x")
-    (pid,) = await party.until(lambda: listening(server, me), "it listens")
+async def test_a_release_while_a_waiter_is_not_subscribed_is_not_missed(
+    harness: Harness, server: PostgresServer
+) -> None:
+    me = harness.options["schema"]
+    handle = await hold(harness, server.url, ttl=30)
+    waiting = harness.start(hold(harness, named(server.url, me), ttl=30))
+    await harness.waits(harness.client(server.url), "x")
+    (pid,) = await harness.until(lambda: listening(server, me), "it listens")
     server.terminate(pid)
     released = time.monotonic()
     await ask(handle.release())
@@ -94,14 +96,14 @@ async def test_a_release_while_a_waiter_is_not_subscribed_is_not_missed(party: P
     assert waiting.ended_at - released < SLACK
 
 
-async def test_a_waiter_who_cannot_listen_asks_again_and_again(party: Party, server: PostgresServer) -> None:
+async def test_a_waiter_who_cannot_listen_asks_again_and_again(harness: Harness, server: PostgresServer) -> None:
     """As while the address to listen at is out of order."""
-    handle = await hold(party, server.url, ttl=30)
+    handle = await hold(harness, server.url, ttl=30)
     with FaultProxy(server) as elsewhere:
         elsewhere.refuse()
-        locks = party.client(server.url, listen=elsewhere.url)
-        waiting = party.start(lambda: locks.acquire("x", timeout=10))
-        await party.waits(party.client(server.url), "x")
+        locks = harness.client(server.url, listen=elsewhere.url)
+        waiting = harness.start(lambda: locks.acquire("x", timeout=10))
+        await harness.waits(harness.client(server.url), "x")
         released = time.monotonic()
         await ask(handle.release())
         await waiting.result()
@@ -109,20 +111,20 @@ async def test_a_waiter_who_cannot_listen_asks_again_and_again(party: Party, ser
 
 
 async def test_a_release_just_before_a_waiter_is_subscribed_again_is_not_missed(
-    party: Party, server: PostgresServer
+    harness: Harness, server: PostgresServer
 ) -> None:
-    me = party.options["schema"]
-    handle = await hold(party, server.url, ttl=30)
+    me = harness.options["schema"]
+    handle = await hold(harness, server.url, ttl=30)
     with FaultProxy(server) as subscriber:
-        locks = party.client(server.url, ttl=30, listen=named(subscriber.url, me))
-        waiting = party.start(lambda: locks.acquire("x", timeout=10))
-        await party.waits(party.client(server.url), "x")
-        await party.until(lambda: listening(server, me), "it listens")
+        locks = harness.client(server.url, ttl=30, listen=named(subscriber.url, me))
+        waiting = harness.start(lambda: locks.acquire("x", timeout=10))
+        await harness.waits(harness.client(server.url), "x")
+        await harness.until(lambda: listening(server, me), "it listens")
         before = subscriber.accepted
         subscriber.hold()
         subscriber.reset_all()
-        await party.until(lambda: subscriber.accepted > before, "it connects again")
-        await party.passes(0.1)  # a client that was woken has asked again
+        await harness.until(lambda: subscriber.accepted > before, "it connects again")
+        await harness.sleep(0.1)  # a client that was woken has asked again
         await ask(handle.release())
         subscriber.heal()
         healed = time.monotonic()
@@ -131,21 +133,21 @@ async def test_a_release_just_before_a_waiter_is_subscribed_again_is_not_missed(
 
 
 async def test_requests_on_their_way_when_a_session_is_ended_all_get_an_answer(
-    party: Party, server: PostgresServer
+    harness: Harness, server: PostgresServer
 ) -> None:
     """The first is stuck in another transaction, the others stand behind it or go their own way."""
-    me = party.options["schema"]
-    store = party.store(named(server.url, me))
+    me = harness.options["schema"]
+    store = harness.store(named(server.url, me))
     await store.join(Ask("x", "me/0", ttl=30.0, heartbeat=30.0), 5.0)
     with psycopg.connect(server.url) as other_session:
         other_session.execute(f"SELECT FROM {me}.lock_names FOR UPDATE".encode())
         joins = [
-            party.start(lambda n=n: store.join(Ask("x", f"me/{n}", ttl=30.0, heartbeat=30.0), 10.0))
+            harness.start(lambda n=n: store.join(Ask("x", f"me/{n}", ttl=30.0, heartbeat=30.0), 10.0))
             for n in range(1, 6)
         ]
         pid = other_session.info.backend_pid
         stuck = "SELECT pid FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
-        for (victim,) in await party.until(lambda: server.sql(stuck, [pid]), "a request is stuck"):
+        for (victim,) in await harness.until(lambda: server.sql(stuck, [pid]), "a request is stuck"):
             server.terminate(victim)
         other_session.rollback()
     outcomes = []
@@ -160,16 +162,16 @@ async def test_requests_on_their_way_when_a_session_is_ended_all_get_an_answer(
 
 
 async def test_a_server_that_stalls_for_less_than_the_ttl_costs_no_client_a_lock(
-    party: Party, fresh: PostgresServer
+    harness: Harness, fresh: PostgresServer
 ) -> None:
-    handle = await hold(party, fresh.url, ttl=2.4)
-    waiting = party.start(hold(party, fresh.url))
-    await party.waits(party.client(fresh.url), "x")
+    handle = await hold(harness, fresh.url, ttl=2.4)
+    waiting = harness.start(hold(harness, fresh.url))
+    await harness.waits(harness.client(fresh.url), "x")
     fresh.pause()
-    await party.passes(0.8)
+    await harness.sleep(0.8)
     assert handle.is_held
     fresh.resume()
-    await party.passes(1.7)
+    await harness.sleep(1.7)
     assert handle.is_held
     assert not handle.lost.is_set()
     assert not waiting.is_done
@@ -178,14 +180,14 @@ async def test_a_server_that_stalls_for_less_than_the_ttl_costs_no_client_a_lock
 
 
 async def test_a_server_that_stalls_for_longer_than_the_ttl_is_signalled_as_a_loss_before_another_holds(
-    party: Party, fresh: PostgresServer
+    harness: Harness, fresh: PostgresServer
 ) -> None:
-    handle = await hold(party, fresh.url)
-    waiting = party.start(hold(party, fresh.url))
-    await party.waits(party.client(fresh.url), "x")
+    handle = await hold(harness, fresh.url)
+    waiting = harness.start(hold(harness, fresh.url))
+    await harness.waits(harness.client(fresh.url), "x")
     fresh.pause()
-    await party.until(handle.lost.is_set, "the loss is told", within=TTL + SLACK)
-    await party.until(lambda: handle.told, "on_lost is called", within=SLACK)
+    await harness.until(handle.lost.is_set, "the loss is told", within=TTL + SLACK)
+    await harness.until(lambda: handle.told, "on_lost is called", within=SLACK)
     assert not handle.is_held
     with pytest.raises(LockLostError):
         handle.check()
@@ -196,33 +198,33 @@ async def test_a_server_that_stalls_for_longer_than_the_ttl_is_signalled_as_a_lo
     assert second.fence > handle.fence
     with pytest.raises(LockLostError):
         await ask(handle.release())
-    await party.passes(TTL)
+    await harness.sleep(TTL)
     assert second.is_held
     await ask(second.release())
-    third = await hold(party, fresh.url)
+    third = await hold(harness, fresh.url)
     assert third.fence > second.fence
 
 
-async def test_a_join_stuck_in_a_server_that_stalls_leaves_no_place(party: Party, fresh: PostgresServer) -> None:
+async def test_a_join_stuck_in_a_server_that_stalls_leaves_no_place(harness: Harness, fresh: PostgresServer) -> None:
     """The server carries it out when it goes on, after its caller has given up."""
-    locks, other = party.client(fresh.url, ttl=30), party.client(fresh.url)
+    locks, other = harness.client(fresh.url, ttl=30), harness.client(fresh.url)
     await ask((await ask(locks.acquire("known"))).release())
     fresh.pause()
     with pytest.raises(StoreError):
         await ask(locks.acquire("x", timeout=0.4))
     fresh.resume()
     assert (await ask(other.acquire("x", timeout=5))).is_held
-    await party.until(lambda: not locks._engine.keeper.leases, "nothing is left to give up")
-    assert [holder.rpartition("/")[0] for _, holder in places(party, fresh)] == [other.holder_id]
+    await harness.until(lambda: not locks._engine.keeper.leases, "nothing is left to give up")
+    assert [holder.rpartition("/")[0] for _, holder in places(harness, fresh)] == [other.holder_id]
 
 
-async def test_a_server_that_crashes_and_recovers_keeps_its_locks(party: Party, fresh: PostgresServer) -> None:
-    handle = await hold(party, fresh.url, ttl=2.5)
-    waiting = party.start(hold(party, fresh.url, retry=PATIENT))
-    await party.waits(party.client(fresh.url), "x")
-    await party.aside(lambda: fresh.restart("immediate"))
-    assert (await ask(party.client(fresh.url).info("x"))).fence == handle.fence
-    await party.passes(2.5)
+async def test_a_server_that_crashes_and_recovers_keeps_its_locks(harness: Harness, fresh: PostgresServer) -> None:
+    handle = await hold(harness, fresh.url, ttl=2.5)
+    waiting = harness.start(hold(harness, fresh.url, retry=PATIENT))
+    await harness.waits(harness.client(fresh.url), "x")
+    await harness.aside(lambda: fresh.restart("immediate"))
+    assert (await ask(harness.client(fresh.url).info("x"))).fence == handle.fence
+    await harness.sleep(2.5)
     assert handle.is_held
     assert not handle.lost.is_set()
     assert not waiting.is_done
@@ -232,15 +234,15 @@ async def test_a_server_that_crashes_and_recovers_keeps_its_locks(party: Party, 
     assert waiting.ended_at - released < SLACK
 
 
-async def test_a_grant_survives_a_crash_right_after_it_was_answered(party: Party, fresh: PostgresServer) -> None:
-    locks = party.client(fresh.url, ttl=30)
+async def test_a_grant_survives_a_crash_right_after_it_was_answered(harness: Harness, fresh: PostgresServer) -> None:
+    locks = harness.client(fresh.url, ttl=30)
     handles = []
     for number in range(2):
         handles.append(await ask(locks.acquire(f"x-{number}", retry=PATIENT)))
         await ask((await ask(locks.acquire(f"stays-{number}", at_least=60))).release())
         fresh.kill()
         fresh.restart()
-    other = party.client(fresh.url)
+    other = harness.client(fresh.url)
     assert [(await ask(other.info(f"x-{n}"))).fence for n in range(2)] == [handle.fence for handle in handles]
     assert all([(await ask(other.info(f"stays-{n}"))).holders[0].reserved for n in range(2)])
     assert await ask(other.try_acquire("x-1")) is None
@@ -248,18 +250,18 @@ async def test_a_grant_survives_a_crash_right_after_it_was_answered(party: Party
     for handle in handles:
         with suppress(StoreError):  # a session that has just ended shows when it is used
             await ask(handle.release())
-    await party.until(lambda: len(places(party, fresh)) == 3, "all are given up but the other's, and what stays")
+    await harness.until(lambda: len(places(harness, fresh)) == 3, "all are given up but the other's, and what stays")
 
 
 @pytest.mark.parametrize("runtime_name", ["threads"])
-async def test_a_release_that_a_crash_undoes_costs_only_time(party: Party, start: Start) -> None:
+async def test_a_release_that_a_crash_undoes_costs_only_time(harness: Harness, start: Start) -> None:
     server = start(wal_writer_delay="10s")
-    locks, other = party.client(server.url, ttl=TTL), party.client(server.url)
+    locks, other = harness.client(server.url, ttl=TTL), harness.client(server.url)
     first = await ask(locks.acquire("x"))
     await ask(first.release())
     server.kill()
     server.restart()
-    assert [name for name, _ in places(party, server)] == ["x"], "the release was written at once: it need not be"
+    assert [name for name, _ in places(harness, server)] == ["x"], "the release was written at once: it need not be"
     began = time.monotonic()
     second = await ask(other.acquire("x", timeout=10))
     assert time.monotonic() - began < TTL + SLACK
@@ -268,15 +270,15 @@ async def test_a_release_that_a_crash_undoes_costs_only_time(party: Party, start
 
 
 async def test_a_server_that_is_gone_for_good_is_an_error_for_waiters_and_a_loss_for_holders(
-    party: Party, fresh: PostgresServer
+    harness: Harness, fresh: PostgresServer
 ) -> None:
-    handle = await hold(party, fresh.url)
-    waiting = party.start(hold(party, fresh.url))
-    await party.waits(party.client(fresh.url), "x")
+    handle = await hold(harness, fresh.url)
+    waiting = harness.start(hold(harness, fresh.url))
+    await harness.waits(harness.client(fresh.url), "x")
     fresh.kill()
     with pytest.raises(StoreError, match=str(fresh.port)):
         await waiting.result()
-    await party.until(handle.lost.is_set, "the loss is told", within=TTL + SLACK)
+    await harness.until(handle.lost.is_set, "the loss is told", within=TTL + SLACK)
     with pytest.raises(LockLostError):
         await ask(handle.release())
 
@@ -291,20 +293,20 @@ def clocked(schema: str) -> Iterator[PostgresServer]:
 
 @pytest.mark.parametrize("runtime_name", ["threads"])
 async def test_a_clock_stepped_forward_ends_leases_and_back_keeps_them_and_fences_grow(
-    party: Party, clocked: PostgresServer, caplog: pytest.LogCaptureFixture
+    harness: Harness, clocked: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = await hold(party, clocked.url)
-    waiting = party.start(hold(party, clocked.url))
-    await party.waits(party.client(clocked.url), "x")
+    first = await hold(harness, clocked.url)
+    waiting = harness.start(hold(harness, clocked.url))
+    await harness.waits(harness.client(clocked.url), "x")
     clocked.step_clock(60)
-    await party.until(first.lost.is_set, "the loss is told", within=TTL)
+    await harness.until(first.lost.is_set, "the loss is told", within=TTL)
     second = await waiting.result()
     assert second.fence > first.fence
-    await party.passes(TTL / 2)  # its clock is read for the first time
-    dead: Any = await party.store(clocked.url).join(Ask("y", "dead/1", TTL, TTL), 5.0)
+    await harness.sleep(TTL / 2)  # its clock is read for the first time
+    dead: Any = await harness.store(clocked.url).join(Ask("y", "dead/1", TTL, TTL), 5.0)
     clocked.step_clock(-60)
-    assert (await hold(party, clocked.url, "y")).fence > dead.ticket
+    assert (await hold(harness, clocked.url, "y")).fence > dead.ticket
     assert "clock stepped by -60." in caplog.text
     assert second.is_held
     await ask(second.release())
-    assert (await hold(party, clocked.url)).fence > second.fence
+    assert (await hold(harness, clocked.url)).fence > second.fence

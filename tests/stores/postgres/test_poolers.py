@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from lockstead import StoreError
-from tests.harness.party import Party, ask
+from tests.harness.clients import Harness, ask
 from tests.servers.pooler import Pooler
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import FaultProxy
@@ -32,10 +32,10 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 async def test_locks_work_through_a_pooler_of_transactions(
-    party: Party, pooler: Pooler, server: PostgresServer
+    harness: Harness, pooler: Pooler, server: PostgresServer
 ) -> None:
     """Two sessions for three clients: whatever is prepared in one is missing in the other."""
-    clients = [party.client(pooler.url, ttl=1.0) for _ in range(3)]
+    clients = [harness.client(pooler.url, ttl=1.0) for _ in range(3)]
 
     async def use(number: int) -> None:
         for turn in range(15):
@@ -44,27 +44,27 @@ async def test_locks_work_through_a_pooler_of_transactions(
             await ask(handle.release())
 
     held = await ask(clients[0].acquire("held"))
-    for work in [party.start(use(number)) for number in range(3)]:
+    for work in [harness.start(use(number)) for number in range(3)]:
         await work.result()
-    await party.passes(1.2)
+    await harness.sleep(1.2)
     assert held.is_held
     await ask(held.release())
-    assert not places(party, server)
+    assert not places(harness, server)
     assert server.sql("SELECT name FROM pg_prepared_statements") == []
 
 
 async def test_a_waiter_behind_a_transaction_pooler_is_warned_once_that_it_cannot_listen(
-    party: Party, watched: FaultProxy, server: PostgresServer, caplog: pytest.LogCaptureFixture
+    harness: Harness, watched: FaultProxy, server: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    locks, other = party.client(watched.url, ttl=30), party.client(server.url, ttl=30)
+    locks, other = harness.client(watched.url, ttl=30), harness.client(server.url, ttl=30)
     first = await ask(other.acquire("x"))
-    waiting = [party.start(lambda: locks.acquire("x", timeout=20)) for _ in range(3)]
-    await party.waits(other, "x", 3)
-    await party.until(lambda: warnings_of(caplog), "it warns")
+    waiting = [harness.start(lambda: locks.acquire("x", timeout=20)) for _ in range(3)]
+    await harness.waits(other, "x", 3)
+    await harness.until(lambda: warnings_of(caplog), "it warns")
     released = time.monotonic()
     await ask(first.release())
     for _ in range(3):
-        (work,) = await party.until(lambda: [work for work in waiting if work.is_done][:1], "the next is served")
+        (work,) = await harness.until(lambda: [work for work in waiting if work.is_done][:1], "the next is served")
         waiting.remove(work)
         await ask((await work.result()).release())
     assert time.monotonic() - released < 2 * SLACK
@@ -72,19 +72,19 @@ async def test_a_waiter_behind_a_transaction_pooler_is_warned_once_that_it_canno
     assert "listen=" in warning
     assert "pooler=session" in warning
     assert str(watched.port) in warning
-    await party.until(
-        lambda: watched.open <= (2 if party.runtime_name != "threads" else 3), "who cannot listen hangs up"
+    await harness.until(
+        lambda: watched.open <= (2 if harness.runtime_name != "threads" else 3), "who cannot listen hangs up"
     )
 
 
 async def test_with_another_address_to_listen_at_wake_ups_are_prompt(
-    party: Party, pooler: Pooler, server: PostgresServer, caplog: pytest.LogCaptureFixture
+    harness: Harness, pooler: Pooler, server: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    locks, other = party.client(pooler.url, ttl=30, listen=server.url), party.client(pooler.url, ttl=30)
+    locks, other = harness.client(pooler.url, ttl=30, listen=server.url), harness.client(pooler.url, ttl=30)
     first = await ask(other.acquire("x"))
-    waiting = party.start(lambda: locks.acquire("x", timeout=20))
-    await party.waits(other, "x")
-    await party.until(lambda: is_listening(server), "it listens")
+    waiting = harness.start(lambda: locks.acquire("x", timeout=20))
+    await harness.waits(other, "x")
+    await harness.until(lambda: is_listening(server), "it listens")
     released = time.monotonic()
     await ask(first.release())
     assert (await waiting.result()).is_held
@@ -93,14 +93,14 @@ async def test_with_another_address_to_listen_at_wake_ups_are_prompt(
 
 
 async def test_a_pooler_that_is_vouched_for_is_listened_through(
-    party: Party, server: PostgresServer, start_pooler: Callable[..., Pooler], caplog: pytest.LogCaptureFixture
+    harness: Harness, server: PostgresServer, start_pooler: Callable[..., Pooler], caplog: pytest.LogCaptureFixture
 ) -> None:
     pooler = start_pooler(pool_mode="session", pool_size=10)
-    locks, other = (party.client(f"{pooler.url}?pooler=session", ttl=30) for _ in range(2))
+    locks, other = (harness.client(f"{pooler.url}?pooler=session", ttl=30) for _ in range(2))
     first = await ask(other.acquire("x"))
-    waiting = party.start(lambda: locks.acquire("x", timeout=20))
-    await party.waits(other, "x")
-    await party.until(lambda: is_listening(server), "it listens")
+    waiting = harness.start(lambda: locks.acquire("x", timeout=20))
+    await harness.waits(other, "x")
+    await harness.until(lambda: is_listening(server), "it listens")
     released = time.monotonic()
     await ask(first.release())
     assert (await waiting.result()).is_held
@@ -108,19 +108,19 @@ async def test_a_pooler_that_is_vouched_for_is_listened_through(
     assert not warnings_of(caplog)
 
 
-async def test_a_pooler_that_is_wrongly_vouched_for_is_found_out(party: Party, pooler: Pooler) -> None:
+async def test_a_pooler_that_is_wrongly_vouched_for_is_found_out(harness: Harness, pooler: Pooler) -> None:
     """It pools transactions after all: what one client prepares, the other finds prepared."""
-    clients = [party.client(f"{pooler.url}?pooler=session", ttl=30) for _ in range(2)]
+    clients = [harness.client(f"{pooler.url}?pooler=session", ttl=30) for _ in range(2)]
     with pytest.raises(StoreError, match="remove pooler=session"):
         for locks in clients * 10:
             await ask((await ask(locks.acquire("x", timeout=5))).release())
 
 
-async def test_a_direct_connection_is_taken_for_one(party: Party, server: PostgresServer) -> None:
-    locks = party.client(server.url)
+async def test_a_direct_connection_is_taken_for_one(harness: Harness, server: PostgresServer) -> None:
+    locks = harness.client(server.url)
     held = await ask(locks.acquire("x"))
-    waiting = party.start(lambda: locks.acquire("x", timeout=20))
-    await party.until(lambda: is_listening(server), "it listens")
+    waiting = harness.start(lambda: locks.acquire("x", timeout=20))
+    await harness.until(lambda: is_listening(server), "it listens")
     assert locks._engine.store.capabilities.push
     await ask(held.release())
     await waiting.result()

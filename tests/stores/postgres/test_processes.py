@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.party import Party, ask
+from tests.harness.clients import Harness, ask
 from tests.harness.processes import Program
 from tests.servers.postgres import PostgresServer
 from tests.stores.postgres.sessions import named, places
@@ -30,17 +30,19 @@ def spawn(start_program: Spawn, server: PostgresServer, schema: str) -> Spawn:
     return spawn
 
 
-async def holds(party: Party, locks: Any, name: str = "x") -> Any:
-    return await party.until(lambda: locks.info(name), f"a client holds {name!r}")
+async def holds(harness: Harness, locks: Any, name: str = "x") -> Any:
+    return await harness.until(lambda: locks.info(name), f"a client holds {name!r}")
 
 
 @pytest.mark.parametrize("runtime_name", ["threads"])
-async def test_a_killed_holder_is_followed_within_its_ttl(party: Party, server: PostgresServer, spawn: Spawn) -> None:
-    locks = party.client(server.url)
+async def test_a_killed_holder_is_followed_within_its_ttl(
+    harness: Harness, server: PostgresServer, spawn: Spawn
+) -> None:
+    locks = harness.client(server.url)
     doomed = spawn("holds")
-    first = await holds(party, locks)
-    waiting = party.start(lambda: locks.acquire("x", timeout=10))
-    await party.waits(locks, "x")
+    first = await holds(harness, locks)
+    waiting = harness.start(lambda: locks.acquire("x", timeout=10))
+    await harness.waits(locks, "x")
     doomed.kill()
     killed = time.monotonic()
     assert (await waiting.result()).fence > first.fence
@@ -49,14 +51,14 @@ async def test_a_killed_holder_is_followed_within_its_ttl(party: Party, server: 
 
 @pytest.mark.parametrize("runtime_name", ["threads"])
 async def test_a_killed_waiter_delays_the_next_by_a_heartbeat(
-    party: Party, server: PostgresServer, spawn: Spawn
+    harness: Harness, server: PostgresServer, spawn: Spawn
 ) -> None:
-    locks = party.client(server.url)
+    locks = harness.client(server.url)
     held = await ask(locks.acquire("x"))
     doomed = spawn("waits")
-    await party.waits(locks, "x", 1)
-    waiting = party.start(lambda: locks.acquire("x", timeout=10))
-    await party.waits(locks, "x", 2)
+    await harness.waits(locks, "x", 1)
+    waiting = harness.start(lambda: locks.acquire("x", timeout=10))
+    await harness.waits(locks, "x", 2)
     doomed.kill()
     killed = time.monotonic()
     await ask(held.release())
@@ -67,13 +69,13 @@ async def test_a_killed_waiter_delays_the_next_by_a_heartbeat(
 @pytest.mark.parametrize("runtime_name", ["threads"])
 @pytest.mark.parametrize("scenario", ["holds_a_block", "holds_a_block_in_asyncio"])
 async def test_a_holder_that_was_stopped_for_longer_than_its_ttl_knows_that_it_lost(
-    party: Party, server: PostgresServer, spawn: Spawn, scenario: str
+    harness: Harness, server: PostgresServer, spawn: Spawn, scenario: str
 ) -> None:
-    locks = party.client(server.url)
+    locks = harness.client(server.url)
     stopped = spawn(scenario)
-    first = await holds(party, locks)
-    waiting = party.start(lambda: locks.acquire("x", timeout=10))
-    await party.waits(locks, "x")
+    first = await holds(harness, locks)
+    waiting = harness.start(lambda: locks.acquire("x", timeout=10))
+    await harness.waits(locks, "x")
     stopped.signal(signal.SIGSTOP)
     second = await waiting.result()
     assert second.fence > first.fence
@@ -83,16 +85,16 @@ async def test_a_holder_that_was_stopped_for_longer_than_its_ttl_knows_that_it_l
     assert said.split()[-1] == "lost"
     assert "True" not in said
     assert second.is_held
-    assert len(places(party, server)) == 1
+    assert len(places(harness, server)) == 1
 
 
 @pytest.mark.parametrize("runtime_name", ["threads"])
 async def test_a_loop_that_was_blocked_for_longer_than_its_ttl_knows_that_it_lost(
-    party: Party, server: PostgresServer, spawn: Spawn
+    harness: Harness, server: PostgresServer, spawn: Spawn
 ) -> None:
-    locks = party.client(server.url)
+    locks = harness.client(server.url)
     blocked = spawn("blocks_its_loop")
-    first = await holds(party, locks)
+    first = await holds(harness, locks)
     second = await ask(locks.acquire("x", timeout=10))
     assert second.fence > first.fence
     said, _ = blocked.communicate(within=10)
@@ -102,12 +104,12 @@ async def test_a_loop_that_was_blocked_for_longer_than_its_ttl_knows_that_it_los
 
 @pytest.mark.parametrize("runtime_name", ["threads"])
 async def test_ten_processes_with_ten_waiters_each_are_all_served_once_and_in_order(
-    party: Party, server: PostgresServer, spawn: Spawn, schema: str
+    harness: Harness, server: PostgresServer, spawn: Spawn, schema: str
 ) -> None:
-    locks = party.client(server.url, ttl=30)
+    locks = harness.client(server.url, ttl=30)
     held = await ask(locks.acquire("x"))
     crowd = [spawn("waits_ten_times") for _ in range(10)]
-    await party.until(lambda: len(places(party, server)) == 101, "all wait", within=30)
+    await harness.until(lambda: len(places(harness, server)) == 101, "all wait", within=30)
     in_line = [fence for (fence,) in server.sql(f"SELECT fence FROM {schema}.distributed_locks ORDER BY fence")]
     await ask(held.release())
     served: list[int] = []
@@ -118,8 +120,8 @@ async def test_ten_processes_with_ten_waiters_each_are_all_served_once_and_in_or
         assert fences == sorted(fences)
         served += fences
     assert sorted(served) == in_line[1:]
-    assert not places(party, server)
-    await party.until(lambda: not server.connections(schema), "nothing is connected")
+    assert not places(harness, server)
+    await harness.until(lambda: not server.connections(schema), "nothing is connected")
 
 
 @pytest.mark.parametrize("runtime_name", ["threads"])
@@ -139,10 +141,10 @@ async def test_ten_processes_with_ten_waiters_each_are_all_served_once_and_in_or
     ],
 )
 async def test_a_process_that_ends_or_forks_leaves_nothing_behind(
-    party: Party, server: PostgresServer, spawn: Spawn, scenario: str, status: int
+    harness: Harness, server: PostgresServer, spawn: Spawn, scenario: str, status: int
 ) -> None:
     process = spawn(scenario)
     _, errors = process.communicate(within=20)
     assert errors == ""
     assert process.status == status
-    assert not places(party, server)
+    assert not places(harness, server)

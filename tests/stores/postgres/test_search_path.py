@@ -15,7 +15,7 @@ from lockstead.core.model import Ask, RateRequest, Renewal, Reservation
 from lockstead.stores.postgres.address import parse_url
 from lockstead.stores.postgres.table.migrate import migrate
 from lockstead.stores.postgres.table.schema import migration_sql, script
-from tests.harness.party import Party, ask
+from tests.harness.clients import Harness, ask
 from tests.servers.binaries import POSTGRES18, PostgresFlavour, postgres_flavours
 from tests.servers.pooler import Pooler
 from tests.servers.postgres import PostgresServer, query, through
@@ -216,30 +216,30 @@ def test_a_default_that_was_resolved_to_another_roles_function_is_refused(hostil
 
 
 @on_each_flavour
-async def test_a_client_runs_nothing_that_is_planted(ready: Hostile, party: Party) -> None:
-    await use_leases(party, ready.as_role(ready.app))
+async def test_a_client_runs_nothing_that_is_planted(ready: Hostile, harness: Harness) -> None:
+    await use_leases(harness, ready.as_role(ready.app))
     assert ready.caught() == []
 
 
 async def test_a_client_behind_a_pooler_runs_nothing_that_is_temporary(
-    ready: Hostile, party: Party, start_pooler: Callable[..., Pooler]
+    ready: Hostile, harness: Harness, start_pooler: Callable[..., Pooler]
 ) -> None:
     pooler = start_pooler(pool_size=1)
     url = through(ready.as_role(ready.app), pooler.port)
     with psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection:
         ready.plant_temporary(connection)
     ready.caught()
-    await use_leases(party, url)
+    await use_leases(harness, url)
     assert ready.caught() == []
 
 
-async def use_leases(party: Party, url: str) -> None:
+async def use_leases(harness: Harness, url: str) -> None:
     """Do everything that a client of the lease table can."""
-    locks, other = party.client(url), party.client(url)
+    locks, other = harness.client(url), harness.client(url)
     held = await ask(locks.acquire("x", metadata={"who": "me"}))
     await ask(held.extend(30))
-    waiting = party.start(lambda: other.acquire("x", timeout=10))
-    await party.waits(locks, "x")
+    waiting = harness.start(lambda: other.acquire("x", timeout=10))
+    await harness.waits(locks, "x")
     with pytest.raises(LockAcquisitionError):
         await ask(other.acquire("x", timeout=0))
     await ask(held.release())
@@ -251,7 +251,7 @@ async def use_leases(party: Party, url: str) -> None:
     await ask(locks.examine())
     await ask(locks.force_release("y"))
 
-    store: Any = party.store(url)
+    store: Any = harness.store(url)
     asks = [Ask(name, f"me/{name}", 30.0, 3.0, queue=False) for name in ("a", "b", "c")]
     await store.join_all(asks, 5.0)
     await store.join_all([one._replace(owner=f"you/{one.name}") for one in asks], 5.0)
@@ -265,21 +265,21 @@ async def use_leases(party: Party, url: str) -> None:
     await store._server.ask(store._statements.sweep, (), 5.0)
 
 
-async def test_advisory_locks_run_nothing_that_is_planted(hostile: Hostile, party: Party) -> None:
-    party.options.clear()
-    await use_sessions(party, hostile.as_role(hostile.app))
+async def test_advisory_locks_run_nothing_that_is_planted(hostile: Hostile, harness: Harness) -> None:
+    harness.options.clear()
+    await use_sessions(harness, hostile.as_role(hostile.app))
     assert hostile.caught() == []
 
 
-async def use_sessions(party: Party, url: str) -> None:
+async def use_sessions(harness: Harness, url: str) -> None:
     """Do everything that a client of advisory locks can."""
     url = url.replace("postgresql:", "postgresql+advisory:")
-    locks, other = party.client(url), party.client(url)
+    locks, other = harness.client(url), harness.client(url)
     held = await ask(locks.acquire("x"))
     pair = await ask(locks.acquire("pg:7,42"))
     await ask(held.extend(30))
-    waiting = party.start(lambda: other.acquire("x", timeout=10))
-    await party.waits(locks, "x")
+    waiting = harness.start(lambda: other.acquire("x", timeout=10))
+    await harness.waits(locks, "x")
     with pytest.raises(LockAcquisitionError):
         await ask(other.acquire("pg:7,42", timeout=0.1))
     with pytest.raises(LockAcquisitionError):

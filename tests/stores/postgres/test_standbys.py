@@ -12,7 +12,7 @@ import pytest
 
 from lockstead import LockAcquisitionError, StoreError
 from lockstead.testing.proxy import FaultProxy
-from tests.harness.party import Party, ask
+from tests.harness.clients import Harness, ask
 from tests.servers.postgres import PostgresServer, unprivileged
 from tests.servers.process import identity
 from tests.stores.postgres.test_bad_servers import refusal
@@ -27,19 +27,19 @@ def primary(start: Start) -> PostgresServer:
 
 
 async def test_a_standby_is_passed_over_until_it_is_promoted_and_has_what_it_received(
-    party: Party, primary: PostgresServer, start_postgres: Start
+    harness: Harness, primary: PostgresServer, start_postgres: Start
 ) -> None:
     standby = follower(primary, primary.port, start_postgres)
-    assert "this is a standby" in await refusal(party, standby.url, is_transient=True)
+    assert "this is a standby" in await refusal(harness, standby.url, is_transient=True)
     both = f"postgresql://postgres@127.0.0.1:{standby.port},127.0.0.1:{primary.port}/postgres"
-    locks = party.client(f"{both}?target_session_attrs=read-write", ttl=30)
+    locks = harness.client(f"{both}?target_session_attrs=read-write", ttl=30)
     handle = await ask(locks.acquire("x", timeout=5))
-    waiting = party.start(lambda: locks.acquire("x", timeout=5))
-    await party.waits(locks, "x")
+    waiting = harness.start(lambda: locks.acquire("x", timeout=5))
+    await harness.waits(locks, "x")
     await ask(handle.release())
     following = await waiting.result()
-    await party.until(lambda: is_up_to_date(standby, primary), "it has received everything")
-    other = party.client(failover(primary, standby))
+    await harness.until(lambda: is_up_to_date(standby, primary), "it has received everything")
+    other = harness.client(failover(primary, standby))
     with pytest.raises(LockAcquisitionError):
         await ask(other.acquire("x", timeout=0))
     assert following.is_held
@@ -49,20 +49,20 @@ async def test_a_standby_is_passed_over_until_it_is_promoted_and_has_what_it_rec
 
 
 async def test_a_lock_that_a_synchronous_standby_has_not_received_is_not_held(
-    party: Party, primary: PostgresServer, start_postgres: Start
+    harness: Harness, primary: PostgresServer, start_postgres: Start
 ) -> None:
     with FaultProxy(primary.address) as link:
         standby = follower(primary, link.port, start_postgres)
         primary.sql("ALTER SYSTEM SET synchronous_standby_names = '*'")
         primary.sql("SELECT pg_reload_conf()")
         state = "SELECT sync_state FROM pg_stat_replication"
-        await party.until(lambda: primary.sql(state) == [("sync",)], "the primary waits for its standby")
-        locks = party.client(primary.url, ttl=30)
+        await harness.until(lambda: primary.sql(state) == [("sync",)], "the primary waits for its standby")
+        locks = harness.client(primary.url, ttl=30)
         replicated = await ask(locks.acquire("replicated", timeout=5))
         link.black_hole()
         with pytest.raises((LockAcquisitionError, StoreError)):
             await ask(locks.acquire("unreplicated", timeout=1))
-        other = party.client(failover(primary, standby))
+        other = harness.client(failover(primary, standby))
         with pytest.raises(LockAcquisitionError):
             await ask(other.acquire("replicated", timeout=0))
         assert replicated.is_held
@@ -72,14 +72,14 @@ async def test_a_lock_that_a_synchronous_standby_has_not_received_is_not_held(
 
 
 async def test_a_lock_that_an_asynchronous_standby_has_not_received_may_be_held_twice_with_fences_that_grow(
-    party: Party, primary: PostgresServer, start_postgres: Start
+    harness: Harness, primary: PostgresServer, start_postgres: Start
 ) -> None:
     """Not promised: see docs/guarantees.md."""
     with FaultProxy(primary.address) as link:
         standby = follower(primary, link.port, start_postgres)
         link.black_hole()
-        unreplicated = await ask(party.client(primary.url, ttl=30).acquire("x", timeout=5))
-        taken = await ask(party.client(failover(primary, standby)).acquire("x", timeout=0))
+        unreplicated = await ask(harness.client(primary.url, ttl=30).acquire("x", timeout=5))
+        taken = await ask(harness.client(failover(primary, standby)).acquire("x", timeout=0))
         assert unreplicated.is_held
         assert taken.fence > unreplicated.fence
         with suppress(StoreError):  # its server is gone

@@ -8,15 +8,15 @@ import psycopg
 import pytest
 
 from lockstead.stores.postgres.table.schema import script
-from tests.harness.party import Party, ask
+from tests.harness.clients import Harness, ask
 from tests.servers.postgres import PostgresServer
 
 
 async def test_clients_that_wait_for_one_name_hold_up_no_client_of_another(
-    party: Party, server: PostgresServer
+    harness: Harness, server: PostgresServer
 ) -> None:
-    schema = party.options["schema"]
-    locks = party.client(server.url, ttl=2.0)
+    schema = harness.options["schema"]
+    locks = harness.client(server.url, ttl=2.0)
 
     async def take_stuck() -> None:
         await ask((await ask(locks.acquire("stuck", timeout=20))).release())
@@ -24,8 +24,8 @@ async def test_clients_that_wait_for_one_name_hold_up_no_client_of_another(
     fine = await ask(locks.acquire("fine"))
     with psycopg.connect(server.url) as forgotten:
         forgotten.execute(f"SELECT {schema}.acquire_lock('stuck', 'me', 60)".encode())
-        stuck = [party.start(take_stuck()) for _ in range(40)]
-        await party.until(lambda: _waiting(server, schema) > 0, "a session waits for the name")
+        stuck = [harness.start(take_stuck()) for _ in range(40)]
+        await harness.until(lambda: _waiting(server, schema) > 0, "a session waits for the name")
         slowest = 0.0
         until = time.monotonic() + 2.5
         while time.monotonic() < until:
@@ -47,14 +47,14 @@ def _waiting(server: PostgresServer, schema: str) -> int:
     return int(count)
 
 
-async def test_extensions_that_meet_each_other_all_succeed(party: Party, server: PostgresServer) -> None:
-    handle = await ask(party.client(server.url, ttl=5.0).acquire("x"))
+async def test_extensions_that_meet_each_other_all_succeed(harness: Harness, server: PostgresServer) -> None:
+    handle = await ask(harness.client(server.url, ttl=5.0).acquire("x"))
 
     async def extend() -> None:
         for _ in range(30):
             await ask(handle.extend(10.0))
 
-    works = [party.start(extend()) for _ in range(3)]
+    works = [harness.start(extend()) for _ in range(3)]
     for work in works:
         await work.result()
     assert handle.is_held
@@ -63,17 +63,17 @@ async def test_extensions_that_meet_each_other_all_succeed(party: Party, server:
 
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
 async def test_what_the_database_prefers_for_others_does_not_matter(
-    party: Party, postgres_server: PostgresServer, isolation: str
+    harness: Harness, postgres_server: PostgresServer, isolation: str
 ) -> None:
     with postgres_server.database() as url:
         name = url.rpartition("/")[2]
         with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute(script(party.options["schema"]).encode())
+            connection.execute(script(harness.options["schema"]).encode())
             connection.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = '{isolation}'".encode())
-        first, second = party.client(url), party.client(url)
+        first, second = harness.client(url), harness.client(url)
         held = await ask(first.acquire("x"))
-        waiting = party.start(lambda: second.acquire("x", timeout=10))
-        await party.waits(first, "x")
+        waiting = harness.start(lambda: second.acquire("x", timeout=10))
+        await harness.waits(first, "x")
         assert not waiting.is_done
         await ask(held.release())
         await ask((await waiting.result()).release())

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.harness.party import Party, pytest_pyfunc_call  # noqa: F401
+from tests.harness.clients import Harness, pytest_pyfunc_call  # noqa: F401
 from tests.servers.binaries import VALKEY9, Flavour
 from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer
@@ -16,8 +16,8 @@ def runtime_name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def party(runtime_name: str, key_prefix: str) -> Party:
-    return Party(runtime_name, key_prefix=key_prefix)
+def harness(runtime_name: str, key_prefix: str) -> Harness:
+    return Harness(runtime_name, key_prefix=key_prefix)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from lockstead.stores.redis.address import parse_url
 from lockstead.stores.redis.blocking import connect
 from lockstead.stores.redis.store import RedisStore
 from lockstead.stores.transport import subscriber
-from tests.harness.party import Party, ask
+from tests.harness.clients import Harness, ask
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
 from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer
@@ -50,7 +50,7 @@ def secured(start: Start) -> RedisServer:
 
 
 async def refusal(
-    party: Party,
+    harness: Harness,
     source: object,
     caplog: pytest.LogCaptureFixture | None = None,
     timeout: float = 5.0,
@@ -60,7 +60,7 @@ async def refusal(
     if caplog is not None:
         caplog.set_level(logging.DEBUG)
     began = time.monotonic()
-    locks = party.client(source, **options)
+    locks = harness.client(source, **options)
     with pytest.raises(StoreError) as raised:
         await ask(locks.acquire("x", timeout=timeout))
     assert time.monotonic() - began < AT_ONCE
@@ -83,70 +83,70 @@ def with_user(server: RedisServer, *rules: str) -> str:
     return f"redis://app:{SECRET}@127.0.0.1:{server.port}"
 
 
-async def test_connection_refused(party: Party, fresh_server: RedisServer) -> None:
+async def test_connection_refused(harness: Harness, fresh_server: RedisServer) -> None:
     fresh_server.kill()
-    said = await refusal(party, f"redis://:{SECRET}@127.0.0.1:{fresh_server.port}")
+    said = await refusal(harness, f"redis://:{SECRET}@127.0.0.1:{fresh_server.port}")
     assert f"127.0.0.1:{fresh_server.port}" in said
     assert "refused" in said
 
 
-async def test_an_unknown_host(party: Party) -> None:
-    said = await refusal(party, f"redis://:{SECRET}@no-such-host.invalid:7777/3")
+async def test_an_unknown_host(harness: Harness) -> None:
+    said = await refusal(harness, f"redis://:{SECRET}@no-such-host.invalid:7777/3")
     assert "no-such-host.invalid:7777/3" in said
     assert "known" in said or "resolution" in said
 
 
 @on_each_flavour
-async def test_a_wrong_password(party: Party, secured: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
-    said = await refusal(party, f"redis://:{SECRET}-not@127.0.0.1:{secured.port}", caplog)
+async def test_a_wrong_password(harness: Harness, secured: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    said = await refusal(harness, f"redis://:{SECRET}-not@127.0.0.1:{secured.port}", caplog)
     assert f"127.0.0.1:{secured.port}" in said
     assert "WRONGPASS" in said
     assert "check user and password" in said
 
 
 @on_each_flavour
-async def test_a_missing_password(party: Party, secured: RedisServer) -> None:
-    said = await refusal(party, f"redis://127.0.0.1:{secured.port}")
+async def test_a_missing_password(harness: Harness, secured: RedisServer) -> None:
+    said = await refusal(harness, f"redis://127.0.0.1:{secured.port}")
     assert "NOAUTH" in said
     assert "requires a password" in said
 
 
 @on_each_flavour
-async def test_a_password_where_none_is_wanted(party: Party, redis_server: RedisServer) -> None:
-    said = await refusal(party, f"redis://:{SECRET}@127.0.0.1:{redis_server.port}")
+async def test_a_password_where_none_is_wanted(harness: Harness, redis_server: RedisServer) -> None:
+    said = await refusal(harness, f"redis://:{SECRET}@127.0.0.1:{redis_server.port}")
     assert "without any password configured" in said
     assert "check user and password" in said
 
 
 @on_each_flavour
-async def test_a_database_that_is_not_there(party: Party, redis_server: RedisServer) -> None:
-    said = await refusal(party, f"redis://127.0.0.1:{redis_server.port}/99")
+async def test_a_database_that_is_not_there(harness: Harness, redis_server: RedisServer) -> None:
+    said = await refusal(harness, f"redis://127.0.0.1:{redis_server.port}/99")
     assert f"127.0.0.1:{redis_server.port}/99" in said
     assert "DB index is out of range" in said
 
 
 @on_each_flavour
-async def test_a_replica(party: Party, start: Start) -> None:
+async def test_a_replica(harness: Harness, start: Start) -> None:
     primary = start()
     replica = start(replicaof=f"127.0.0.1 {primary.port}")
     with replica.client() as client:
-        await party.until(lambda: client.info("replication")["master_link_status"] == "up", "it is in step")
-    said = await refusal(party, replica.url)
+        await harness.until(lambda: client.info("replication")["master_link_status"] == "up", "it is in step")
+    said = await refusal(harness, replica.url)
     assert "READONLY" in said
     assert "use its primary" in said
 
 
 @on_each_flavour
-async def test_no_memory_left(party: Party, start: Start) -> None:
+async def test_no_memory_left(harness: Harness, start: Start) -> None:
     server = start(maxmemory="3mb", maxmemory_policy="noeviction")
-    locks = party.client(server.url)
+    locks = harness.client(server.url)
     held = await ask(locks.acquire("y", ttl=30))
-    store = party.store(server.url)
+    store = harness.store(server.url)
     assert isinstance(store, RedisStore)
     await store.join(Ask("z", "me/1", 30.0, 3.0), 5.0)
     with server.client() as client:
         client.config_set("maxmemory", 1)
-    said = await refusal(party, server.url)
+    said = await refusal(harness, server.url)
     assert "OOM" in said
     assert "raise maxmemory" in said
     await ask(held.release())
@@ -159,8 +159,10 @@ async def test_no_memory_left(party: Party, start: Start) -> None:
 
 
 @on_each_flavour
-async def test_a_user_without_rights(party: Party, fresh_server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
-    said = await refusal(party, with_user(fresh_server, "+auth", "+hget"), caplog)
+async def test_a_user_without_rights(
+    harness: Harness, fresh_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = await refusal(harness, with_user(fresh_server, "+auth", "+hget"), caplog)
     assert "NOPERM" in said
     assert "rights" in said
 
@@ -170,22 +172,22 @@ NEEDED = ("evalsha", "eval", "time", "hget", "hmget", "hset", "hdel", "hrandfiel
 MINIMAL = (*(f"+{command}" for command in NEEDED), "+hscan", "+get", "+set")
 
 
-def rules(party: Party, *commands: str) -> tuple[str, ...]:
-    prefix = party.options["key_prefix"]
+def rules(harness: Harness, *commands: str) -> tuple[str, ...]:
+    prefix = harness.options["key_prefix"]
     return (f"~{prefix}:bucket:*", f"~{prefix}:rate:*", "resetchannels", f"&{prefix}:*", *commands)
 
 
 @on_each_flavour
 @pytest.mark.usefixtures("impatient")
-async def test_a_user_with_the_least_rights_can_do_everything(party: Party, fresh_server: RedisServer) -> None:
-    url = with_user(fresh_server, *rules(party, *MINIMAL))
-    first, second = party.client(url, ttl=1.0), party.client(url, ttl=1.0)
+async def test_a_user_with_the_least_rights_can_do_everything(harness: Harness, fresh_server: RedisServer) -> None:
+    url = with_user(fresh_server, *rules(harness, *MINIMAL))
+    first, second = harness.client(url, ttl=1.0), harness.client(url, ttl=1.0)
     for number in range(60):  # far enough for the sweep
         await ask((await ask(first.acquire(f"y-{number}"))).release())
     held = await ask(first.acquire("x"))
-    waiting = party.start(lambda: second.acquire("x", timeout=20))
-    await party.waits(first, "x")
-    await party.passes(0.7)  # long enough for the silence to be noticed, and for an answer to be missed
+    waiting = harness.start(lambda: second.acquire("x", timeout=20))
+    await harness.waits(first, "x")
+    await harness.sleep(0.7)  # long enough for the silence to be noticed, and for an answer to be missed
     assert held.is_held
     released = time.monotonic()
     await ask(held.release())
@@ -194,7 +196,7 @@ async def test_a_user_with_the_least_rights_can_do_everything(party: Party, fres
     assert [info.name for info in await ask(first.inspect())] == ["x"]
     await ask(taken.extend(5))
     await ask(taken.release())
-    store = party.store(url)
+    store = harness.store(url)
     assert isinstance(store, RedisStore)
     asks = [Ask(name, f"me/{name}", 30.0, 3.0, queue=False) for name in ("x", "y")]
     assert isinstance(await store.join_all(asks, 5.0), list)
@@ -204,136 +206,136 @@ async def test_a_user_with_the_least_rights_can_do_everything(party: Party, fres
 
 @pytest.mark.parametrize("lacking", ["evalsha", "time", "hmget", "hset"])
 async def test_an_error_names_the_command_that_a_user_lacks(
-    party: Party, fresh_server: RedisServer, lacking: str, caplog: pytest.LogCaptureFixture
+    harness: Harness, fresh_server: RedisServer, lacking: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = await refusal(party, with_user(fresh_server, *rules(party, *MINIMAL, f"-{lacking}")), caplog)
+    said = await refusal(harness, with_user(fresh_server, *rules(harness, *MINIMAL, f"-{lacking}")), caplog)
     assert lacking in said.lower()
     assert str(fresh_server.port) in said
 
 
-async def test_an_error_says_that_a_user_may_not_touch_the_keys(party: Party, fresh_server: RedisServer) -> None:
-    said = await refusal(party, with_user(fresh_server, "~other:*", "allchannels", *MINIMAL))
+async def test_an_error_says_that_a_user_may_not_touch_the_keys(harness: Harness, fresh_server: RedisServer) -> None:
+    said = await refusal(harness, with_user(fresh_server, "~other:*", "allchannels", *MINIMAL))
     assert "NOPERM" in said or "key" in said
 
 
 @on_each_flavour
 @pytest.mark.parametrize("lacking", ["channel", "subscribe"])
 async def test_a_user_that_may_not_subscribe_gets_an_error_when_it_has_to_wait(
-    party: Party, fresh_server: RedisServer, lacking: str, caplog: pytest.LogCaptureFixture
+    harness: Harness, fresh_server: RedisServer, lacking: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    channels = "&other:*" if lacking == "channel" else f"&{party.options['key_prefix']}:*"
+    channels = "&other:*" if lacking == "channel" else f"&{harness.options['key_prefix']}:*"
     commands = (*MINIMAL, *(["-subscribe"] if lacking == "subscribe" else []))
-    url = with_user(fresh_server, f"~{party.options['key_prefix']}:*", "resetchannels", channels, *commands)
-    held = await ask(party.client(fresh_server.url).acquire("x", ttl=30))
-    said = await refusal(party, url, caplog)
+    url = with_user(fresh_server, f"~{harness.options['key_prefix']}:*", "resetchannels", channels, *commands)
+    held = await ask(harness.client(fresh_server.url).acquire("x", ttl=30))
+    said = await refusal(harness, url, caplog)
     assert "NOPERM" in said
     assert held.is_held
-    await party.waits(party.client(fresh_server.url), "x", 0)
+    await harness.waits(harness.client(fresh_server.url), "x", 0)
 
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_user_that_may_not_ping_can_still_wait(
-    party: Party, fresh_server: RedisServer, caplog: pytest.LogCaptureFixture
+    harness: Harness, fresh_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Only an idle line is asked whether it is alive: the answer that it may not be asked is one too."""
-    url = with_user(fresh_server, *rules(party, *MINIMAL, "-ping"))
-    held = await ask(party.client(fresh_server.url).acquire("x"))
-    waiting = party.start(lambda: party.client(url).acquire("x", timeout=20))
-    await party.waits(party.client(fresh_server.url), "x")
-    await party.passes(0.7)
+    url = with_user(fresh_server, *rules(harness, *MINIMAL, "-ping"))
+    held = await ask(harness.client(fresh_server.url).acquire("x"))
+    waiting = harness.start(lambda: harness.client(url).acquire("x", timeout=20))
+    await harness.waits(harness.client(fresh_server.url), "x")
+    await harness.sleep(0.7)
     await ask(held.release())
     assert (await waiting.result()).is_held
     assert "Traceback" not in caplog.text
     assert "Fatal" not in caplog.text
 
 
-async def test_a_user_without_a_password(party: Party, fresh_server: RedisServer) -> None:
+async def test_a_user_without_a_password(harness: Harness, fresh_server: RedisServer) -> None:
     with fresh_server.client() as client:
         client.execute_command("ACL", "SETUSER", "guest", "reset", "on", "nopass", "+@all", "allkeys", "allchannels")
-        locks = party.client(f"redis://guest@127.0.0.1:{fresh_server.port}")
+        locks = harness.client(f"redis://guest@127.0.0.1:{fresh_server.port}")
         await ask(locks.acquire("x"))
         assert "guest" in {one["user"] for one in client.client_list()}
 
 
-async def test_a_unix_socket(party: Party, start: Start) -> None:
+async def test_a_unix_socket(harness: Harness, start: Start) -> None:
     server = start(unix_socket=True, password=SECRET)
-    by_path, by_port = party.client(server.unix_url), party.client(server.url)
+    by_path, by_port = harness.client(server.unix_url), harness.client(server.url)
     held = await ask(by_path.acquire("x"))
     assert await ask(by_port.try_acquire("x")) is None
-    waiting = party.start(lambda: by_path.acquire("x", timeout=5))
-    await party.waits(by_port, "x")
+    waiting = harness.start(lambda: by_path.acquire("x", timeout=5))
+    await harness.waits(by_port, "x")
     await ask(held.release())
     assert (await waiting.result()).is_held
 
 
-async def test_a_unix_socket_that_is_not_there(party: Party, tmp_path: Any) -> None:
-    said = await refusal(party, f"unix://:{SECRET}@{tmp_path}/nothing.sock")
+async def test_a_unix_socket_that_is_not_there(harness: Harness, tmp_path: Any) -> None:
+    said = await refusal(harness, f"unix://:{SECRET}@{tmp_path}/nothing.sock")
     assert f"{tmp_path}/nothing.sock" in said
 
 
-async def test_tls_with_a_trusted_authority(party: Party, tls_proxy: FaultProxy) -> None:
-    first, second = party.client(tls_proxy.url), party.client(tls_proxy.server.url)
+async def test_tls_with_a_trusted_authority(harness: Harness, tls_proxy: FaultProxy) -> None:
+    first, second = harness.client(tls_proxy.url), harness.client(tls_proxy.server.url)
     held = await ask(first.acquire("x", ttl=1.0))
-    await party.passes(1.2)
+    await harness.sleep(1.2)
     assert held.is_held
-    waiting = party.start(lambda: first.acquire("x", timeout=5))
-    await party.waits(second, "x")
+    waiting = harness.start(lambda: first.acquire("x", timeout=5))
+    await harness.waits(second, "x")
     await ask(held.release())
     assert (await waiting.result()).is_held
 
 
-async def test_tls_with_an_unknown_authority(party: Party, tls_proxy: FaultProxy) -> None:
-    said = await refusal(party, f"rediss://:{SECRET}@127.0.0.1:{tls_proxy.port}")
+async def test_tls_with_an_unknown_authority(harness: Harness, tls_proxy: FaultProxy) -> None:
+    said = await refusal(harness, f"rediss://:{SECRET}@127.0.0.1:{tls_proxy.port}")
     assert f"127.0.0.1:{tls_proxy.port}" in said
     assert "CERTIFICATE_VERIFY_FAILED" in said
     assert "ssl_ca_certs" in said
 
 
-async def test_tls_that_is_not_to_be_checked(party: Party, tls_proxy: FaultProxy) -> None:
-    locks = party.client(f"rediss://127.0.0.1:{tls_proxy.port}?ssl_cert_reqs=none")
+async def test_tls_that_is_not_to_be_checked(harness: Harness, tls_proxy: FaultProxy) -> None:
+    locks = harness.client(f"rediss://127.0.0.1:{tls_proxy.port}?ssl_cert_reqs=none")
     assert (await ask(locks.acquire("x"))).is_held
 
 
-async def test_tls_to_a_server_that_does_not_speak_it(party: Party, fresh_server: RedisServer) -> None:
-    said = await refusal(party, f"rediss://127.0.0.1:{fresh_server.port}", timeout=0.5)
+async def test_tls_to_a_server_that_does_not_speak_it(harness: Harness, fresh_server: RedisServer) -> None:
+    said = await refusal(harness, f"rediss://127.0.0.1:{fresh_server.port}", timeout=0.5)
     assert f"127.0.0.1:{fresh_server.port}" in said
     fresh_server.kill()  # so that its end is not waited for
 
 
-async def test_no_tls_to_a_server_that_speaks_only_that(party: Party, tls_proxy: FaultProxy) -> None:
-    said = await refusal(party, f"redis://127.0.0.1:{tls_proxy.port}")
+async def test_no_tls_to_a_server_that_speaks_only_that(harness: Harness, tls_proxy: FaultProxy) -> None:
+    said = await refusal(harness, f"redis://127.0.0.1:{tls_proxy.port}")
     assert f"127.0.0.1:{tls_proxy.port}" in said
 
 
-async def test_something_that_is_no_redis(party: Party, caplog: pytest.LogCaptureFixture) -> None:
+async def test_something_that_is_no_redis(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
     with WrongServer(lambda _: b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n") as wrong_server:
-        said = await refusal(party, f"redis://127.0.0.1:{wrong_server.port}", caplog)
+        said = await refusal(harness, f"redis://127.0.0.1:{wrong_server.port}", caplog)
     assert str(wrong_server.port) in said
     assert "Redis" in said
     assert "Fatal" not in caplog.text
 
 
 @pytest.mark.parametrize("version", ["5.0.14", "6.0.16"])
-async def test_a_server_that_is_too_old(party: Party, version: str) -> None:
+async def test_a_server_that_is_too_old(harness: Harness, version: str) -> None:
     info = f"# Server\r\nredis_version:{version}\r\n".encode()
     with WrongServer(lambda _: b"$%d\r\n%s\r\n*0\r\n-ERR\r\n" % (len(info), info)) as wrong_server:
-        said = await refusal(party, f"redis://127.0.0.1:{wrong_server.port}")
+        said = await refusal(harness, f"redis://127.0.0.1:{wrong_server.port}")
     assert version in said
     assert "6.2" in said
 
 
-async def test_a_relative_that_does_not_tell_its_version_is_tried(party: Party) -> None:
+async def test_a_relative_that_does_not_tell_its_version_is_tried(harness: Harness) -> None:
     def answer(request: bytes) -> bytes:
         return b"$0\r\n\r\n*0\r\n-ERR\r\n" if b"INFO" in request else b"*2\r\n:1\r\n:7\r\n"
 
     with WrongServer(answer) as wrong_server:
-        assert (await ask(party.client(f"redis://127.0.0.1:{wrong_server.port}").acquire("x"))).fence == 7
+        assert (await ask(harness.client(f"redis://127.0.0.1:{wrong_server.port}").acquire("x"))).fence == 7
 
 
-async def test_too_many_clients_for_one_more_that_listens(party: Party, start: Start) -> None:
+async def test_too_many_clients_for_one_more_that_listens(harness: Harness, start: Start) -> None:
     """A client that cannot subscribe polls, and gets the lock all the same."""
     server = start(maxclients="40")
-    other, locks = party.client(server.url), party.client(server.url)
+    other, locks = harness.client(server.url), harness.client(server.url)
     held = await ask(other.acquire("x"))
     await ask(locks.try_acquire("x"))
     crowd = []
@@ -343,8 +345,8 @@ async def test_too_many_clients_for_one_more_that_listens(party: Party, start: S
             connection.sendall(b"PING\r\n")
             if not connection.recv(100).startswith(b"+PONG"):
                 break
-        waiting = party.start(lambda: locks.acquire("x", timeout=10))
-        await party.passes(1.0)
+        waiting = harness.start(lambda: locks.acquire("x", timeout=10))
+        await harness.sleep(1.0)
         assert not waiting.is_done
     finally:
         for connection in crowd:
@@ -411,38 +413,40 @@ def test_a_mistaken_option_is_refused_when_the_client_is_made(options: dict[str,
 
 
 async def test_a_server_that_may_evict_is_warned_of(
-    party: Party, start: Start, caplog: pytest.LogCaptureFixture
+    harness: Harness, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = start(maxmemory="100mb", maxmemory_policy="allkeys-lru")
-    assert (await ask(party.client(server.url).acquire("x"))).is_held
+    assert (await ask(harness.client(server.url).acquire("x"))).is_held
     assert "allkeys-lru" in caplog.text
     assert str(server.port) in caplog.text
-    said = await refusal(party, server.url, strict=True)
+    said = await refusal(harness, server.url, strict=True)
     assert "allkeys-lru" in said
     assert "noeviction" in said
 
 
-async def test_a_policy_without_a_limit_is_not(party: Party, start: Start, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_policy_without_a_limit_is_not(
+    harness: Harness, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
     server = start(maxmemory_policy="allkeys-lru")
-    assert (await ask(party.client(server.url, strict=True).acquire("x"))).is_held
+    assert (await ask(harness.client(server.url, strict=True).acquire("x"))).is_held
     assert caplog.text == ""
 
 
 async def test_a_redlock_node_that_persists_nothing_is_warned_of(
-    party: Party, redlock_servers: list[RedisServer], caplog: pytest.LogCaptureFixture
+    harness: Harness, redlock_servers: list[RedisServer], caplog: pytest.LogCaptureFixture
 ) -> None:
     hosts = ",".join(f"127.0.0.1:{server.port}" for server in redlock_servers)
-    handle = await ask(party.client(f"redlock://{hosts}").acquire("x", timeout=5))
+    handle = await ask(harness.client(f"redlock://{hosts}").acquire("x", timeout=5))
     assert handle.is_held
     assert "persists nothing" in caplog.text
-    said = await refusal(party, f"redlock://{hosts}", strict=True)
+    said = await refusal(harness, f"redlock://{hosts}", strict=True)
     assert "persists nothing" in said
 
 
-async def test_redlock_nodes_that_persist_please_the_strict(party: Party, start: Start) -> None:
+async def test_redlock_nodes_that_persist_please_the_strict(harness: Harness, start: Start) -> None:
     servers = [start(append_only=True) for _ in range(3)]
     hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
-    assert (await ask(party.client(f"redlock://{hosts}", strict=True).acquire("x", timeout=5))).is_held
+    assert (await ask(harness.client(f"redlock://{hosts}", strict=True).acquire("x", timeout=5))).is_held
 
 
 def test_a_thread_gets_a_timeout_wherever_the_server_is_silent() -> None:

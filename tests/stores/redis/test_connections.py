@@ -12,7 +12,7 @@ import pytest
 from lockstead import ClosedError, LockError
 from lockstead.core.model import Ask, Standing
 from lockstead.stores.redis.store import RedisStore
-from tests.harness.party import Party, ask
+from tests.harness.clients import Harness, ask
 from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer
 from tests.servers.stats import commands_of, connections_to
@@ -22,89 +22,89 @@ only_asyncio = pytest.mark.parametrize("runtime_name", ["asyncio", "uvloop"])
 
 @only_asyncio
 async def test_one_process_of_tasks_has_two_connections_however_much_it_waits_for(
-    party: Party, fresh_server: RedisServer
+    harness: Harness, fresh_server: RedisServer
 ) -> None:
-    locks, other = party.client(fresh_server.url, ttl=5), party.client(fresh_server.url, ttl=5)
+    locks, other = harness.client(fresh_server.url, ttl=5), harness.client(fresh_server.url, ttl=5)
     held = [await ask(other.acquire(f"x-{number}")) for number in range(30)]
-    waiting = [party.start(lambda n=n: locks.acquire(f"x-{n % 30}", timeout=20)) for n in range(90)]
+    waiting = [harness.start(lambda n=n: locks.acquire(f"x-{n % 30}", timeout=20)) for n in range(90)]
     own = [await ask(locks.acquire(f"y-{number}")) for number in range(100)]
     for number in range(30):
-        await party.waits(other, f"x-{number}", 3)
+        await harness.waits(other, f"x-{number}", 3)
     assert len(connections_to(fresh_server)) <= 3, "two, and the other's one"
     for handle in held:
         await ask(handle.release())
-    await party.until(lambda: sum(work.is_done for work in waiting) == 30, "the first of each are served")
+    await harness.until(lambda: sum(work.is_done for work in waiting) == 30, "the first of each are served")
     while not all(work.is_done for work in waiting):
         for work in [work for work in waiting if work.is_done]:
             await ask((await work.result()).release())
-        await party.passes(0.01)
+        await harness.sleep(0.01)
     for handle in own:
         await ask(handle.release())
     assert len(connections_to(fresh_server)) <= 3
 
 
-async def test_a_client_that_is_closed_leaves_no_connection(party: Party, fresh_server: RedisServer) -> None:
-    locks, other = party.client(fresh_server.url), party.client(fresh_server.url)
+async def test_a_client_that_is_closed_leaves_no_connection(harness: Harness, fresh_server: RedisServer) -> None:
+    locks, other = harness.client(fresh_server.url), harness.client(fresh_server.url)
     await ask(other.acquire("x"))
     await ask(locks.acquire("y"))
-    waiting = [party.start(lambda: locks.acquire("x", timeout=20)) for _ in range(3)]
-    await party.waits(other, "x", 3)
+    waiting = [harness.start(lambda: locks.acquire("x", timeout=20)) for _ in range(3)]
+    await harness.waits(other, "x", 3)
     await ask(locks.close())
     for work in waiting:
         with pytest.raises(ClosedError):
             await work.result()
-    await party.waits(other, "x", 0)
+    await harness.waits(other, "x", 0)
     await ask(other.close())
-    await party.until(lambda: not connections_to(fresh_server), "nothing is connected")
+    await harness.until(lambda: not connections_to(fresh_server), "nothing is connected")
 
 
 @only_asyncio
-async def test_a_client_closed_while_it_connects_cancels_no_other(party: Party, proxy: FaultProxy) -> None:
+async def test_a_client_closed_while_it_connects_cancels_no_other(harness: Harness, proxy: FaultProxy) -> None:
     proxy.hold()
-    locks = party.client(proxy.url, ttl=1)
-    acquiring = party.start(lambda: locks.acquire("x"))
-    await party.until(lambda: proxy.open, "it connects")
-    closing = party.start(locks._engine.store.close)
+    locks = harness.client(proxy.url, ttl=1)
+    acquiring = harness.start(lambda: locks.acquire("x"))
+    await harness.until(lambda: proxy.open, "it connects")
+    closing = harness.start(locks._engine.store.close)
     await closing.result()
     proxy.heal()
     assert (await acquiring.result()).is_held
 
 
 @only_asyncio
-async def test_answers_that_come_late_do_not_leave_a_second_connection(party: Party, proxy: FaultProxy) -> None:
-    store = party.store(proxy.url)
+async def test_answers_that_come_late_do_not_leave_a_second_connection(harness: Harness, proxy: FaultProxy) -> None:
+    store = harness.store(proxy.url)
     request = Ask("x", "me/1", ttl=30.0, heartbeat=3.0)
     await store.join(request, 5.0)
     proxy.hold("replies")
-    patient = party.start(lambda: store.join(request, 10.0))
+    patient = harness.start(lambda: store.join(request, 10.0))
     with pytest.raises(LockError):
         await store.join(request, 0.2)
-    second = party.start(lambda: store.join(request, 10.0))  # on a new connection, for that one is silent
-    await party.until(lambda: proxy.open == 2, "it connects anew")
+    second = harness.start(lambda: store.join(request, 10.0))  # on a new connection, for that one is silent
+    await harness.until(lambda: proxy.open == 2, "it connects anew")
     proxy.heal()
     await patient.result()
     await second.result()
-    await party.until(lambda: proxy.open == 1, "the first connection is closed")
+    await harness.until(lambda: proxy.open == 1, "the first connection is closed")
 
 
-async def test_a_client_that_waits_in_vain_keeps_nothing_of_it(party: Party, fresh_server: RedisServer) -> None:
-    locks, other = party.client(fresh_server.url), party.client(fresh_server.url)
+async def test_a_client_that_waits_in_vain_keeps_nothing_of_it(harness: Harness, fresh_server: RedisServer) -> None:
+    locks, other = harness.client(fresh_server.url), harness.client(fresh_server.url)
     await ask(other.acquire("x"))
     for _ in range(20):
         with pytest.raises(LockError):
             await ask(locks.acquire("x", timeout=0.02))
     store: RedisStore = locks._engine.store
-    heard_for = store._subscriber._waiters if party.runtime_name == "threads" else store._subscriber._waiters._events  # type: ignore[attr-defined]
+    heard_for = store._subscriber._waiters if harness.runtime_name == "threads" else store._subscriber._waiters._events  # type: ignore[attr-defined]
     assert not heard_for
     assert not locks._engine.keeper.leases
 
 
 @pytest.mark.parametrize("waiters", [2, 10, 50])
 async def test_a_contended_acquisition_takes_few_commands(
-    party: Party, fresh_server: RedisServer, waiters: int
+    harness: Harness, fresh_server: RedisServer, waiters: int
 ) -> None:
     """Each joins, is woken and looks, and leaves; heartbeats come on top while the line is long."""
-    locks = party.client(fresh_server.url, ttl=30)
+    locks = harness.client(fresh_server.url, ttl=30)
     rounds = max(100 // waiters, 6)
 
     async def take_turns(rounds: int = rounds) -> None:
@@ -112,10 +112,10 @@ async def test_a_contended_acquisition_takes_few_commands(
             handle = await ask(locks.acquire("x", timeout=60))
             await ask(handle.release())
 
-    for work in [party.start(take_turns(2)) for _ in range(2)]:  # from now on it listens
+    for work in [harness.start(take_turns(2)) for _ in range(2)]:  # from now on it listens
         await work.result()
     with commands_of(fresh_server) as counted:
-        works = [party.start(take_turns()) for _ in range(waiters)]
+        works = [harness.start(take_turns()) for _ in range(waiters)]
         for work in works:
             await work.result(within=60)
     calls = counted["evalsha"] + counted["eval"]
@@ -124,8 +124,8 @@ async def test_a_contended_acquisition_takes_few_commands(
     assert counted["publish"] <= waiters * rounds
 
 
-async def test_an_uncontended_acquisition_takes_two_commands(party: Party, fresh_server: RedisServer) -> None:
-    locks = party.client(fresh_server.url, ttl=30)
+async def test_an_uncontended_acquisition_takes_two_commands(harness: Harness, fresh_server: RedisServer) -> None:
+    locks = harness.client(fresh_server.url, ttl=30)
     await ask((await ask(locks.acquire("x"))).release())
     with commands_of(fresh_server) as counted:
         for _ in range(50):
@@ -136,10 +136,10 @@ async def test_an_uncontended_acquisition_takes_two_commands(party: Party, fresh
 
 @only_asyncio
 async def test_tasks_cancelled_anywhere_leave_nothing_in_any_line(
-    party: Party, fresh_server: RedisServer, seed: int
+    harness: Harness, fresh_server: RedisServer, seed: int
 ) -> None:
     chance = random.Random(seed)
-    locks, other = party.client(fresh_server.url, ttl=30), party.client(fresh_server.url)
+    locks, other = harness.client(fresh_server.url, ttl=30), harness.client(fresh_server.url)
 
     async def use(number: int) -> None:
         async with locks.lock(f"x-{number % 5}", timeout=30):
@@ -162,8 +162,8 @@ async def test_tasks_cancelled_anywhere_leave_nothing_in_any_line(
                     await asyncio.sleep(0)
         results = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(result is None or isinstance(result, asyncio.CancelledError) for result in results), results
-    await party.until(lambda: no_place_in(other), "nothing is left in any line", within=5)
-    fields = bucket_of(fresh_server, party)
+    await harness.until(lambda: no_place_in(other), "nothing is left in any line", within=5)
+    fields = bucket_of(fresh_server, harness)
     assert all(field.startswith("\0") for field in fields), "tombstones, which the sweep removes later"
 
 
@@ -171,29 +171,29 @@ async def no_place_in(locks: Any) -> bool:
     return not await ask(locks.inspect())
 
 
-def bucket_of(server: RedisServer, party: Party) -> list[str]:
+def bucket_of(server: RedisServer, harness: Harness) -> list[str]:
     with server.client() as client:
-        return list(client.hkeys(f"{party.options['key_prefix']}:bucket:0"))
+        return list(client.hkeys(f"{harness.options['key_prefix']}:bucket:0"))
 
 
-async def test_clients_that_are_gone_leave_only_the_bucket(party: Party, fresh_server: RedisServer) -> None:
-    locks = party.client(fresh_server.url)
+async def test_clients_that_are_gone_leave_only_the_bucket(harness: Harness, fresh_server: RedisServer) -> None:
+    locks = harness.client(fresh_server.url)
 
     async def use(number: int) -> None:
         for turn in range(10):
             await ask((await ask(locks.acquire(f"x-{(turn + number) % 3}", timeout=20))).release())
 
-    works = [party.start(use(number)) for number in range(8)]
+    works = [harness.start(use(number)) for number in range(8)]
     for work in works:
         await work.result()
-    assert bucket_of(fresh_server, party) == ["\0"]
+    assert bucket_of(fresh_server, harness) == ["\0"]
 
 
-async def test_a_refused_owner_is_forgotten_in_time(party: Party, proxy: FaultProxy) -> None:
+async def test_a_refused_owner_is_forgotten_in_time(harness: Harness, proxy: FaultProxy) -> None:
     """A join without an answer leaves a tombstone of its owner, which the sweep removes later."""
-    store = party.store(proxy.server.url)
+    store = harness.store(proxy.server.url)
     await store.leave("x", "late/1", 5.0, tombstone=0.2)
-    assert "\0late/1" in bucket_of(proxy.server, party)
+    assert "\0late/1" in bucket_of(proxy.server, harness)
     refused = await store.join(Ask("x", "late/1", ttl=30.0, heartbeat=3.0), 5.0)
     assert not hasattr(refused, "ticket")
 
@@ -201,35 +201,37 @@ async def test_a_refused_owner_is_forgotten_in_time(party: Party, proxy: FaultPr
         for number in range(100):
             await store.join(Ask(f"y-{number}", f"me/{number}", ttl=30.0, heartbeat=3.0), 5.0)
             await store.leave(f"y-{number}", f"me/{number}", 5.0)
-        return bucket_of(proxy.server, party) == ["\0"]
+        return bucket_of(proxy.server, harness) == ["\0"]
 
-    await party.until(is_swept, "the mark is swept")
+    await harness.until(is_swept, "the mark is swept")
 
 
-async def test_abandoned_names_do_not_pile_up(party: Party, fresh_server: RedisServer) -> None:
-    store = party.store(fresh_server.url)
+async def test_abandoned_names_do_not_pile_up(harness: Harness, fresh_server: RedisServer) -> None:
+    store = harness.store(fresh_server.url)
     most = 0
     for number in range(2000):
         await store.join(Ask(f"name-{number}", f"dead/{number}", ttl=0.02, heartbeat=0.02), 5.0)
         if number % 100 == 0:
-            most = max(most, len(bucket_of(fresh_server, party)))
+            most = max(most, len(bucket_of(fresh_server, harness)))
     print(f"at most {most} fields")
     assert most < 1000
 
 
-async def test_names_abandoned_together_do_not_pile_up_either(party: Party, fresh_server: RedisServer) -> None:
-    store = party.store(fresh_server.url)
+async def test_names_abandoned_together_do_not_pile_up_either(harness: Harness, fresh_server: RedisServer) -> None:
+    store = harness.store(fresh_server.url)
     assert isinstance(store, RedisStore)
     for number in range(300):
         names = [f"name-{number}-{which}" for which in range(4)]
         await store.join_all([Ask(name, f"dead/{name}", 0.001, 0.001, queue=False) for name in names], 5.0)
-    assert len(bucket_of(fresh_server, party)) < 600
+    assert len(bucket_of(fresh_server, harness)) < 600
 
 
-async def test_a_line_of_nine_thousand_dead_waiters_is_removed(party: Party, start: Callable[..., RedisServer]) -> None:
+async def test_a_line_of_nine_thousand_dead_waiters_is_removed(
+    harness: Harness, start: Callable[..., RedisServer]
+) -> None:
     """More than Lua unpacks at once."""
     server = start(clock=True)
-    store = party.store(server.url)
+    store = harness.store(server.url)
     for number in range(9000):
         await store.join(Ask("x", f"dead/{number}", ttl=30.0, heartbeat=30.0), 5.0)
     server.step_clock(40)
@@ -237,11 +239,11 @@ async def test_a_line_of_nine_thousand_dead_waiters_is_removed(party: Party, sta
     assert isinstance(standing, Standing)
     assert standing.held
     await store.leave("x", "next/1", 5.0)
-    assert bucket_of(server, party) == ["\0"]
+    assert bucket_of(server, harness) == ["\0"]
 
 
-async def test_six_thousand_readers_are_let_in_at_once(party: Party, fresh_server: RedisServer) -> None:
-    store = party.store(fresh_server.url)
+async def test_six_thousand_readers_are_let_in_at_once(harness: Harness, fresh_server: RedisServer) -> None:
+    store = harness.store(fresh_server.url)
     everything = 2**31 - 1
     await store.join(Ask("x", "writer/1", ttl=30.0, heartbeat=30.0, capacity=everything, weight=everything), 5.0)
     for number in range(6000):

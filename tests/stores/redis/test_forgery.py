@@ -11,7 +11,7 @@ import pytest
 
 from lockstead.core.model import Wake
 from lockstead.stores.redis.commands import RENEW
-from tests.harness.party import Party, ask
+from tests.harness.clients import Harness, ask
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
 from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer
@@ -67,20 +67,22 @@ def guesses(holder_id: str) -> list[str]:
     return [f"{holder_id}/{number}" for number in range(1, 9)]
 
 
-async def test_a_role_that_may_only_publish_makes_no_client_hold(party: Party, server: RedisServer, eve: Eve) -> None:
-    alice, bob = party.client(server.url, ttl=60), party.client(server.url, ttl=60)
+async def test_a_role_that_may_only_publish_makes_no_client_hold(
+    harness: Harness, server: RedisServer, eve: Eve
+) -> None:
+    alice, bob = harness.client(server.url, ttl=60), harness.client(server.url, ttl=60)
     first = await ask(alice.acquire("y"))
-    waiting = party.start(lambda: bob.acquire("y", timeout=30))
-    await party.waits(alice, "y", 1)
+    waiting = harness.start(lambda: bob.acquire("y", timeout=30))
+    await harness.waits(alice, "y", 1)
     await ask(first.release())
     await ask((await waiting.result()).release())
     first = await ask(alice.acquire("x"))
-    waiting = party.start(lambda: bob.acquire("x", timeout=30))
-    await party.waits(alice, "x", 1)
+    waiting = harness.start(lambda: bob.acquire("x", timeout=30))
+    await harness.waits(alice, "x", 1)
     eve.publish(*guesses(bob.holder_id), *eve.overheard(), *GARBAGE)
     for _ in range(3):
         eve.publish(*guesses(bob.holder_id))
-        await party.passes(0.1)
+        await harness.sleep(0.1)
         assert not waiting.is_done
         assert first.is_held
     await ask(first.release())
@@ -90,37 +92,37 @@ async def test_a_role_that_may_only_publish_makes_no_client_hold(party: Party, s
 
 
 async def test_an_intercepted_message_grants_nothing_to_the_next_place(
-    party: Party, server: RedisServer, eve: Eve
+    harness: Harness, server: RedisServer, eve: Eve
 ) -> None:
-    alice, bob = party.client(server.url, ttl=60), party.client(server.url, ttl=60)
+    alice, bob = harness.client(server.url, ttl=60), harness.client(server.url, ttl=60)
     for _ in range(3):
         first = await ask(alice.acquire("x"))
-        waiting = party.start(lambda: bob.acquire("x", timeout=30))
-        await party.waits(alice, "x", 1)
+        waiting = harness.start(lambda: bob.acquire("x", timeout=30))
+        await harness.waits(alice, "x", 1)
         await ask(first.release())
         await ask((await waiting.result()).release())
     received = eve.overheard()
     assert len(set(received)) == 3, "each place has a secret of its own"
     assert all(bob.holder_id.encode() not in message for message in received)
     first = await ask(alice.acquire("x"))
-    waiting = party.start(lambda: bob.acquire("x", timeout=30))
-    await party.waits(alice, "x", 1)
+    waiting = harness.start(lambda: bob.acquire("x", timeout=30))
+    await harness.waits(alice, "x", 1)
     eve.publish(*received)
-    await party.passes(0.2)
+    await harness.sleep(0.2)
     assert not waiting.is_done
     await ask(first.release())
     assert (await waiting.result()).is_held
 
 
-async def test_whatever_is_published_is_ignored_and_counted(party: Party, server: RedisServer, eve: Eve) -> None:
-    alice, bob = party.client(server.url, ttl=60), party.client(server.url, ttl=60)
+async def test_whatever_is_published_is_ignored_and_counted(harness: Harness, server: RedisServer, eve: Eve) -> None:
+    alice, bob = harness.client(server.url, ttl=60), harness.client(server.url, ttl=60)
     first = await ask(alice.acquire("x"))
-    waiting = party.start(lambda: bob.acquire("x", timeout=30))
-    await party.waits(alice, "x", 1)
+    waiting = harness.start(lambda: bob.acquire("x", timeout=30))
+    await harness.waits(alice, "x", 1)
     subscriber = bob._engine.store._subscriber
-    await party.until(lambda: eve._client.pubsub_channels(f"{eve._prefix}:*"), "the waiter listens")
+    await harness.until(lambda: eve._client.pubsub_channels(f"{eve._prefix}:*"), "the waiter listens")
     eve.publish(*GARBAGE)
-    await party.until(lambda: subscriber.ignored >= len(GARBAGE), "all of it has arrived")
+    await harness.until(lambda: subscriber.ignored >= len(GARBAGE), "all of it has arrived")
     released = time.monotonic()
     await ask(first.release())
     second = await waiting.result()
@@ -128,13 +130,13 @@ async def test_whatever_is_published_is_ignored_and_counted(party: Party, server
     assert waiting.ended_at - released < 1.0, "the waiter still listens, and was woken"
 
 
-async def test_a_pushed_grant_costs_no_request(party: Party, server: RedisServer, proxy: FaultProxy) -> None:
-    alice, bob = party.client(server.url, ttl=60), party.client(proxy.url, ttl=60)
+async def test_a_pushed_grant_costs_no_request(harness: Harness, server: RedisServer, proxy: FaultProxy) -> None:
+    alice, bob = harness.client(server.url, ttl=60), harness.client(proxy.url, ttl=60)
     await know_scripts(bob)
     for name in ("listens from now on", "x"):
         first = await ask(alice.acquire(name))
-        waiting = party.start(lambda name=name: bob.acquire(name, timeout=30))
-        await party.waits(alice, name, 1)
+        waiting = harness.start(lambda name=name: bob.acquire(name, timeout=30))
+        await harness.waits(alice, name, 1)
         if name == "x":
             proxy.lose_request(count=99, when=is_script(RENEW))
         await ask(first.release())
@@ -143,34 +145,39 @@ async def test_a_pushed_grant_costs_no_request(party: Party, server: RedisServer
     assert proxy.lost == 0
 
 
-async def test_with_confirm_grants_a_message_is_only_a_hint(party: Party, server: RedisServer, key_prefix: str) -> None:
+async def test_with_confirm_grants_a_message_is_only_a_hint(
+    harness: Harness, server: RedisServer, key_prefix: str
+) -> None:
     """For a server where a role may read our keys, and so the secrets, but not write them."""
-    stores: list[Any] = [party.store(server.url, confirm_grants=True), party.store(f"{server.url}?confirm_grants=yes")]
+    stores: list[Any] = [
+        harness.store(server.url, confirm_grants=True),
+        harness.store(f"{server.url}?confirm_grants=yes"),
+    ]
     assert all(store._subscriber._wake is Wake.HINT for store in stores)
-    alice = party.client(server.url, ttl=60)
-    bob = party.client(server.url, ttl=60, confirm_grants=True)
+    alice = harness.client(server.url, ttl=60)
+    bob = harness.client(server.url, ttl=60, confirm_grants=True)
     first = await ask(alice.acquire("x"))
-    waiting = party.start(lambda: bob.acquire("x", timeout=30))
-    await party.waits(alice, "x", 1)
+    waiting = harness.start(lambda: bob.acquire("x", timeout=30))
+    await harness.waits(alice, "x", 1)
     reader = server.client(decode_responses=False)
     record = reader.hgetall(f"{key_prefix}:bucket:0")
     secret = bob._engine.store._subscriber.expect(f"{bob.holder_id}/1")
     assert any(secret in value for value in record.values()), "who reads the key knows the secret"
     for channel in reader.pubsub_channels(f"{key_prefix}:*"):
         reader.publish(channel, secret)
-    await party.passes(0.3)
+    await harness.sleep(0.3)
     assert not waiting.is_done
     await ask(first.release())
     assert (await waiting.result()).is_held
 
 
-async def test_inspection_shows_no_secret(party: Party, server: RedisServer) -> None:
-    alice, bob = party.client(server.url, ttl=60), party.client(server.url, ttl=60)
+async def test_inspection_shows_no_secret(harness: Harness, server: RedisServer) -> None:
+    alice, bob = harness.client(server.url, ttl=60), harness.client(server.url, ttl=60)
     await ask(alice.acquire("x"))
-    party.start(lambda: bob.acquire("x", timeout=5))
-    await party.waits(alice, "x", 1)
+    harness.start(lambda: bob.acquire("x", timeout=5))
+    await harness.waits(alice, "x", 1)
     secret = bob._engine.store._subscriber.expect(f"{bob.holder_id}/1")
-    (line,) = await party.store(server.url).inspect("x", exact=True)
+    (line,) = await harness.store(server.url).inspect("x", exact=True)
     shown = repr(line) + repr(await ask(alice.info("x")))
     assert repr(secret)[2:-1] not in shown
     assert secret.hex() not in shown

@@ -12,7 +12,7 @@ from lockstead import LockAcquisitionError, StoreError
 from lockstead.core.retry import RetryPolicy
 from lockstead.core.timing import HEARTBEAT
 from lockstead.stores.redis.commands import JOIN, LEAVE, RENEW, Script
-from tests.harness.party import Party, ask
+from tests.harness.clients import Harness, ask
 from tests.servers.proxy import FaultProxy
 
 ONCE = RetryPolicy(max_retries=0)
@@ -33,14 +33,14 @@ async def know_scripts(locks: Any) -> None:
     await ask(handle.release())
 
 
-async def test_an_acquire_whose_reply_is_lost_holds_its_own_place(party: Party, proxy: FaultProxy) -> None:
-    locks = party.client(proxy.url)
+async def test_an_acquire_whose_reply_is_lost_holds_its_own_place(harness: Harness, proxy: FaultProxy) -> None:
+    locks = harness.client(proxy.url)
     await know_scripts(locks)
     proxy.lose_reply(when=is_script(JOIN))
     handle = await ask(locks.acquire("x", timeout=5))
     assert proxy.lost == 1
     assert handle.is_held
-    (line,) = await party.store(proxy.server.url).inspect("x", exact=True)
+    (line,) = await harness.store(proxy.server.url).inspect("x", exact=True)
     assert [(place.ticket, place.owner.rpartition("/")[0]) for place in line.places] == [
         (handle.fence, locks.holder_id)
     ]
@@ -48,8 +48,8 @@ async def test_an_acquire_whose_reply_is_lost_holds_its_own_place(party: Party, 
     assert not await ask(locks.is_locked("x"))
 
 
-async def test_a_try_whose_reply_is_lost_does_not_find_itself_in_its_way(party: Party, proxy: FaultProxy) -> None:
-    locks = party.client(proxy.url)
+async def test_a_try_whose_reply_is_lost_does_not_find_itself_in_its_way(harness: Harness, proxy: FaultProxy) -> None:
+    locks = harness.client(proxy.url)
     await know_scripts(locks)
     proxy.lose_reply(when=is_script(JOIN))
     handle = await ask(locks.try_acquire("x"))
@@ -58,8 +58,8 @@ async def test_a_try_whose_reply_is_lost_does_not_find_itself_in_its_way(party: 
     assert handle.is_held
 
 
-async def test_an_acquire_that_gives_up_after_a_lost_reply_leaves_no_place(party: Party, proxy: FaultProxy) -> None:
-    locks, other = party.client(proxy.url), party.client(proxy.server.url)
+async def test_an_acquire_that_gives_up_after_a_lost_reply_leaves_no_place(harness: Harness, proxy: FaultProxy) -> None:
+    locks, other = harness.client(proxy.url), harness.client(proxy.server.url)
     await know_scripts(locks)
     proxy.lose_reply(when=is_script(JOIN))
     with pytest.raises(StoreError) as raised:
@@ -69,34 +69,36 @@ async def test_an_acquire_that_gives_up_after_a_lost_reply_leaves_no_place(party
     assert (await ask(other.acquire("x", timeout=5))).is_held
 
 
-async def test_a_join_that_waits_and_whose_reply_is_lost_has_one_place_in_line(party: Party, proxy: FaultProxy) -> None:
-    locks, other = party.client(proxy.url), party.client(proxy.server.url)
+async def test_a_join_that_waits_and_whose_reply_is_lost_has_one_place_in_line(
+    harness: Harness, proxy: FaultProxy
+) -> None:
+    locks, other = harness.client(proxy.url), harness.client(proxy.server.url)
     first = await ask(other.acquire("x"))
     await know_scripts(locks)
     proxy.lose_reply(when=is_script(JOIN))
-    waiting = party.start(lambda: locks.acquire("x", timeout=10))
-    await party.waits(other, "x", 1)
-    await party.until(lambda: proxy.lost, "the reply is lost")
+    waiting = harness.start(lambda: locks.acquire("x", timeout=10))
+    await harness.waits(other, "x", 1)
+    await harness.until(lambda: proxy.lost, "the reply is lost")
     await ask(first.release())
     second = await waiting.result()
     assert second.fence > first.fence
     assert (await ask(other.info("x"))).waiting == 0
 
 
-async def test_a_lost_request_is_sent_again(party: Party, proxy: FaultProxy) -> None:
-    locks = party.client(proxy.url, ttl=1.2)
+async def test_a_lost_request_is_sent_again(harness: Harness, proxy: FaultProxy) -> None:
+    locks = harness.client(proxy.url, ttl=1.2)
     await know_scripts(locks)
     proxy.lose_request(when=is_script(JOIN))
     handle = await ask(locks.acquire("x", timeout=5))
     proxy.lose_request(when=is_script(RENEW))
     await ask(handle.info())
-    await party.until(lambda: proxy.lost == 2, "a renewal is lost")
-    await party.passes(1.2)
+    await harness.until(lambda: proxy.lost == 2, "a renewal is lost")
+    await harness.sleep(1.2)
     assert handle.is_held
 
 
-async def test_a_release_whose_reply_is_lost_has_released(party: Party, proxy: FaultProxy) -> None:
-    locks, other = party.client(proxy.url), party.client(proxy.server.url)
+async def test_a_release_whose_reply_is_lost_has_released(harness: Harness, proxy: FaultProxy) -> None:
+    locks, other = harness.client(proxy.url), harness.client(proxy.server.url)
     await know_scripts(locks)
     handle = await ask(locks.acquire("x", ttl=30))
     proxy.lose_reply(when=is_script(LEAVE))
@@ -108,8 +110,10 @@ async def test_a_release_whose_reply_is_lost_has_released(party: Party, proxy: F
     assert not handle.lost.is_set()
 
 
-async def test_a_release_whose_request_is_lost_is_repeated_in_the_background(party: Party, proxy: FaultProxy) -> None:
-    locks, other = party.client(proxy.url), party.client(proxy.server.url)
+async def test_a_release_whose_request_is_lost_is_repeated_in_the_background(
+    harness: Harness, proxy: FaultProxy
+) -> None:
+    locks, other = harness.client(proxy.url), harness.client(proxy.server.url)
     await know_scripts(locks)
     handle = await ask(locks.acquire("x", ttl=30))
     proxy.lose_request(when=is_script(LEAVE))
@@ -118,21 +122,21 @@ async def test_a_release_whose_request_is_lost_is_repeated_in_the_background(par
     assert (await ask(other.acquire("x", timeout=5))).is_held
 
 
-async def test_a_renewal_whose_reply_is_lost_takes_nothing_away(party: Party, proxy: FaultProxy) -> None:
-    locks = party.client(proxy.url)
+async def test_a_renewal_whose_reply_is_lost_takes_nothing_away(harness: Harness, proxy: FaultProxy) -> None:
+    locks = harness.client(proxy.url)
     await know_scripts(locks)
     handle = await ask(locks.acquire("x", ttl=1.5))
     proxy.lose_reply(3, when=is_script(RENEW))
-    await party.until(lambda: proxy.lost == 3, "three renewals are lost")
+    await harness.until(lambda: proxy.lost == 3, "three renewals are lost")
     assert handle.is_held
-    await party.passes(1.2)
+    await harness.sleep(1.2)
     assert handle.is_held
     assert not handle.lost.is_set()
     await ask(handle.release())
 
 
-async def test_an_extension_whose_reply_is_lost_says_so_and_keeps_the_lock(party: Party, proxy: FaultProxy) -> None:
-    locks = party.client(proxy.url)
+async def test_an_extension_whose_reply_is_lost_says_so_and_keeps_the_lock(harness: Harness, proxy: FaultProxy) -> None:
+    locks = harness.client(proxy.url)
     await know_scripts(locks)
     handle = await ask(locks.acquire("x"))
     proxy.lose_reply(when=is_script(RENEW))
@@ -143,28 +147,28 @@ async def test_an_extension_whose_reply_is_lost_says_so_and_keeps_the_lock(party
     assert handle.remaining > 4
 
 
-async def test_a_waiter_whose_connections_are_reset_is_served_promptly(party: Party, proxy: FaultProxy) -> None:
-    locks, other = party.client(proxy.url, ttl=30), party.client(proxy.server.url)
+async def test_a_waiter_whose_connections_are_reset_is_served_promptly(harness: Harness, proxy: FaultProxy) -> None:
+    locks, other = harness.client(proxy.url, ttl=30), harness.client(proxy.server.url)
     first = await ask(other.acquire("x"))
-    waiting = party.start(lambda: locks.acquire("x", timeout=10))
-    await party.waits(other, "x")
-    await party.until(lambda: proxy.open >= 2, "it listens")
+    waiting = harness.start(lambda: locks.acquire("x", timeout=10))
+    await harness.waits(other, "x")
+    await harness.until(lambda: proxy.open >= 2, "it listens")
     before = proxy.accepted
     proxy.reset_all()
-    await party.until(lambda: proxy.accepted > before, "it listens again")
-    await party.passes(0.3)
+    await harness.until(lambda: proxy.accepted > before, "it listens again")
+    await harness.sleep(0.3)
     released = time.monotonic()
     await ask(first.release())
     assert (await waiting.result()).fence > first.fence
     assert waiting.ended_at - released < 1.0, "it was not woken"
 
 
-async def test_a_release_right_after_a_reset_is_not_missed(party: Party, proxy: FaultProxy) -> None:
-    locks, other = party.client(proxy.url, ttl=30), party.client(proxy.server.url)
+async def test_a_release_right_after_a_reset_is_not_missed(harness: Harness, proxy: FaultProxy) -> None:
+    locks, other = harness.client(proxy.url, ttl=30), harness.client(proxy.server.url)
     first = await ask(other.acquire("x"))
-    waiting = party.start(lambda: locks.acquire("x", timeout=10))
-    await party.waits(other, "x")
-    await party.until(lambda: proxy.open >= 2, "it listens")
+    waiting = harness.start(lambda: locks.acquire("x", timeout=10))
+    await harness.waits(other, "x")
+    await harness.until(lambda: proxy.open >= 2, "it listens")
     proxy.reset_all()
     released = time.monotonic()
     await ask(first.release())
@@ -173,9 +177,9 @@ async def test_a_release_right_after_a_reset_is_not_missed(party: Party, proxy: 
 
 
 async def test_a_waiter_that_receives_nothing_any_more_is_served_within_a_heartbeat(
-    party: Party, proxy: FaultProxy
+    harness: Harness, proxy: FaultProxy
 ) -> None:
-    locks, other = party.client(proxy.url, ttl=30), party.client(proxy.server.url)
+    locks, other = harness.client(proxy.url, ttl=30), harness.client(proxy.server.url)
     first = await ask(other.acquire("x"))
     looks: list[list[bytes]] = []
 
@@ -185,24 +189,24 @@ async def test_a_waiter_that_receives_nothing_any_more_is_served_within_a_heartb
         return False
 
     proxy.lose_request(when=look)
-    waiting = party.start(lambda: locks.acquire("x", timeout=10))
-    await party.until(lambda: len(looks) >= 2, "it has looked once more after it began to listen")
+    waiting = harness.start(lambda: locks.acquire("x", timeout=10))
+    await harness.until(lambda: len(looks) >= 2, "it has looked once more after it began to listen")
     proxy.black_hole("replies")
     released = time.monotonic()
     await ask(first.release())
-    await party.until(lambda: proxy.dropped, "the wake-up is lost")
+    await harness.until(lambda: proxy.dropped, "the wake-up is lost")
     proxy.swallowed.clear()  # what lost something stays dumb, everything else works
     await waiting.result()
     assert waiting.ended_at - released < HEARTBEAT + SLACK
 
 
 async def test_a_client_with_many_dead_connections_does_not_need_as_many_attempts(
-    party: Party, proxy: FaultProxy
+    harness: Harness, proxy: FaultProxy
 ) -> None:
-    locks = party.client(proxy.url)
-    works = [party.start(lambda name=f"x-{number}": locks.acquire(name, timeout=5)) for number in range(12)]
+    locks = harness.client(proxy.url)
+    works = [harness.start(lambda name=f"x-{number}": locks.acquire(name, timeout=5)) for number in range(12)]
     handles = [await work.result() for work in works]
-    releases = [party.start(handle.release) for handle in handles]
+    releases = [harness.start(handle.release) for handle in handles]
     for release in releases:
         await release.result()
     proxy.reset_all()
@@ -210,8 +214,8 @@ async def test_a_client_with_many_dead_connections_does_not_need_as_many_attempt
     assert handle.is_held
 
 
-async def test_a_server_that_answers_too_late_costs_only_the_timeout(party: Party, proxy: FaultProxy) -> None:
-    locks, other = party.client(proxy.url, ttl=30), party.client(proxy.server.url)
+async def test_a_server_that_answers_too_late_costs_only_the_timeout(harness: Harness, proxy: FaultProxy) -> None:
+    locks, other = harness.client(proxy.url, ttl=30), harness.client(proxy.server.url)
     await know_scripts(locks)
     proxy.hold("replies")
     began = time.monotonic()

@@ -10,7 +10,7 @@ import pytest
 
 from lockstead import LockLostError, StoreError
 from lockstead.core.model import Ask
-from tests.harness.party import Party, ask
+from tests.harness.clients import Harness, ask
 from tests.servers.redis import RedisServer
 
 TTL = 1.2
@@ -20,10 +20,10 @@ SLACK = 1.0
 Start = Callable[..., RedisServer]
 
 
-async def hold(party: Party, server: RedisServer, name: str = "x", ttl: float = TTL) -> Any:
+async def hold(harness: Harness, server: RedisServer, name: str = "x", ttl: float = TTL) -> Any:
     """Acquire with a client of its own, and note when the loss is told."""
     told: list[float] = []
-    locks = party.client(server.url, ttl=ttl)
+    locks = harness.client(server.url, ttl=ttl)
     handle = await ask(locks.acquire(name, timeout=10, on_lost=lambda _: told.append(time.monotonic())))
     handle.told = told
     handle.lost  # noqa: B018 - from now on its loss is watched for
@@ -31,16 +31,16 @@ async def hold(party: Party, server: RedisServer, name: str = "x", ttl: float = 
 
 
 async def test_a_server_that_stalls_for_less_than_the_ttl_costs_no_client_a_lock(
-    party: Party, fresh_server: RedisServer
+    harness: Harness, fresh_server: RedisServer
 ) -> None:
-    handle = await hold(party, fresh_server, ttl=2.0)
-    waiting = party.start(hold(party, fresh_server))
-    await party.waits(party.client(fresh_server.url), "x")
+    handle = await hold(harness, fresh_server, ttl=2.0)
+    waiting = harness.start(hold(harness, fresh_server))
+    await harness.waits(harness.client(fresh_server.url), "x")
     fresh_server.pause()
-    await party.passes(0.8)
+    await harness.sleep(0.8)
     assert handle.is_held
     fresh_server.resume()
-    await party.passes(1.5)
+    await harness.sleep(1.5)
     assert handle.is_held
     assert not handle.lost.is_set()
     assert not waiting.is_done
@@ -49,14 +49,14 @@ async def test_a_server_that_stalls_for_less_than_the_ttl_costs_no_client_a_lock
 
 
 async def test_a_server_that_stalls_for_longer_than_the_ttl_is_signalled_as_a_loss_before_another_holds(
-    party: Party, fresh_server: RedisServer
+    harness: Harness, fresh_server: RedisServer
 ) -> None:
-    handle = await hold(party, fresh_server)
-    waiting = party.start(hold(party, fresh_server))
-    await party.waits(party.client(fresh_server.url), "x")
+    handle = await hold(harness, fresh_server)
+    waiting = harness.start(hold(harness, fresh_server))
+    await harness.waits(harness.client(fresh_server.url), "x")
     fresh_server.pause()
-    await party.until(handle.lost.is_set, "the loss is told", within=TTL + SLACK)
-    await party.until(lambda: handle.told, "on_lost is called", within=SLACK)
+    await harness.until(handle.lost.is_set, "the loss is told", within=TTL + SLACK)
+    await harness.until(lambda: handle.told, "on_lost is called", within=SLACK)
     assert not handle.is_held
     with pytest.raises(LockLostError):
         handle.check()
@@ -67,25 +67,25 @@ async def test_a_server_that_stalls_for_longer_than_the_ttl_is_signalled_as_a_lo
     assert second.fence > handle.fence
     with pytest.raises(LockLostError):
         await ask(handle.release())
-    await party.passes(TTL)
+    await harness.sleep(TTL)
     assert second.is_held
     await ask(second.release())
-    third = await hold(party, fresh_server)
+    third = await hold(harness, fresh_server)
     assert third.fence > second.fence
 
 
-async def test_a_block_learns_of_the_loss(party: Party, fresh_server: RedisServer) -> None:
-    locks = party.client(fresh_server.url, ttl=TTL)
+async def test_a_block_learns_of_the_loss(harness: Harness, fresh_server: RedisServer) -> None:
+    locks = harness.client(fresh_server.url, ttl=TTL)
 
     async def block() -> None:
-        if party.runtime_name == "threads":
+        if harness.runtime_name == "threads":
             with locks.lock("x") as handle:
                 fresh_server.pause()
                 assert handle.lost.wait(TTL + SLACK)
         else:
             async with locks.lock("x"):
                 fresh_server.pause()
-                await party.passes(60)
+                await harness.sleep(60)
 
     with pytest.raises(LockLostError):
         await block()
@@ -93,21 +93,21 @@ async def test_a_block_learns_of_the_loss(party: Party, fresh_server: RedisServe
     assert (await ask(locks.acquire("x", timeout=5))).is_held
 
 
-async def test_a_server_killed_and_restarted_with_its_log_keeps_its_locks(party: Party, start: Start) -> None:
+async def test_a_server_killed_and_restarted_with_its_log_keeps_its_locks(harness: Harness, start: Start) -> None:
     server = start(append_only=True)
-    handle = await hold(party, server, ttl=2.0)
-    waiting = party.start(hold(party, server))
-    watch = party.client(server.url)
-    await party.waits(watch, "x")
+    handle = await hold(harness, server, ttl=2.0)
+    waiting = harness.start(hold(harness, server))
+    watch = harness.client(server.url)
+    await harness.waits(watch, "x")
     await ask((await ask(watch.acquire("stays", at_least=60))).release())
     assert await ask(watch.rate_limiter("rate", 1, 60).try_acquire())
     server.kill()
     server.restart()
-    after = party.client(server.url)
+    after = harness.client(server.url)
     assert (await ask(after.info("x"))).fence == handle.fence
     assert (await ask(after.info("stays"))).holders[0].reserved
     assert not await ask(after.rate_limiter("rate", 1, 60).try_acquire())
-    await party.passes(2.0)
+    await harness.sleep(2.0)
     assert handle.is_held
     assert not handle.lost.is_set()
     assert not waiting.is_done
@@ -118,44 +118,44 @@ async def test_a_server_killed_and_restarted_with_its_log_keeps_its_locks(party:
 
 
 async def test_a_server_restarted_empty_is_signalled_as_a_loss_and_waiters_are_served(
-    party: Party, fresh_server: RedisServer
+    harness: Harness, fresh_server: RedisServer
 ) -> None:
-    handle = await hold(party, fresh_server)
-    waiting = party.start(hold(party, fresh_server))
-    await party.waits(party.client(fresh_server.url), "x")
+    handle = await hold(harness, fresh_server)
+    waiting = harness.start(hold(harness, fresh_server))
+    await harness.waits(harness.client(fresh_server.url), "x")
     fresh_server.kill()
     fresh_server.restart()
     second = await waiting.result()
     assert second.fence > handle.fence
-    await party.until(handle.lost.is_set, "the loss is told", within=TTL)
+    await harness.until(handle.lost.is_set, "the loss is told", within=TTL)
     with pytest.raises(LockLostError):
         await ask(handle.release())
     assert second.is_held
 
 
 async def test_flushing_everything_is_signalled_as_a_loss_and_waiters_are_served(
-    party: Party, fresh_server: RedisServer
+    harness: Harness, fresh_server: RedisServer
 ) -> None:
-    handle = await hold(party, fresh_server)
-    waiting = party.start(hold(party, fresh_server))
-    await party.waits(party.client(fresh_server.url), "x")
+    handle = await hold(harness, fresh_server)
+    waiting = harness.start(hold(harness, fresh_server))
+    await harness.waits(harness.client(fresh_server.url), "x")
     with fresh_server.client() as client:
         client.flushall()
     second = await waiting.result()
     assert second.fence > handle.fence
-    await party.until(handle.lost.is_set, "the loss is told", within=TTL)
+    await harness.until(handle.lost.is_set, "the loss is told", within=TTL)
     assert second.is_held
 
 
-async def test_scripts_flushed_in_the_middle_of_use_are_sent_again(party: Party, fresh_server: RedisServer) -> None:
-    handle = await hold(party, fresh_server)
-    waiting = party.start(hold(party, fresh_server))
-    watch = party.client(fresh_server.url)
-    await party.waits(watch, "x")
+async def test_scripts_flushed_in_the_middle_of_use_are_sent_again(harness: Harness, fresh_server: RedisServer) -> None:
+    handle = await hold(harness, fresh_server)
+    waiting = harness.start(hold(harness, fresh_server))
+    watch = harness.client(fresh_server.url)
+    await harness.waits(watch, "x")
     with fresh_server.client() as client:
         for _ in range(8):
             client.script_flush()
-            await party.passes(0.15)
+            await harness.sleep(0.15)
         assert handle.is_held
         client.script_flush()
         await ask(handle.release())
@@ -165,43 +165,43 @@ async def test_scripts_flushed_in_the_middle_of_use_are_sent_again(party: Party,
 
 
 async def test_a_server_that_is_gone_for_good_is_an_error_for_waiters_and_a_loss_for_holders(
-    party: Party, fresh_server: RedisServer
+    harness: Harness, fresh_server: RedisServer
 ) -> None:
-    handle = await hold(party, fresh_server)
-    waiting = party.start(hold(party, fresh_server))
-    await party.waits(party.client(fresh_server.url), "x")
+    handle = await hold(harness, fresh_server)
+    waiting = harness.start(hold(harness, fresh_server))
+    await harness.waits(harness.client(fresh_server.url), "x")
     fresh_server.kill()
     with pytest.raises(StoreError, match=str(fresh_server.port)):
         await waiting.result()
-    await party.until(handle.lost.is_set, "the loss is told", within=TTL + SLACK)
+    await harness.until(handle.lost.is_set, "the loss is told", within=TTL + SLACK)
     with pytest.raises(LockLostError):
         await ask(handle.release())
 
 
-async def test_a_clock_stepped_far_forward_ends_every_lease_and_fences_grow(party: Party, start: Start) -> None:
+async def test_a_clock_stepped_far_forward_ends_every_lease_and_fences_grow(harness: Harness, start: Start) -> None:
     server = start(clock=True)
-    handle = await hold(party, server)
-    waiting = party.start(hold(party, server))
-    await party.waits(party.client(server.url), "x")
+    handle = await hold(harness, server)
+    waiting = harness.start(hold(harness, server))
+    await harness.waits(harness.client(server.url), "x")
     server.step_clock(60)
-    await party.until(handle.lost.is_set, "the loss is told", within=TTL)
+    await harness.until(handle.lost.is_set, "the loss is told", within=TTL)
     second = await waiting.result()
     assert second.fence > handle.fence
     await ask(second.release())
-    assert (await hold(party, server)).fence > second.fence
+    assert (await hold(harness, server)).fence > second.fence
 
 
 @pytest.mark.parametrize("step", [1.2, -60], ids=["forward", "back"])
 async def test_a_stepped_clock_is_reported(
-    party: Party, start: Start, step: float, caplog: pytest.LogCaptureFixture
+    harness: Harness, start: Start, step: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = start(clock=True)
-    handle = await hold(party, server, ttl=3)
-    waiting = party.start(hold(party, server))
-    await party.waits(party.client(server.url), "x")
-    await party.passes(1.1)  # its clock is read for the first time
+    handle = await hold(harness, server, ttl=3)
+    waiting = harness.start(hold(harness, server))
+    await harness.waits(harness.client(server.url), "x")
+    await harness.sleep(1.1)  # its clock is read for the first time
     server.step_clock(step)
-    await party.until(lambda: "clock stepped" in caplog.text, "the step is reported")
+    await harness.until(lambda: "clock stepped" in caplog.text, "the step is reported")
     assert f"clock stepped by {'+1.' if step > 0 else '-60.'}" in caplog.text
     assert handle.is_held
     assert not waiting.is_done
@@ -209,16 +209,16 @@ async def test_a_stepped_clock_is_reported(
     assert (await waiting.result()).fence > handle.fence
 
 
-async def die_holding(party: Party, server: RedisServer) -> Any:
+async def die_holding(harness: Harness, server: RedisServer) -> Any:
     """Take a place that is never released."""
-    return await party.store(server.url).join(Ask("x", "dead/1", TTL, TTL), 5.0)
+    return await harness.store(server.url).join(Ask("x", "dead/1", TTL, TTL), 5.0)
 
 
-async def test_after_a_step_back_a_dead_holders_lock_is_free_within_its_ttl(party: Party, start: Start) -> None:
+async def test_after_a_step_back_a_dead_holders_lock_is_free_within_its_ttl(harness: Harness, start: Start) -> None:
     server = start(clock=True)
-    dead = await die_holding(party, server)
-    waiting = party.start(hold(party, server))
-    await party.waits(party.client(server.url), "x")
+    dead = await die_holding(harness, server)
+    waiting = harness.start(hold(harness, server))
+    await harness.waits(harness.client(server.url), "x")
     server.step_clock(-60)
     stepped = time.monotonic()
     second = await waiting.result()
@@ -226,21 +226,21 @@ async def test_after_a_step_back_a_dead_holders_lock_is_free_within_its_ttl(part
     assert second.fence > dead.ticket
 
 
-async def test_after_a_step_back_a_dead_holders_lock_is_free_for_a_newcomer_too(party: Party, start: Start) -> None:
+async def test_after_a_step_back_a_dead_holders_lock_is_free_for_a_newcomer_too(harness: Harness, start: Start) -> None:
     server = start(clock=True)
-    dead = await die_holding(party, server)
+    dead = await die_holding(harness, server)
     server.step_clock(-60)
-    assert (await hold(party, server)).fence > dead.ticket
+    assert (await hold(harness, server)).fence > dead.ticket
 
 
-async def test_a_step_forward_and_back_again_keeps_what_is_held(party: Party, start: Start) -> None:
+async def test_a_step_forward_and_back_again_keeps_what_is_held(harness: Harness, start: Start) -> None:
     server = start(clock=True)
     with server.client() as client:
         assert client.ping()
     server.step_clock(60)
-    handle = await hold(party, server)
+    handle = await hold(harness, server)
     server.step_clock(-60)
-    await party.passes(TTL + 0.2)
+    await harness.sleep(TTL + 0.2)
     assert handle.is_held
     await ask(handle.release())
-    assert (await hold(party, server)).fence > handle.fence
+    assert (await hold(harness, server)).fence > handle.fence

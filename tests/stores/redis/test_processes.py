@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.party import Party, ask
+from tests.harness.clients import Harness, ask
 from tests.harness.processes import Program
 from tests.servers.redis import RedisServer
 
@@ -36,29 +36,31 @@ def url(request: pytest.FixtureRequest, server: RedisServer, redlock_servers: li
     return f"redlock://{nodes}" if request.param == "redlock" else server.url
 
 
-async def holds(party: Party, locks: Any, name: str = "x") -> Any:
-    return await party.until(lambda: locks.info(name), f"a client holds {name!r}")
+async def holds(harness: Harness, locks: Any, name: str = "x") -> Any:
+    return await harness.until(lambda: locks.info(name), f"a client holds {name!r}")
 
 
-async def test_a_killed_holder_is_followed_within_its_ttl(party: Party, server: RedisServer, spawn: Spawn) -> None:
-    locks = party.client(server.url)
+async def test_a_killed_holder_is_followed_within_its_ttl(harness: Harness, server: RedisServer, spawn: Spawn) -> None:
+    locks = harness.client(server.url)
     doomed = spawn("holds")
-    first = await holds(party, locks)
-    waiting = party.start(lambda: locks.acquire("x", timeout=10))
-    await party.waits(locks, "x")
+    first = await holds(harness, locks)
+    waiting = harness.start(lambda: locks.acquire("x", timeout=10))
+    await harness.waits(locks, "x")
     doomed.kill()
     killed = time.monotonic()
     assert (await waiting.result()).fence > first.fence
     assert waiting.ended_at - killed < 1.5 + SLACK
 
 
-async def test_a_killed_waiter_delays_the_next_by_a_heartbeat(party: Party, server: RedisServer, spawn: Spawn) -> None:
-    locks = party.client(server.url)
+async def test_a_killed_waiter_delays_the_next_by_a_heartbeat(
+    harness: Harness, server: RedisServer, spawn: Spawn
+) -> None:
+    locks = harness.client(server.url)
     held = await ask(locks.acquire("x"))
     doomed = spawn("waits")
-    await party.waits(locks, "x", 1)
-    waiting = party.start(lambda: locks.acquire("x", timeout=10))
-    await party.waits(locks, "x", 2)
+    await harness.waits(locks, "x", 1)
+    waiting = harness.start(lambda: locks.acquire("x", timeout=10))
+    await harness.waits(locks, "x", 2)
     doomed.kill()
     killed = time.monotonic()
     await ask(held.release())
@@ -71,12 +73,12 @@ async def test_a_killed_waiter_delays_the_next_by_a_heartbeat(party: Party, serv
     ("url", "scenario"), [("redis", "holds_a_block_in_asyncio"), ("redlock", "holds_a_block")], indirect=["url"]
 )
 async def test_a_holder_that_was_stopped_for_longer_than_its_ttl_knows_that_it_lost(
-    party: Party, url: str, spawn: Spawn, scenario: str
+    harness: Harness, url: str, spawn: Spawn, scenario: str
 ) -> None:
-    locks = party.client(url)
+    locks = harness.client(url)
     stopped = spawn(scenario, url)
     assert stopped.read_line() == "holds\n"
-    first = await holds(party, locks)
+    first = await holds(harness, locks)
     stopped.signal(signal.SIGSTOP)
     second = await ask(locks.acquire("x", timeout=10))
     assert second.fence > first.fence
@@ -105,10 +107,10 @@ async def test_a_holder_that_was_stopped_for_longer_than_its_ttl_knows_that_it_l
     ],
 )
 async def test_a_process_that_ends_or_forks_leaves_nothing_behind(
-    party: Party, server: RedisServer, spawn: Spawn, scenario: str, status: int
+    harness: Harness, server: RedisServer, spawn: Spawn, scenario: str, status: int
 ) -> None:
     process = spawn(scenario)
     _, errors = process.communicate(within=20)
     assert errors == ""
     assert process.status == status
-    assert party.client(server.url).inspect() == []
+    assert harness.client(server.url).inspect() == []

@@ -6,7 +6,7 @@ import pytest
 
 from lockstead.core.model import RateRequest
 from lockstead.stores.redis.store import RedisStore
-from tests.harness.party import Party
+from tests.harness.clients import Harness
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
 from tests.servers.redis import RedisServer
 
@@ -16,8 +16,8 @@ def flavour(request: pytest.FixtureRequest) -> Flavour:
     return FLAVOURS[request.param]
 
 
-async def test_the_state_of_a_rate_expires_and_a_look_leaves_nothing(party: Party, server: RedisServer) -> None:
-    store, key = party.store(server.url), f"{party.options['key_prefix']}:rate:x"
+async def test_the_state_of_a_rate_expires_and_a_look_leaves_nothing(harness: Harness, server: RedisServer) -> None:
+    store, key = harness.store(server.url), f"{harness.options['key_prefix']}:rate:x"
     assert isinstance(store, RedisStore)
     with server.client() as client:
         assert (await store.consume(RateRequest("x", 0.0, 10.0), 5.0)).allowed
@@ -29,4 +29,4 @@ async def test_the_state_of_a_rate_expires_and_a_look_leaves_nothing(party: Part
         assert client.dump(key) == before
         assert 1000 < client.pttl(key) <= 2001
         assert (await store.consume(RateRequest("y", 0.01, 10.0), 5.0)).allowed
-        await party.until(lambda: not client.exists(f"{party.options['key_prefix']}:rate:y"), "it is gone")
+        await harness.until(lambda: not client.exists(f"{harness.options['key_prefix']}:rate:y"), "it is gone")

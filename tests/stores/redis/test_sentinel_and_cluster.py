@@ -13,7 +13,7 @@ from redis.crc import key_slot
 from lockstead import LockAcquisitionError, StoreError
 from lockstead.core.model import Ask, RateRequest, RateResult, Refusal
 from lockstead.stores.redis.store import RedisStore
-from tests.harness.party import Party, ask
+from tests.harness.clients import Harness, ask
 from tests.servers.cluster import ClusterDeployment
 from tests.servers.redis import RedisServer
 from tests.servers.sentinel import SentinelDeployment
@@ -46,25 +46,25 @@ def slot_of(locks: Any, name: str) -> int:
 
 @pytest.mark.parametrize(("runtime_name", "how"), [("threads", "kill"), ("asyncio", "kill"), ("asyncio", "pause")])
 async def test_a_failover_keeps_a_lock_or_signals_its_loss_and_serves_waiters(
-    party: Party, sentinel: SentinelDeployment, how: Any
+    harness: Harness, sentinel: SentinelDeployment, how: Any
 ) -> None:
     url = sentinel_url(sentinel)
-    locks, other = party.client(url), party.client(url)
+    locks, other = harness.client(url), harness.client(url)
     kept, short = await ask(locks.acquire("kept", ttl=60)), await ask(locks.acquire("short", ttl=1.5))
     assert not kept.lost.is_set()
     assert not short.lost.is_set()
-    patient = [party.start(lambda name=name: with_retries(party, other, name)) for name in ("kept", "short")]
+    patient = [harness.start(lambda name=name: with_retries(harness, other, name)) for name in ("kept", "short")]
     for name in ("kept", "short"):
-        await party.waits(locks, name)
+        await harness.waits(locks, name)
     with sentinel.master().client() as client:
         assert client.wait(1, 5000) == 1
-    await party.aside(lambda: sentinel.failover(how))
+    await harness.aside(lambda: sentinel.failover(how))
     next_short = await patient[1].result(within=20)
     assert short.lost.is_set() or not short.is_held, "no client holds inside another's trust window"
     assert next_short.fence > short.fence
     assert kept.is_held
     assert not patient[0].is_done
-    await party.until(lambda: renewed(locks, "kept"), "it is renewed on the new primary")
+    await harness.until(lambda: renewed(locks, "kept"), "it is renewed on the new primary")
     released = time.monotonic()
     await ask(kept.release())
     following = await patient[0].result()
@@ -80,7 +80,7 @@ async def renewed(locks: Any, name: str) -> bool:
         return False
 
 
-async def with_retries(party: Party, locks: Any, name: str, timeout: float = 20) -> Any:
+async def with_retries(harness: Harness, locks: Any, name: str, timeout: float = 20) -> Any:
     """Acquire as a program would that goes on through a failover."""
     while True:
         try:
@@ -88,31 +88,33 @@ async def with_retries(party: Party, locks: Any, name: str, timeout: float = 20)
         except StoreError as error:
             if not error.transient:
                 raise
-            await party.passes(0.05)
+            await harness.sleep(0.05)
 
 
-async def test_a_lock_that_its_replica_does_not_confirm_is_not_had(party: Party, sentinel: SentinelDeployment) -> None:
+async def test_a_lock_that_its_replica_does_not_confirm_is_not_had(
+    harness: Harness, sentinel: SentinelDeployment
+) -> None:
     url = f"{sentinel_url(sentinel)}?min_replicas=1"
-    locks = party.client(url)
+    locks = harness.client(url)
     held = await ask(locks.acquire("x", ttl=30))
     (replica,) = sentinel.replicas()
     with replica.client() as client:
-        assert client.hlen(f"{party.options['key_prefix']}:bucket:0") == 2, "it was confirmed"
+        assert client.hlen(f"{harness.options['key_prefix']}:bucket:0") == 2, "it was confirmed"
     replica.pause()
     began = time.monotonic()
     with pytest.raises(StoreError, match="replica") as raised:
         await ask(locks.acquire("y", timeout=1.0))
     assert time.monotonic() - began < 4
     assert "'y'" in str(raised.value)
-    store = party.store(url)
+    store = harness.store(url)
     assert isinstance(store, RedisStore)
     with pytest.raises(StoreError, match="released again: 'y1', 'y2'"):
         await store.join_all([Ask(name, f"me/{name}", 30.0, 3.0, queue=False) for name in ("y1", "y2")], 0.5)
     refusal = await store.join_all([Ask("x", "me/x", 30.0, 3.0, queue=False)], 0.5)
     assert isinstance(refusal, Refusal), "which needs no confirmation"
     with sentinel.master().client() as client:
-        await party.until(
-            lambda: not [f for f in client.hkeys(f"{party.options['key_prefix']}:bucket:0") if f.startswith("y")],
+        await harness.until(
+            lambda: not [f for f in client.hkeys(f"{harness.options['key_prefix']}:bucket:0") if f.startswith("y")],
             "nothing is left behind",
         )
     assert held.is_held
@@ -120,11 +122,11 @@ async def test_a_lock_that_its_replica_does_not_confirm_is_not_had(party: Party,
     assert (await ask(locks.acquire("y", timeout=10))).is_held
 
 
-async def test_names_of_all_buckets_are_held_and_renewed(party: Party, cluster: ClusterDeployment) -> None:
-    locks, other = party.client(cluster_url(cluster), ttl=1.5), party.client(cluster_url(cluster))
+async def test_names_of_all_buckets_are_held_and_renewed(harness: Harness, cluster: ClusterDeployment) -> None:
+    locks, other = harness.client(cluster_url(cluster), ttl=1.5), harness.client(cluster_url(cluster))
     handles = [await ask(locks.acquire(name)) for name in NAMES]
     assert len({key_of(locks, name) for name in NAMES}) == 16
-    await party.passes(1.7)
+    await harness.sleep(1.7)
     assert all(handle.is_held for handle in handles)
     assert [info.name for info in await ask(other.inspect())] == sorted(NAMES)
     for name in NAMES[:10]:
@@ -133,32 +135,34 @@ async def test_names_of_all_buckets_are_held_and_renewed(party: Party, cluster: 
     assert await ask(other.inspect()) == []
 
 
-async def test_names_of_several_buckets_are_not_had_in_one_step(party: Party, cluster: ClusterDeployment) -> None:
-    store = party.store(cluster_url(cluster))
+async def test_names_of_several_buckets_are_not_had_in_one_step(harness: Harness, cluster: ClusterDeployment) -> None:
+    store = harness.store(cluster_url(cluster))
     assert isinstance(store, RedisStore)
     asks = [Ask(name, f"me/{name}", 30.0, 3.0, queue=False) for name in NAMES]
     assert await store.join_all(asks, 5.0) is None
     assert await store.inspect() == []
 
 
-async def test_rates_are_kept_by_all_nodes(party: Party, cluster: ClusterDeployment) -> None:
-    store = party.store(cluster_url(cluster))
+async def test_rates_are_kept_by_all_nodes(harness: Harness, cluster: ClusterDeployment) -> None:
+    store = harness.store(cluster_url(cluster))
     assert isinstance(store, RedisStore)
     for name in NAMES:
         assert await store.consume(RateRequest(name, 10.0, 10.0), 5.0) == RateResult(True, 10.0)
     for node in cluster.masters():
         with node.client() as client:
-            assert client.keys(f"{party.options['key_prefix']}:rate:*")
+            assert client.keys(f"{harness.options['key_prefix']}:rate:*")
 
 
-async def test_a_slot_may_move_while_its_lock_is_held_and_waited_for(party: Party, cluster: ClusterDeployment) -> None:
-    locks, other = (party.client(cluster_url(cluster), ttl=1.2) for _ in range(2))
+async def test_a_slot_may_move_while_its_lock_is_held_and_waited_for(
+    harness: Harness, cluster: ClusterDeployment
+) -> None:
+    locks, other = (harness.client(cluster_url(cluster), ttl=1.2) for _ in range(2))
     held = await ask(locks.acquire("x"))
-    waiting = party.start(lambda: other.acquire("x", timeout=20))
-    await party.waits(locks, "x")
+    waiting = harness.start(lambda: other.acquire("x", timeout=20))
+    await harness.waits(locks, "x")
     slot = slot_of(locks, "x")
-    await party.aside(lambda: cluster.move_slot(slot, cluster.other_master(slot)))
-    await party.passes(1.4)
+    await harness.aside(lambda: cluster.move_slot(slot, cluster.other_master(slot)))
+    await harness.sleep(1.4)
     assert held.is_held
     assert not waiting.is_done
     released = time.monotonic()
@@ -169,32 +173,32 @@ async def test_a_slot_may_move_while_its_lock_is_held_and_waited_for(party: Part
 
 @pytest.mark.parametrize("has_moved", [True, False], ids=["its key has moved", "its key is still there"])
 async def test_a_lock_is_used_in_the_middle_of_its_slots_move(
-    party: Party, cluster: ClusterDeployment, has_moved: bool
+    harness: Harness, cluster: ClusterDeployment, has_moved: bool
 ) -> None:
-    locks, other = (party.client(cluster_url(cluster), ttl=1.2) for _ in range(2))
+    locks, other = (harness.client(cluster_url(cluster), ttl=1.2) for _ in range(2))
     held = await ask(locks.acquire("x"))
-    waiting = party.start(lambda: other.acquire("x", timeout=20))
-    await party.waits(locks, "x")
+    waiting = harness.start(lambda: other.acquire("x", timeout=20))
+    await harness.waits(locks, "x")
     slot = slot_of(locks, "x")
     target = cluster.other_master(slot)
     with cluster.moving_slot(slot, target) as move:
         if has_moved:
             move.move_keys(key_of(locks, "x"))
-        await party.passes(1.4)
+        await harness.sleep(1.4)
         assert held.is_held
-        assert await ask(party.client(cluster_url(cluster)).try_acquire("x")) is None
+        assert await ask(harness.client(cluster_url(cluster)).try_acquire("x")) is None
         await ask(held.release())
         second = await waiting.result()
         assert second.fence > held.fence
-    await party.passes(0.5)
+    await harness.sleep(0.5)
     assert second.is_held
     assert (await ask(locks.info("x"))).fence == second.fence
 
 
 async def test_a_dead_node_costs_only_its_own_locks(
-    party: Party, cluster: ClusterDeployment, caplog: pytest.LogCaptureFixture
+    harness: Harness, cluster: ClusterDeployment, caplog: pytest.LogCaptureFixture
 ) -> None:
-    locks = party.client(cluster_url(cluster), ttl=1.5)
+    locks = harness.client(cluster_url(cluster), ttl=1.5)
     with cluster.client() as client:  # which blocks the event loop, and so comes before there is anything to renew
         client.config_set("cluster-require-full-coverage", "no", target_nodes="all")
     doomed = cluster.owner(slot_of(locks, NAMES[0]))
@@ -204,8 +208,8 @@ async def test_a_dead_node_costs_only_its_own_locks(
     for handle in handles.values():
         assert not handle.lost.is_set()
     doomed.pause()
-    await party.until(lambda: all(handles[name].lost.is_set() for name in theirs), "theirs are lost", within=4)
-    await party.passes(1.5)
+    await harness.until(lambda: all(handles[name].lost.is_set() for name in theirs), "theirs are lost", within=4)
+    await harness.sleep(1.5)
     assert {name for name, handle in handles.items() if not handle.is_held} == theirs
     assert "stepped" not in caplog.text
     mine = next(name for name in NAMES if name not in theirs)
@@ -214,63 +218,63 @@ async def test_a_dead_node_costs_only_its_own_locks(
     assert (await ask(locks.acquire(mine, timeout=10))).is_held
     print(f"{time.monotonic() - began:.2f} s to acquire elsewhere")
     doomed.resume()
-    await party.aside(cluster.restore)
-    again = await with_retries(party, locks, NAMES[0])
+    await harness.aside(cluster.restore)
+    again = await with_retries(harness, locks, NAMES[0])
     assert again.fence > handles[NAMES[0]].fence
 
 
 @pytest.mark.parametrize("runtime_name", ["asyncio"])
-async def test_a_replica_that_takes_over_in_a_cluster_has_what_it_received(party: Party) -> None:
+async def test_a_replica_that_takes_over_in_a_cluster_has_what_it_received(harness: Harness) -> None:
     with ClusterDeployment(replicas=1, cluster_node_timeout="1000") as cluster:
-        locks, other = (party.client(cluster_url(cluster), ttl=60) for _ in range(2))
+        locks, other = (harness.client(cluster_url(cluster), ttl=60) for _ in range(2))
         held = await ask(locks.acquire("x"))
         master = cluster.owner(slot_of(locks, "x"))
         with master.client() as client:
             assert client.wait(1, 5000) == 1
-        await party.aside(lambda: cluster.failover(master))
+        await harness.aside(lambda: cluster.failover(master))
         with pytest.raises(LockAcquisitionError):
-            await with_retries(party, other, "x", timeout=0)
+            await with_retries(harness, other, "x", timeout=0)
         assert held.is_held
         with suppress(StoreError):  # it asks where the lock was; then it is given up in the background
             await ask(held.release())
-        following = await with_retries(party, other, "x")
+        following = await with_retries(harness, other, "x")
         assert following.fence > held.fence
         await ask(following.release())
 
 
 async def test_one_node_of_a_cluster_is_refused_as_a_server_of_its_own(
-    party: Party, cluster: ClusterDeployment
+    harness: Harness, cluster: ClusterDeployment
 ) -> None:
-    locks = party.client(cluster.url)
+    locks = harness.client(cluster.url)
     with pytest.raises(StoreError, match=r"redis\+cluster"):
         for name in NAMES:
             for node in cluster.nodes:
-                await ask(party.client(node.url).acquire(name, timeout=1))
+                await ask(harness.client(node.url).acquire(name, timeout=1))
     assert locks
 
 
-async def test_a_server_that_is_no_cluster_is_told_so(party: Party, server: RedisServer) -> None:
+async def test_a_server_that_is_no_cluster_is_told_so(harness: Harness, server: RedisServer) -> None:
     with pytest.raises(StoreError, match="cluster support disabled"):
-        await ask(party.client(f"redis+cluster://127.0.0.1:{server.port}").acquire("x", timeout=1))
+        await ask(harness.client(f"redis+cluster://127.0.0.1:{server.port}").acquire("x", timeout=1))
 
 
 @pytest.mark.parametrize("runtime_name", ["asyncio"])
 async def test_many_callers_that_look_for_the_primary_at_once_share_one_connection(
-    party: Party, sentinel: SentinelDeployment
+    harness: Harness, sentinel: SentinelDeployment
 ) -> None:
     master = sentinel.master()
     before = {one["id"] for one in connections_to(master)}
-    locks = party.client(sentinel_url(sentinel))
-    for work in [party.start(lambda name=name: locks.acquire(name, timeout=5)) for name in NAMES[:20]]:
+    locks = harness.client(sentinel_url(sentinel))
+    for work in [harness.start(lambda name=name: locks.acquire(name, timeout=5)) for name in NAMES[:20]]:
         assert (await work.result()).is_held
     assert len({one["id"] for one in connections_to(master)} - before) == 1
 
 
-async def test_a_service_no_sentinel_knows_is_told_so(party: Party, sentinel: SentinelDeployment) -> None:
+async def test_a_service_no_sentinel_knows_is_told_so(harness: Harness, sentinel: SentinelDeployment) -> None:
     with pytest.raises(StoreError, match="no-service"):
-        await ask(party.client(f"redis+sentinel://{hosts(sentinel.addresses)}/no-service").acquire("x", timeout=1))
+        await ask(harness.client(f"redis+sentinel://{hosts(sentinel.addresses)}/no-service").acquire("x", timeout=1))
 
 
-async def test_a_sentinel_that_is_down_is_passed_over(party: Party, sentinel: SentinelDeployment) -> None:
+async def test_a_sentinel_that_is_down_is_passed_over(harness: Harness, sentinel: SentinelDeployment) -> None:
     sentinel.sentinels[0].kill()
-    assert (await ask(party.client(sentinel_url(sentinel)).acquire("x", timeout=5))).is_held
+    assert (await ask(harness.client(sentinel_url(sentinel)).acquire("x", timeout=5))).is_held

@@ -11,13 +11,13 @@ import pytest
 from lockstead import ClosedError, LockAcquisitionError
 from lockstead.core.model import Ask
 from lockstead.testing.contract.rigs import Rig, ask, block, line
-from tests.harness.crowds import Room, Work, crowd
+from tests.harness.contention import OccupancyCounter, Work, run_concurrently
 
 pytestmark = pytest.mark.each_family
 
 
 def test_fifty_share_five_permits_while_some_give_up_and_some_die(rig: Rig) -> None:
-    room = Room(5)
+    counter = OccupancyCounter(5)
     served: list[int] = []
 
     async def test() -> None:
@@ -28,14 +28,14 @@ def test_fifty_share_five_permits_while_some_give_up_and_some_die(rig: Rig) -> N
             weight = 1 + number % 3
             for _ in range(2):
                 guard = clients[number % 4].semaphore("x", 5, weight, timeout=30)
-                async with block(guard) as handle, room.entered(weight):
+                async with block(guard) as handle, counter.count(weight):
                     await rig._runtime.sleep(random.random() * 0.004)
                     handle.check()
             served.append(number)
 
         async def give_up() -> None:
             with suppress(LockAcquisitionError):
-                async with block(clients[0].semaphore("x", 5, 4, timeout=random.random() * 0.1)), room.entered(4):
+                async with block(clients[0].semaphore("x", 5, 4, timeout=random.random() * 0.1)), counter.count(4):
                     pass
 
         async def die(number: int) -> None:
@@ -52,9 +52,9 @@ def test_fifty_share_five_permits_while_some_give_up_and_some_die(rig: Rig) -> N
         works: list[Work] = [partial(work, number) for number in range(36)]
         works += [partial(die, number) for number in range(4)]
         works += [*[give_up] * 5, *[die_with_the_client] * 4, close]
-        await crowd(rig, works, cancelled=10)
+        await run_concurrently(rig, works, cancelled=10)
         assert len(served) >= 26
-        assert room.most == 5, "it was full"
+        assert counter.highest == 5, "it was full"
         everything = await ask(clients[0].semaphore("x", 5, 5, timeout=10).acquire())
         assert await line(clients[0]) == (1, 0)
         await ask(everything.release())

@@ -20,22 +20,22 @@ from lockstead.stores import open_store
 from lockstead.testing.contract.rigs import ask
 from tests.harness.conditions import DEADLINE, eventually_async
 
-__all__ = ["RUNTIME_NAMES", "Party", "Work", "ask"]
+__all__ = ["RUNTIME_NAMES", "Harness", "Work", "ask"]
 
 T = TypeVar("T")
 RUNTIME_NAMES = ("threads", "asyncio", "uvloop")
 
 
 class Work:
-    """Something done on the side, in a thread or task of its own, and what came of it."""
+    """Work that runs concurrently, in a thread or task of its own, and its result."""
 
-    def __init__(self, party: Party, work: Coroutine[Any, Any, Any]) -> None:
-        self._party = party
+    def __init__(self, harness: Harness, work: Coroutine[Any, Any, Any]) -> None:
+        self._harness = harness
         self.is_done = False
         self.ended_at = inf
         self._value: Any = None
         self._error: BaseException | None = None
-        party.runtime.spawn(lambda: self._do(work), "test-work")
+        harness.runtime.spawn(lambda: self._do(work), "test-work")
 
     async def _do(self, work: Coroutine[Any, Any, Any]) -> None:
         try:
@@ -47,13 +47,13 @@ class Work:
 
     async def result(self, within: float = DEADLINE) -> Any:
         """Wait for the end, and return or raise what it did."""
-        await self._party.until(lambda: self.is_done, "the work on the side ends", within)
+        await self._harness.until(lambda: self.is_done, "the concurrent work ends", within)
         if self._error is not None:
             raise self._error
         return self._value
 
 
-class Party:
+class Harness:
     """Clients of one runtime. A test is a coroutine over `ask`, which serves both façades.
 
     `options` are those of every client's store: where it keeps what is this test's own.
@@ -90,7 +90,7 @@ class Party:
         return store
 
     def start(self, work: Any) -> Work:
-        """Do something on the side: `work` is a coroutine, or a call to be made there."""
+        """Start concurrent work: a coroutine, or a function to call."""
         return Work(self, work if asyncio.iscoroutine(work) else _call(work))
 
     async def aside(self, function: Callable[[], T]) -> T:
@@ -102,7 +102,7 @@ class Party:
         return await eventually_async(condition, what, within, self.runtime.sleep)
 
     async def waits(self, client: Any, name: str, number: int = 1) -> None:
-        """Wait until so many stand in line behind the holder."""
+        """Wait until `number` clients wait in line behind the holder."""
 
         async def is_so() -> bool:
             info = await ask(client.info(name))
@@ -110,8 +110,8 @@ class Party:
 
         await self.until(is_so, f"{number} wait for {name!r}")
 
-    async def passes(self, seconds: float) -> None:
-        """Let time pass that the test is about: ttls, pauses."""
+    async def sleep(self, seconds: float) -> None:
+        """Sleep for a time that the test is about: a ttl, a pause."""
         await self.runtime.sleep(seconds)
 
     async def _tidily(self, test: Coroutine[Any, Any, None]) -> None:
@@ -124,12 +124,12 @@ class Party:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine under its party's runtime: for the conftest of who has a party."""
-    if "party" not in pyfuncitem.funcargs or not inspect.iscoroutinefunction(pyfuncitem.obj):
+    """Run a coroutine test that has the fixture `harness` under its runtime; a conftest imports this hook."""
+    if "harness" not in pyfuncitem.funcargs or not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     wanted = inspect.signature(pyfuncitem.obj).parameters
-    party: Any = pyfuncitem.funcargs["party"]
-    party.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
+    harness: Any = pyfuncitem.funcargs["harness"]
+    harness.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
     return True
 
 

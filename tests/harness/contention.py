@@ -1,4 +1,4 @@
-"""Many clients at what is shared."""
+"""Many clients that contend for one name."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from lockstead.testing.contract.rigs import Rig
 Work = Callable[[], Coroutine[Any, Any, None]]
 
 
-async def crowd(rig: Rig, works: Sequence[Work], cancelled: int = 0) -> None:
-    """Run works side by side to their end, but cancel so many on the way where they can be."""
+async def run_concurrently(rig: Rig, works: Sequence[Work], cancelled: int = 0) -> None:
+    """Run works concurrently to their end; under asyncio, cancel the first `cancelled` of them on the way."""
     if rig.runtime_name == "asyncio":
         tasks = [asyncio.create_task(work()) for work in works]
         for task in tasks[:cancelled]:
@@ -43,20 +43,20 @@ async def crowd(rig: Rig, works: Sequence[Work], cancelled: int = 0) -> None:
         raise failures[0]
 
 
-class Room:
-    """Counts who is inside, and fails where that is too much."""
+class OccupancyCounter:
+    """Counts the weight that is inside, and fails where it exceeds the capacity."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._inside = 0
         self._mutex = threading.Lock()
-        self.most = 0
+        self.highest = 0
 
     @asynccontextmanager
-    async def entered(self, weight: int) -> AsyncIterator[None]:
+    async def count(self, weight: int) -> AsyncIterator[None]:
         with self._mutex:
             self._inside += weight
-            self.most = max(self.most, self._inside)
+            self.highest = max(self.highest, self._inside)
             assert self._inside <= self._capacity
         try:
             yield

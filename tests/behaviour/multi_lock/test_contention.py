@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from lockstead.testing.contract.rigs import Rig, ask, block
-from tests.harness.crowds import Room, crowd
+from tests.harness.contention import OccupancyCounter, run_concurrently
 
 pytestmark = pytest.mark.each_family
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.each_family
 def test_overlapping_sets_of_names_are_all_had_in_the_end(rig: Rig) -> None:
     names = "abcdef"
     rounds = 50 if rig.runtime_name == "threads" else 15
-    rooms = {name: Room(1) for name in names}
+    counters = {name: OccupancyCounter(1) for name in names}
     had: list[int] = []
 
     async def test() -> None:
@@ -27,11 +27,11 @@ def test_overlapping_sets_of_names_are_all_had_in_the_end(rig: Rig) -> None:
                 chosen = random.sample(names, random.randint(2, 4))
                 async with block(clients[number % 4].multi_lock(chosen, timeout=60)) as handle:
                     for name in handle.names:
-                        async with rooms[name].entered(1):
+                        async with counters[name].count(1):
                             handle.check()
                 had.append(number)
 
-        await crowd(rig, [partial(work, number) for number in range(20)])
+        await run_concurrently(rig, [partial(work, number) for number in range(20)])
         assert await ask(clients[0].inspect()) == []
 
     rig.run(test())

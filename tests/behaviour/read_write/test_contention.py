@@ -9,13 +9,13 @@ from functools import partial
 import pytest
 
 from lockstead.testing.contract.rigs import Rig, block, line
-from tests.harness.crowds import Room, crowd
+from tests.harness.contention import OccupancyCounter, run_concurrently
 
 pytestmark = pytest.mark.each_family
 
 
 def test_no_reader_and_no_writer_is_overtaken(rig: Rig) -> None:
-    room = Room(1000)
+    counter = OccupancyCounter(1000)
     mutex = threading.Lock()
     steps: list[tuple[int, bool, bool]] = []
 
@@ -27,19 +27,19 @@ def test_no_reader_and_no_writer_is_overtaken(rig: Rig) -> None:
             client = clients[number % 4]
             for _ in range(3):
                 guard = (client.write_lock if writes else client.read_lock)("x", timeout=30)
-                async with block(guard) as handle, room.entered(1000 if writes else 1):
+                async with block(guard) as handle, counter.count(1000 if writes else 1):
                     with mutex:
                         steps.append((handle.fence, writes, True))
                     await rig._runtime.sleep(random.random() * 0.002)
                     with mutex:
                         steps.append((handle.fence, writes, False))
 
-        await crowd(rig, [partial(work, number) for number in range(25)])
+        await run_concurrently(rig, [partial(work, number) for number in range(25)])
         assert await line(clients[0]) == (0, 0)
 
     rig.run(test())
     assert len(steps) == 25 * 3 * 2
-    assert room.most == 1000
+    assert counter.highest == 1000
     for number, (fence, writes, enters) in enumerate(steps):
         if writes and enters:
             assert all(other <= fence for other, _, _ in steps[:number]), (
