@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 
+from lockstead.core.runtime import drive
+from lockstead.stores.memory import MemoryStore
 from lockstead.testing import contract
 from lockstead.testing.contract import suite
+from lockstead.testing.contract.rigs import Rig
 from tests.harness.tree import ROOT
 
 PUBLIC = {
@@ -72,6 +75,12 @@ def run(folder: Path, *tests: str) -> str:
         check=False,
     )
     return done.stdout + done.stderr
+
+
+def test_a_condition_that_is_not_met_is_named() -> None:
+    rig = Rig("threads", MemoryStore)
+    with pytest.raises(AssertionError, match=r"not met within 0\.01 s: .*lambda: False"):
+        drive(rig.until(lambda: False, 0.01))
 
 
 def test_every_test_of_every_subject_comes_by_the_one_import() -> None:

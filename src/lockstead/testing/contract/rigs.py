@@ -82,7 +82,7 @@ class Rig:
         while not await ask(condition()):
             if self._failures:
                 raise self._failures[0]
-            assert time.monotonic() - began < seconds, "waited in vain"
+            assert time.monotonic() - began < seconds, f"not met within {seconds:g} s: {_source(condition)}"
             await self._runtime.sleep(0.002)
         return time.monotonic() - began
 
@@ -92,6 +92,13 @@ class Rig:
         finally:
             for opened in reversed(self._opened):
                 await ask(opened.close())
+
+
+def _source(condition: Callable[[], Any]) -> str:
+    try:
+        return " ".join(inspect.getsource(condition).split())
+    except (OSError, TypeError):
+        return repr(condition)
 
 
 async def ask(answer: Any) -> Any:
