@@ -131,7 +131,7 @@ def redis(directory: Path) -> Iterator[Arena]:
             direct=server.url,
             # "Exclusion if a Redis server loses data: FLUSHALL, a restart without persistence"; "Exclusion after the
             # store's clock was set forward".
-            promises=replace(PROMISES, forgetting={"flush server", "empty server", "clock forward"}),
+            promises=replace(PROMISES, may_lose_grants={"flush server", "empty server", "clock forward"}),
             faults=by_kind([*network(proxy), *harm.faults()]),
             heal=heal,
         )
@@ -148,7 +148,7 @@ def sentinel(directory: Path) -> Iterator[Arena]:
             # a busy machine holds up for two seconds would be a failover that was not recorded.
             url=f"redis+sentinel://{_hosts(deployment.addresses)}/{deployment.service}",
             # "A failover to a replica that lacks the newest writes".
-            promises=replace(PROMISES, forgetting={"force failover", "pause primary"}),
+            promises=replace(PROMISES, may_lose_grants={"force failover", "pause primary"}),
             faults=by_kind(sentinel_faults(deployment)),
             heal=deployment.restore,
         )
@@ -163,7 +163,7 @@ def cluster(directory: Path) -> Iterator[Arena]:
             name="cluster",
             url=sextet.url,
             # "A failover to a replica that lacks the newest writes".
-            promises=replace(PROMISES, forgetting={"force failover", "pause primary"}),
+            promises=replace(PROMISES, may_lose_grants={"force failover", "pause primary"}),
             faults=by_kind(sextet.faults()),
             heal=sextet.heal,
         )
@@ -185,8 +185,8 @@ def redlock(directory: Path) -> Iterator[Arena]:
             promises=replace(
                 PROMISES,
                 fifo=False,
-                retracting={"kill node", "empty node"},
-                freeing={"kill node", "empty node"},
+                may_lose_holds_early={"kill node", "empty node"},
+                may_lose_reservations={"kill node", "empty node"},
             ),
             faults=by_kind(quintet.faults()),
             at_once=2,
@@ -215,7 +215,7 @@ def postgres(directory: Path) -> Iterator[Arena]:
             direct=server.url,
             # "Exclusion after the store's clock was set forward"; "Releases and rate-limit requests of the last moment
             # before a crash", but "a crash of the server loses no grant" (`docs/postgres.md`).
-            promises=replace(PROMISES, forgetting={"clock forward"}, forgiving={"crash server"}),
+            promises=replace(PROMISES, may_lose_grants={"clock forward"}, may_lose_rate_limits={"crash server"}),
             faults=by_kind([*network(proxy), *harm.faults()]),
             heal=heal,
         )
@@ -241,7 +241,7 @@ def advisory(directory: Path) -> Iterator[Arena]:
             # "It ends with its session."
             promises=replace(
                 PROMISES,
-                forgetting={
+                may_lose_grants={
                     KILL,
                     "end sessions",
                     "restart server",

@@ -364,7 +364,7 @@ def _losers(history: History, chance: Random) -> Iterator[tuple[Acquire, float]]
     """Find a hold that was succeeded, turn its release into a loss, and return when it is too late to signal that."""
     for loser, other in _some(chance, _one_after_another(history)):
         ended, told = loser.believed_until, other.completed + PROMISES.slack + chance.uniform(0.001, 1)
-        if not history.harm(PROMISES.halting, loser.client, ended - PROMISES.slack, told + PROMISES.slack):
+        if not history.harm(PROMISES.may_stop_clients, loser.client, ended - PROMISES.slack, told + PROMISES.slack):
             looks = [look for look in loser.checks if look.is_sure and look.at < ended]
             loser.checks[:] = [look._replace(until=min(look.until, ended)) for look in looks]
             loser.release = None
@@ -375,7 +375,9 @@ def _terms(history: History, chance: Random) -> Iterator[tuple[Acquire, Acquire]
     terms = [one for one in history.acquires if one.elected_at < inf]
     for leader, other in _some(chance, _pairs(terms)):
         since, until = other.elected_at - leader.ttl, other.elected_at + 1
-        if leader.elected_at < other.elected_at and not history.harm(PROMISES.halting, leader.client, since, until):
+        if leader.elected_at < other.elected_at and not history.harm(
+            PROMISES.may_stop_clients, leader.client, since, until
+        ):
             yield leader, other
 
 

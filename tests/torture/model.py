@@ -40,7 +40,7 @@ SLOWEST = 0.01
 END = 12.0
 FORGET = "forget"
 PROMISES = Promises(
-    forgetting={FORGET},
+    may_lose_grants={FORGET},
     slack=0.05,
     wakes_within=6 * SLOWEST,
     recovers_within=3.0,
@@ -392,7 +392,7 @@ class Model:
             invoked=self.now,
             completed=until,
             name=kind,
-            target=client.name if kind in PROMISES.halting else "",
+            target=client.name if kind in PROMISES.may_stop_clients else "",
         )
         self.history.add(fault)
 

@@ -310,7 +310,7 @@ def test_a_broken_store_is_found_out(broken: type[Model]) -> None:
 class TestExclusion:
     def test_two_who_are_sure_at_once(self) -> None:
         (found,) = find("exclusion", history_of(hold("p", 1, 5), hold("q", 4, 6)))
-        assert "at 4.000000 2 of 'a' are surely held, and there are 1" in str(found)
+        assert "at 4.000000: holders of 'a' have a total weight of 2, and its capacity is 1" in str(found)
         assert "p:" in str(found)
         assert "q:" in str(found)
 
@@ -370,7 +370,7 @@ class TestRetractions:
         assert find("retractions", history_of(hold("p", 1, 9, lost_at=8), fault("cut off", 5, 5)))
 
     def test_a_fault_by_which_holds_end_early_excuses_only_that(self) -> None:
-        promises = replace(PROMISES, retracting={"empty node"})
+        promises = replace(PROMISES, may_lose_holds_early={"empty node"})
         early, other = hold("p", 1, 9, lost_at=8), hold("q", 4, 7)
         early.checks.append(Check(5, 5, 9))
         assert not find("retractions", history_of(early, fault("empty node", 5, 5)), promises)
@@ -576,7 +576,7 @@ class TestFifo:
         assert find("fifo", history_of(*some))
         assert not find("fifo", history_of(*some, fault("pause", 3, 5, "p")))
         assert find("fifo", history_of(*some, fault("pause", 3, 5, "q")))
-        assert find("fifo", history_of(*some, fault("pause", 3, 5, "p")), Promises(displacing=()))
+        assert find("fifo", history_of(*some, fault("pause", 3, 5, "p")), Promises(may_lose_waiting_places=()))
 
     def test_where_the_store_forgot_there_may_have_been_two_lines(self) -> None:
         waiter = hold("p", 9, 10, invoked=1, fence=5, waits=[Wait(1, 2, 5), Wait(7, 7.1, 5)])
@@ -680,7 +680,7 @@ class TestLeftTaken:
         some = self.left(6), hold("q", 5, 7, invoked=4.9)
         assert not find("reservations", history_of(*some, fault(FORGET, 3, 3)))
         assert find("reservations", history_of(*some, fault("empty node", 3, 3)))
-        promises = replace(PROMISES, freeing={"empty node"})
+        promises = replace(PROMISES, may_lose_reservations={"empty node"})
         assert not find("reservations", history_of(*some, fault("empty node", 3, 3)), promises)
         assert not find("reservations", history_of(*some, forced_release(3, 4)))
 
@@ -800,7 +800,7 @@ class TestRates:
 
     def test_what_a_crash_forgives_is_excused(self) -> None:
         some = [consume(1, 1.1) for _ in range(3)] + [consume(1.3, 1.4) for _ in range(3)]
-        crash, promises = fault("crash", 1.2, 1.2), replace(PROMISES, forgiving={"crash"})
+        crash, promises = fault("crash", 1.2, 1.2), replace(PROMISES, may_lose_rate_limits={"crash"})
         assert find("rates", history_of(*some, crash))
         assert not find("rates", history_of(*some, crash), promises)
 

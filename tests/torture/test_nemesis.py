@@ -682,7 +682,11 @@ def test_an_arena_settles_and_shows_who_is_left(name: str, tmp_path: Path) -> No
     with ARENAS[name](tmp_path) as arena:
         assert arena.name == name
         assert arena.workloads <= WORKLOADS
-        suspended = {*arena.promises.forgetting, *arena.promises.forgiving, *arena.promises.retracting}
+        suspended = {
+            *arena.promises.may_lose_grants,
+            *arena.promises.may_lose_rate_limits,
+            *arena.promises.may_lose_holds_early,
+        }
         assert suspended <= {*arena.faults, *arena.client_faults}
         assert not CLIENT_FAULTS & set(arena.faults), "what is done to a server would excuse its clients"
         with arena.client() as locks, locks.lock("x"):

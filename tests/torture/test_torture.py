@@ -49,7 +49,7 @@ TRIED = [(bug,) for bug in MUTANTS] if FOR_LONG else [QUICK]
 """Those in one group at the same time."""
 
 
-def in_a_crowd(promises: Promises) -> Promises:
+def on_a_busy_machine(promises: Promises) -> Promises:
     """Expect no more of a machine than it can do while other tests run on it."""
     return replace(
         promises, slack=2.0, wakes_within=promises.wakes_within + 2.0, recovers_within=promises.recovers_within + 5.0
@@ -62,12 +62,13 @@ def test_no_promise_is_broken(arenas: tuple[str, ...]) -> None:
     with ThreadPoolExecutor() as pool:
         reports = list(
             pool.map(
-                partial(torture, seconds=SECONDS, seed=SEED, promises=in_a_crowd), [ARENAS[arena] for arena in arenas]
+                partial(torture, seconds=SECONDS, seed=SEED, promises=on_a_busy_machine),
+                [ARENAS[arena] for arena in arenas],
             )
         )
     for report in reports:
         print(f"{report.arena}, seed {SEED}: {report.operations}, {report.faults}; {report.histories}")
-    assert [trouble for report in reports for trouble in report.troubles] == []
+    assert [error for report in reports for error in report.errors] == []
     assert [str(violation) for report in reports for violation in report.violations] == []
     assert all(report.operations.total() > SECONDS for report in reports)
 
@@ -88,11 +89,11 @@ def find(bug: str) -> None:
     mutant = MUTANTS[bug]
     seconds, seed = SHORTEST, SEED
     while True:
-        report = torture(mutant.maker, seconds, seed, program=program(bug), promises=in_a_crowd)
+        report = torture(mutant.maker, seconds, seed, program=program(bug), promises=on_a_busy_machine)
         report.discard()
-        assert not [trouble for trouble in report.troubles if "AssertionError" in trouble], "the bug was not put in"
+        assert not [error for error in report.errors if "AssertionError" in error], "the bug was not put in"
         found = Counter(violation.rule for violation in report.violations)
-        found[HANGS] = sum(ABORTED in trouble for trouble in report.troubles)
+        found[HANGS] = sum(ABORTED in error for error in report.errors)
         print(f"{bug}, seed {seed}, {seconds:g} s: {dict(+found)}")
         if {*+found} & mutant.rules:
             return

@@ -65,7 +65,7 @@ class Fault:
 
 PROMISES = Promises(
     # "The first check of a handle after a process resumes reports the loss": not before.
-    halting=(KILL, PAUSE, BLOCK_LOOP),
+    may_stop_clients=(KILL, PAUSE, BLOCK_LOOP),
     slack=0.5,
     # "A waiter whose message is lost finds out within a heartbeat: 3 s, or its ttl if that is shorter".
     wakes_within=TTL,

@@ -38,23 +38,23 @@ SHOWN = 6
 class Promises:
     """What a store promises, and which faults suspend it."""
 
-    forgetting: Collection[str] = ()
+    may_lose_grants: Collection[str] = ()
     """Faults after which the store may have granted a held name again: a restart without persistence, a step of its
     clock, the end of a session that holds. A request made before such a fault ended is not relied on from the fault's
     beginning; nor, on any store, is a name that was released by force."""
-    freeing: Collection[str] = ()
+    may_lose_reservations: Collection[str] = ()
     """Faults after which a reserved name may be free."""
-    forgiving: Collection[str] = ()
+    may_lose_rate_limits: Collection[str] = ()
     """Faults after which the store may have lost the state of rate limits, though no held name is granted again."""
-    retracting: Collection[str] = ()
+    may_lose_holds_early: Collection[str] = ()
     """Faults after which a hold may be lost early, though no other client was granted the name meanwhile."""
-    halting: Collection[str] = (KILL, "pause")
+    may_stop_clients: Collection[str] = (KILL, "pause")
     """Faults during which a client cannot be notified of anything."""
     slack: float = 0.25
     """Seconds that a busy machine may keep a running thread or task from being scheduled."""
     fifo: bool = True
     """Whether waiters are granted in the order of their requests."""
-    displacing: Collection[str] | None = None
+    may_lose_waiting_places: Collection[str] | None = None
     """Faults during which a waiter may lose its place; None: any. Not needed where tickets are known."""
     wakes_within: float = inf
     """Seconds in which the next waiter holds what was surely released, if there is no fault."""
@@ -94,17 +94,17 @@ def exclusion(history: History, promises: Promises) -> list[Violation]:
     return [
         Violation(
             "exclusion",
-            f"at {at:.6f} {sum(one.hold.weight for one in crowd)} of {name!r} are surely held, "
-            f"and there are {min(one.hold.capacity for one in crowd)}",
-            tuple(one.hold for one in crowd),
+            f"at {at:.6f}: holders of {name!r} have a total weight of {sum(one.hold.weight for one in held)}, "
+            f"and its capacity is {min(one.hold.capacity for one in held)}",
+            tuple(one.hold for one in held),
         )
         for name, holds in _by_name(history.acquires)
-        for at, crowd in _crowds(_beliefs(history, holds, promises))
+        for at, held in _excesses(_beliefs(history, holds, promises))
     ]
 
 
 def retractions(history: History, promises: Promises) -> list[Violation]:
-    """No holder learns of a loss inside its trust window.
+    """No loss is signalled to a holder inside its trust window.
 
     Not detected: a hold that was lost early, but released or expired before its client noticed.
     """
@@ -117,7 +117,7 @@ def retractions(history: History, promises: Promises) -> list[Violation]:
         )
         for hold in history.acquires
         if hold.retracted_at < inf
-        and not history.harm(promises.retracting, hold.client, hold.invoked, hold.retracted_at)
+        and not history.harm(promises.may_lose_holds_early, hold.client, hold.invoked, hold.retracted_at)
         and not _forgot(history, hold, hold.retracted_at, promises)
     ]
 
@@ -126,7 +126,7 @@ def fences(history: History, promises: Promises) -> list[Violation]:
     """The fences of a name's exclusive grants are all different, and grow in the order of the grants.
 
     One was granted before another if it returned before the other was requested; or, since no two hold at a time, if
-    its trust window began first. `forgetting` suspends the second. Fences of shared grants order nothing.
+    its trust window began first. `may_lose_grants` suspends the second. Fences of shared grants order nothing.
     """
     found = []
     for name, acquires in _by_name(history.acquires):
@@ -156,12 +156,12 @@ def reservations(history: History, promises: Promises) -> list[Violation]:
     found = []
     for name, holds in _by_name(history.acquires):
         reserved = [interval for hold in holds if (interval := _reservation(history, hold, promises))]
-        for at, crowd in _crowds([*_beliefs(history, holds, promises), *reserved] if reserved else []):
-            reserving = [one.hold for one in crowd if one in reserved]
-            others = [one.hold for one in crowd if one not in reserved]
+        for at, excess in _excesses([*_beliefs(history, holds, promises), *reserved] if reserved else []):
+            reserving = [one.hold for one in excess if one in reserved]
+            others = [one.hold for one in excess if one not in reserved]
             if reserving and others:
                 until = reserving[0].reserved_until
-                message = f"at {at:.6f} {name!r} is reserved until {until:.6f}, but surely held"
+                message = f"at {at:.6f}: {name!r} is reserved until {until:.6f}, and another client surely holds it"
                 found.append(Violation("reservations", message, (*reserving, *others)))
     return found
 
@@ -206,8 +206,8 @@ def losses(history: History, promises: Promises) -> list[Violation]:
     """The loss of a hold is signalled to its running client before new grants no longer fit beside it.
 
     Evidence of a missing signal is a check of the handle, the time of the signal, or that there was none; `slack` is
-    allowed before each for a busy machine. A client that was halted meanwhile is excused, and so is a hold that
-    `forgetting` applies to. Not detected: a late signal while no other client was granted the name.
+    allowed before each for a busy machine. A client that was stopped meanwhile is excused, and so is a hold that
+    `may_lose_grants` applies to. Not detected: a late signal while no other client was granted the name.
     """
     found = []
     for name, holds in _by_name(history.acquires):
@@ -215,14 +215,14 @@ def losses(history: History, promises: Promises) -> list[Violation]:
         intervals += [
             Interval(hold.trusted_until, *late) for hold in holds if (late := _unsignalled(history, hold, promises))
         ]
-        for at, crowd in _crowds(intervals):
-            unsignalled = [one.hold for one in crowd if one.unsignalled]
+        for at, excess in _excesses(intervals):
+            unsignalled = [one.hold for one in excess if one.unsignalled]
             if unsignalled:
                 found.append(
                     Violation(
                         "losses",
                         f"at {at:.6f} {name!r} was granted again, and no loss was signalled to {unsignalled[0].client}",
-                        (*unsignalled, *(one.hold for one in crowd if not one.unsignalled)),
+                        (*unsignalled, *(one.hold for one in excess if not one.unsignalled)),
                     )
                 )
     return found
@@ -258,7 +258,7 @@ def fifo(history: History, promises: Promises) -> list[Violation]:
 
     Evidence of overtaking is that the waiter still waits when the other request returns; or that it returns later, if
     the two do not fit beside each other and both surely held. Not detected: the order of two that fit, or of two
-    of which neither was known to be in line before the other's request. `forgetting` suspends it: there may be two
+    of which neither was known to be in line before the other's request. `may_lose_grants` suspends it: there may be two
     lines for a while.
     """
     if not promises.fifo:
@@ -283,10 +283,10 @@ def fifo(history: History, promises: Promises) -> list[Violation]:
 
 
 def wake_ups(history: History, promises: Promises) -> list[Violation]:
-    """Once a client has surely released a name and there is room, a waiter in its line holds it in time.
+    """Once a client has surely released a name and capacity is free, a waiter in its line holds it in time.
 
     It is surely released if the release was confirmed, if the request was abandoned without a fault, or if the client
-    was killed, or lost it, `longest_ttl` ago. If other requests may have taken the room meanwhile, whether they were
+    was killed, or lost it, `longest_ttl` ago. If other requests may have taken it meanwhile, whether they were
     granted or their outcome is unknown, nothing is reported. So little is detected of busy semaphores, and nothing of
     a name whose client vanished without a recorded kill.
     """
@@ -294,20 +294,20 @@ def wake_ups(history: History, promises: Promises) -> list[Violation]:
         return []
     found = []
     for name, acquires in _by_name(history.acquires):
-        crowd = sorted(
+        occupancies = sorted(
             (Occupancy.of(history, one, promises) for one in acquires), key=lambda occupancy: occupancy.acquire.invoked
         )
-        invoked = [occupancy.acquire.invoked for occupancy in crowd]
+        invoked = [occupancy.acquire.invoked for occupancy in occupancies]
         around: list[Occupancy] = []
         seen = 0
-        for gone, _, at in sorted(crowd, key=lambda occupancy: occupancy.until):
+        for gone, _, at in sorted(occupancies, key=lambda occupancy: occupancy.until):
             if at == inf:
                 break
             arrived = bisect_right(invoked, at)
-            around = [occupancy for occupancy in [*around, *crowd[seen:arrived]] if occupancy.until > at]
+            around = [occupancy for occupancy in [*around, *occupancies[seen:arrived]] if occupancy.until > at]
             seen = arrived
             deadline = _deadline(history, at, promises)
-            concerned = [*around, *crowd[arrived : bisect_right(invoked, deadline)]]
+            concerned = [*around, *occupancies[arrived : bisect_right(invoked, deadline)]]
             waiting = _left_waiting(concerned, deadline, gone.capacity)
             surely = [one for one in waiting if one.in_line_by <= at and _keeps_place(history, one, deadline, promises)]
             if surely:
@@ -344,7 +344,7 @@ def rates(history: History, promises: Promises) -> list[Violation]:
     for consume in history.consumes:
         if consume.allowed and consume.cost:
             groups[consume.name, consume.interval, consume.burst].append(consume)
-    forgot = history.harm({*promises.forgetting, *promises.forgiving}, "", -inf, inf)
+    forgot = history.harm({*promises.may_lose_grants, *promises.may_lose_rate_limits}, "", -inf, inf)
     gaps = [(-inf, -inf), *((one.invoked, one.completed) for one in forgot)]
     calm = [(end, start) for (_, end), (start, _) in pairwise([*_merged(gaps), (inf, inf)])]
     for (name, interval, burst), consumes in groups.items():
@@ -364,7 +364,7 @@ def rates(history: History, promises: Promises) -> list[Violation]:
 
 
 def elections(history: History, promises: Promises) -> list[Violation]:
-    """on_lost of a leader that was not halted is called before the next election; and never before its on_elected.
+    """on_lost of a leader that was not stopped is called before the next election; and never before its on_elected.
 
     If on_lost takes less than the grace, its end counts; so it does if the leader surely held until then, as on
     resigning. Two leaders inside their trust windows are reported by `exclusion`. Not detected: an on_lost after a
@@ -383,7 +383,7 @@ def elections(history: History, promises: Promises) -> list[Violation]:
             for other in terms[bisect_right(began, leader.elected_at) : bisect_left(began, end)]:
                 at = other.elected_at
                 if not (
-                    history.harm(promises.halting, leader.client, at - leader.ttl, at + promises.slack)
+                    history.harm(promises.may_stop_clients, leader.client, at - leader.ttl, at + promises.slack)
                     or _forgot(history, leader, at, promises)
                 ):
                     message = f"{other.client} was elected for {name!r} at {at:.6f}, while {leader.client} still led"
@@ -493,7 +493,7 @@ def _forgot(
     A client that loses one of several names releases the others.
     """
     start = max(hold.invoked, since)
-    faults = history.harm(promises.forgetting, hold.client, start, end)
+    faults = history.harm(promises.may_lose_grants, hold.client, start, end)
     return [*faults, *history.forced_releases_of(None if hold.several else hold.name, start, end)]
 
 
@@ -505,7 +505,10 @@ def _reservation(history: History, hold: Acquire, promises: Promises) -> Interva
     if release.outcome != "done" and history.harm(None, hold.client, hold.invoked, release.completed):
         return None
     until -= margin(until - hold.invoked)
-    forgot = [*_forgot(history, hold, until, promises), *history.harm(promises.freeing, None, hold.invoked, until)]
+    forgot = [
+        *_forgot(history, hold, until, promises),
+        *history.harm(promises.may_lose_reservations, None, hold.invoked, until),
+    ]
     return Interval(release.invoked, min([until, *(one.invoked for one in forgot)]), hold)
 
 
@@ -519,7 +522,7 @@ def _unsignalled(history: History, hold: Acquire, promises: Promises) -> tuple[f
     elif hold.watched and not any(check.signalled for check in hold.checks):
         evidence.append(history.last_seen[hold.client])
     end, ended = max(evidence, default=-inf), hold.trusted_until
-    halts = history.harm(promises.halting, hold.client, ended - promises.slack, end)
+    halts = history.harm(promises.may_stop_clients, hold.client, ended - promises.slack, end)
     forgot = _forgot(history, hold, end, promises)
     end = min([end, *(fault.invoked for fault in [*halts, *forgot])]) - promises.slack
     end = min(end, hold.released_at)
@@ -528,7 +531,7 @@ def _unsignalled(history: History, hold: Acquire, promises: Promises) -> tuple[f
     return end, hold, True
 
 
-def _crowds(intervals: Iterable[Interval]) -> Iterator[tuple[float, list[Interval]]]:
+def _excesses(intervals: Iterable[Interval]) -> Iterator[tuple[float, list[Interval]]]:
     """Find, at the beginning of each interval, the open intervals that exceed the capacity."""
     now: list[Interval] = []
     for interval in sorted(intervals, key=lambda one: one.start):
@@ -562,7 +565,7 @@ def _keeps_place(history: History, waiter: Acquire, until: float, promises: Prom
     """Return whether a waiter surely kept its place until then."""
     if all(wait.ticket for wait in waiter.waits_of_its_place) and (waiter.fence or waiter.surely_waited_until >= until):
         return True
-    return not history.harm(promises.displacing, waiter.client, waiter.in_line_by, until)
+    return not history.harm(promises.may_lose_waiting_places, waiter.client, waiter.in_line_by, until)
 
 
 def _gone(history: History, one: Acquire) -> float:
@@ -576,15 +579,15 @@ def _gone(history: History, one: Acquire) -> float:
 def _left_waiting(occupancies: Iterable[Occupancy], deadline: float, capacity: int) -> list[Acquire]:
     """Find the requests that still wait by then, though each fits beside all others that may have a place."""
     waiting = []
-    room = capacity
+    free = capacity
     for occupancy in occupancies:
         if occupancy.waits_until > deadline:
             waiting.append(occupancy.acquire)
         else:
-            room -= occupancy.acquire.weight
-            if room <= 0:
+            free -= occupancy.acquire.weight
+            if free <= 0:
                 return []
-    return waiting if all(one.weight <= room for one in waiting) else []
+    return waiting if all(one.weight <= free for one in waiting) else []
 
 
 def _deadline(history: History, at: float, promises: Promises) -> float:

@@ -100,7 +100,7 @@ def summarize(reports: list[Report]) -> None:
         print(f"\n{report}")
     operations = sum(report.operations.total() for report in reports)
     faults = sum((report.faults for report in reports), Counter[str]())
-    violations = sum(len(report.violations) + len(report.troubles) for report in reports)
+    violations = sum(len(report.violations) + len(report.errors) for report in reports)
     seconds, kind = max(report.worst_recovery for report in reports)
     print(f"\nall faults: {_list(faults)}")
     print(

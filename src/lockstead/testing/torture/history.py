@@ -161,7 +161,7 @@ class Acquire(Operation):
     def believed_until(self) -> float:
         """Until when the client surely trusted its hold; -infinite if it never did.
 
-        If it learned of the loss inside its trust window, the time is unknown: only what a check showed counts.
+        If the loss was detected inside its trust window, the time is unknown: only what a check showed counts.
         """
         until, released = self.trusted_until, self.released_at
         found_gone = self.release is not None and self.release.outcome == "lost"
@@ -179,7 +179,7 @@ class Acquire(Operation):
 
     @property
     def free_by(self) -> float:
-        """When its room was surely free because it was released; infinite if unknown."""
+        """When its capacity was surely free because it was released; infinite if unknown."""
         if self.release is None or self.release.outcome != "done":
             return inf
         took = self.release.completed - self.release.invoked

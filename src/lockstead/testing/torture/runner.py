@@ -58,7 +58,7 @@ class Report:
     operations: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     violations: list[Violation] = field(default_factory=list)
-    troubles: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
     """Errors and hangs of workers, and everything else that kept the torture from running as planned."""
     recoveries: dict[str, float] = field(default_factory=dict)
     """By fault, the longest time without any grant after it ended, in seconds."""
@@ -66,19 +66,19 @@ class Report:
     """Where the histories are, if they were kept."""
 
     def __str__(self) -> str:
-        verdict = "good" if self.is_good else f"{len(self.violations)} violations, {len(self.troubles)} troubles"
+        verdict = "good" if self.is_good else f"{len(self.violations)} violations, {len(self.errors)} errors"
         done = f"{self.operations.total()} operations, {self.faults.total()} faults: {verdict}"
         where = [f"histories in {self.histories}"] if self.histories else []
-        return "\n".join([f"{self.arena} seed {self.seed}: {done}", *self.troubles, *map(str, self.violations), *where])
+        return "\n".join([f"{self.arena} seed {self.seed}: {done}", *self.errors, *map(str, self.violations), *where])
 
     @property
     def is_good(self) -> bool:
-        return not self.violations and not self.troubles
+        return not self.violations and not self.errors
 
     @property
     def findings(self) -> set[str]:
-        """The names of the violated rules; and "troubles", if there were any."""
-        return {*(violation.rule for violation in self.violations), *(["troubles"] if self.troubles else [])}
+        """The names of the violated rules; and "errors", if there were any."""
+        return {*(violation.rule for violation in self.violations), *(["errors"] if self.errors else [])}
 
     def discard(self) -> None:
         """Delete the histories, if they were kept."""
@@ -103,7 +103,7 @@ class ClientProcesses:
         self._program = program
         self._mutex = threading.Lock()
         self._processes: dict[str, ClientProcess] = {}
-        self.troubles: list[str] = []
+        self.errors: list[str] = []
 
     def start(self) -> None:
         for number, runtimes in enumerate(ONE_PROCESS if self._arena.one_process else RUNTIMES):
@@ -150,7 +150,7 @@ class ClientProcesses:
             if client.was_killed:
                 self._start(client.slot, client.runtimes, client.generation + 1)
             else:
-                self._add_trouble(name, client)
+                self._add_error(name, client)
 
     def finish(self) -> None:
         """Have all workers release their locks and close their clients; the processes stay for a last inspection."""
@@ -193,9 +193,9 @@ class ClientProcesses:
         with self._mutex:
             self._processes[name] = client
 
-    def _add_trouble(self, name: str, client: ClientProcess) -> None:
+    def _add_error(self, name: str, client: ClientProcess) -> None:
         words = client.errors.read_text(errors="replace").splitlines()
-        self.troubles.append("\n  ".join([f"{name} ended with {client.process.returncode}:", *words[-30:]]))
+        self.errors.append("\n  ".join([f"{name} ended with {client.process.returncode}:", *words[-30:]]))
 
 
 class ClientProcess:
@@ -284,7 +284,7 @@ def torture(
 ) -> Report:
     """Torture an arena's store for so many seconds, and check the histories; they are kept if something was wrong.
 
-    Any other failure, such as a store that does not recover, is one of the report's troubles. `program` is what the
+    Any other failure, such as a store that does not recover, is one of the report's errors. `program` is what the
     workers run, `promises` may change what the arena promises, and `say` is called with progress.
     """
     name = arena.__name__
@@ -300,7 +300,7 @@ def torture(
             promised = promises(place.kept())
             _run(place, report, histories, recorder, program=program, say=say)
     except Exception:
-        report.troubles.append(traceback.format_exc())
+        report.errors.append(traceback.format_exc())
     recorder.close()
     history = read(histories)
     report.violations = check(history, replace(promised, grace=worker.STOPPING))
@@ -323,7 +323,7 @@ def _run(
     with Registers() as registers, ExitStack() as stack:
         clients = ClientProcesses(arena, histories, report.seed, registers.address, program)
         nemesis = Nemesis(arena, clients, recorder, random.Random(report.seed))
-        report.faults, report.troubles = nemesis.done, clients.troubles
+        report.faults, report.errors = nemesis.done, clients.errors
         stack.callback(clients.dispose)
         clients.start()
         progress = Progress(histories)
