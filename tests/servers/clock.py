@@ -24,7 +24,7 @@ class SteppedClock(Preload):
 
     @offset.setter
     def offset(self, seconds: float) -> None:
-        self._tell(seconds)
+        self._write(seconds)
 
     def step(self, seconds: float) -> None:
         """Set the clock forward, or back, for the next time the server looks at it."""
@@ -32,4 +32,4 @@ class SteppedClock(Preload):
 
     def stop_at(self, seconds: float) -> None:
         """Let it stand still and read so many seconds since the epoch, until it is stopped at another time."""
-        self._tell(self.offset, seconds)
+        self._write(self.offset, seconds)

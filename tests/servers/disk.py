@@ -20,7 +20,7 @@ class SlowDisk(Preload):
 
     @delay.setter
     def delay(self, seconds: float) -> None:
-        self._tell(seconds)
+        self._write(seconds)
 
 
 class FullDisk(Preload):
@@ -36,4 +36,4 @@ class FullDisk(Preload):
 
     @is_full.setter
     def is_full(self, full: bool) -> None:
-        self._tell(float(full))
+        self._write(float(full))

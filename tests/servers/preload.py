@@ -26,9 +26,9 @@ class Preload:
     def __init__(self, directory: Path) -> None:
         self._file = directory / self.source.stem
         self._library = _compile(self.source, directory / f"{self.source.stem}.so")
-        self._tell(0.0)
+        self._write(0.0)
 
-    def _tell(self, seconds: float, *more: float) -> None:
+    def _write(self, seconds: float, *more: float) -> None:
         self._number = seconds
         content = b"".join(round(each * MICROSECONDS).to_bytes(8, "little", signed=True) for each in (seconds, *more))
         # In place, since the server has it mapped.

@@ -117,7 +117,7 @@ def seconds_in(pattern: str, message: str) -> float:
 def test_an_outage_is_logged_when_it_begins_and_when_it_ends(
     alice: Client, logged: Callable[[], list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         leases = [await alice.acquire(name) for name in ("x", "y", "z")]
         alice.store.down = {"x", "y", "z"}
         began = await alice.until(lambda: bool(logged()))
@@ -139,11 +139,11 @@ def test_an_outage_is_logged_when_it_begins_and_when_it_ends(
         await alice.sleep(30.0)
         assert logged() == [beginning, end]
 
-    alice.run(story())
+    alice.run(scenario())
 
 
 def test_a_second_outage_is_logged_again(alice: Client, logged: Callable[[], list[str]]) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.acquire("x")
         for number in (1, 2):
             alice.store.down = {"x"}
@@ -155,11 +155,11 @@ def test_a_second_outage_is_logged_again(alice: Client, logged: Callable[[], lis
             "store redis://db:6379 reachable again",
         ] * 2
 
-    alice.run(story())
+    alice.run(scenario())
 
 
 def test_leases_lost_and_released_in_an_outage_are_counted(alice: Client, logged: Callable[[], list[str]]) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.acquire("short", ttl=3.0)
         await alice.acquire("long", ttl=60.0)
         released = await alice.acquire("released", ttl=60.0)
@@ -175,7 +175,7 @@ def test_leases_lost_and_released_in_an_outage_are_counted(alice: Client, logged
         await alice.until(lambda: "reachable again" in logged()[-1])
         assert logged()[-1].endswith(" s: 1 lease kept, 1 lost, 1 released")
 
-    alice.run(story())
+    alice.run(scenario())
 
 
 def test_an_outage_that_concerns_only_waiting_places_says_so(
@@ -183,7 +183,7 @@ def test_an_outage_that_concerns_only_waiting_places_says_so(
 ) -> None:
     bob = Client(world, server, "bob")
 
-    async def story() -> None:
+    async def scenario() -> None:
         await bob.acquire("x")
         waits = alice.process.start(alice.acquire("x"))
         await alice.sleep(0.1)
@@ -200,11 +200,11 @@ def test_an_outage_that_concerns_only_waiting_places_says_so(
         waits.cancel()
         await alice.until(lambda: waits.finished)
 
-    alice.run(story())
+    alice.run(scenario())
 
 
 def test_an_outage_that_delays_only_a_release_says_so(alice: Client, logged: Callable[[], list[str]]) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         lease = await alice.acquire("x")
         alice.store.down = {"x"}
         with pytest.raises(StoreError):
@@ -215,13 +215,13 @@ def test_an_outage_that_delays_only_a_release_says_so(alice: Client, logged: Cal
         await alice.until(lambda: len(logged()) > 1)
         assert not alice.engine.keeper.leases
 
-    alice.run(story())
+    alice.run(scenario())
 
 
 def test_an_answer_for_another_place_does_not_end_an_outage(alice: Client, logged: Callable[[], list[str]]) -> None:
     """One node of a cluster is down: what the others answer is no reason to log its outage again and again."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.acquire("healthy", ttl=1.0)
         await alice.acquire("failing", ttl=60.0)
         alice.store.down = {"failing"}
@@ -232,7 +232,7 @@ def test_an_answer_for_another_place_does_not_end_an_outage(alice: Client, logge
         await alice.until(lambda: len(logged()) > 1)
         assert logged()[1].endswith(": 2 leases kept, 0 lost")
 
-    alice.run(story())
+    alice.run(scenario())
 
 
 def test_a_store_that_refuses_a_request_is_not_called_unreachable(
@@ -240,7 +240,7 @@ def test_a_store_that_refuses_a_request_is_not_called_unreachable(
 ) -> None:
     """Only what was refused is at risk: the store answers other requests."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.acquire("x")
         await alice.acquire("y", renew_for=0.0, ttl=600.0)
         alice.store.error = StoreError("db:6379: READONLY")
@@ -253,13 +253,13 @@ def test_a_store_that_refuses_a_request_is_not_called_unreachable(
             r"requests to store redis://db:6379 succeed again after \d\.\d s: 1 lease kept, 0 lost", logged()[1]
         )
 
-    alice.run(story())
+    alice.run(scenario())
 
 
 def test_an_outage_outlived_by_no_lease_does_not_silence_the_next(
     alice: Client, logged: Callable[[], list[str]]
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.acquire("x", ttl=3.0)
         alice.store.down = {"x"}
         await alice.until(lambda: bool(logged()))
@@ -271,13 +271,13 @@ def test_an_outage_outlived_by_no_lease_does_not_silence_the_next(
         await alice.until(lambda: len(logged()) > before)
         assert logged()[-1].startswith("store redis://db:6379 unreachable (")
 
-    alice.run(story())
+    alice.run(scenario())
 
 
 def test_an_outage_goes_on_after_the_leases_that_showed_it_are_gone(
     alice: Client, logged: Callable[[], list[str]]
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.acquire("short", ttl=2.0)
         await alice.acquire("long", ttl=60.0)
         alice.store.down = {"short", "long"}
@@ -293,11 +293,11 @@ def test_an_outage_goes_on_after_the_leases_that_showed_it_are_gone(
         pattern = r"store redis://db:6379 reachable again after (\d+\.\d) s: 1 lease kept, 1 lost"
         assert seconds_in(pattern, logged()[-1]) == pytest.approx(ended - began, abs=0.2)
 
-    alice.run(story())
+    alice.run(scenario())
 
 
 def test_an_error_of_several_lines_is_logged_in_one(alice: Client, logged: Callable[[], list[str]]) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.acquire("x")
         alice.store.error = StoreError("db:6379: terminating connection\nserver closed\n\tit", transient=True)
         alice.store.down = {"x"}
@@ -305,7 +305,7 @@ def test_an_error_of_several_lines_is_logged_in_one(alice: Client, logged: Calla
         assert logged()[0].startswith("store redis://db:6379 unreachable (terminating connection server closed it): ")
         alice.store.down = set()
 
-    alice.run(story())
+    alice.run(scenario())
 
 
 def test_a_renewal_loop_that_failed_says_when_it_retries(alice: Client, logged: Callable[[], list[str]]) -> None:
@@ -318,13 +318,13 @@ def test_a_renewal_loop_that_failed_says_when_it_retries(alice: Client, logged: 
 
     alice.engine.keeper._scan = fail_once  # type: ignore[method-assign]
 
-    async def story() -> None:
+    async def scenario() -> None:
         lease = await alice.acquire("x")
         await alice.sleep(20.0)
         alice.engine.check(lease)
         assert logged() == ["redis://db:6379: renewal loop failed; retrying in 0.1 s"]
 
-    alice.run(story())
+    alice.run(scenario())
 
 
 def test_a_release_that_fails_when_the_client_is_closed_says_why_and_when_the_lease_expires(

@@ -1,4 +1,4 @@
-"""Single stories of a quorum, told on a virtual clock."""
+"""Scenarios of a quorum: one sequence of events each, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.simulation.quorum_mutants import MUTANTS
 RETRY = RetryPolicy(max_retries=3, retry_delay=0.05)
 
 
-class Stage:
-    """Members, and as many clients as a story needs."""
+class Setup:
+    """Members, and as many clients as a scenario needs."""
 
     def __init__(self, members: int) -> None:
         self.world = World(seed=0)
@@ -41,10 +41,10 @@ class Stage:
 
     def run(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run one more task to its end, together with everything else."""
-        task = Process(self.world, "director").start(work)
+        task = Process(self.world, "scenario").start(work)
         try:
             while not task.finished:
-                assert self.world.step(), "the story came to a standstill"
+                assert self.world.step(), "the scenario has no next step"
                 self.monitor.check()
         finally:
             self.world.end()
@@ -57,19 +57,19 @@ class Stage:
 
 
 class Client:
-    def __init__(self, stage: Stage, name: str) -> None:
-        self.stage = stage
-        self.process = Process(stage.world, name)
-        self.links = [SimulatedMemberStore(self.process, member) for member in stage.members]
+    def __init__(self, setup: Setup, name: str) -> None:
+        self.setup = setup
+        self.process = Process(setup.world, name)
+        self.links = [SimulatedMemberStore(self.process, member) for member in setup.members]
         names = [f"m{number}" for number in range(len(self.links))]
         self.quorum = Quorum(self.links[0].runtime, self.links, names, clock=lambda: -TICKET_LEAD)
         self.engine = Engine(self.quorum, lambda: name)
         self.runtime = self.engine.runtime
-        stage.monitor.add(self.process, self.engine)
+        setup.monitor.add(self.process, self.engine)
 
     async def acquire(self, *, ttl: float = 9.0, timeout: float = inf, **ask: Any) -> Lease:
         claim = Claim()
-        self.stage.claims.append(claim)
+        self.setup.claims.append(claim)
         request = Ask("x", "", ttl, min(ttl, 3.0), queue=timeout > 0)._replace(**ask)
         return await self.engine.acquire(request, claim, timeout=timeout, retry=RETRY)
 
@@ -82,153 +82,153 @@ class Client:
 
 
 @pytest.fixture(params=[3, 5])
-def stage(request: pytest.FixtureRequest) -> Stage:
-    return Stage(request.param)
+def setup(request: pytest.FixtureRequest) -> Setup:
+    return Setup(request.param)
 
 
-async def until(stage: Stage, condition: Callable[[], Any], seconds: float = 200.0) -> float:
-    """Wait for a condition, and tell when it came true."""
-    runtime = SimulatedMemberStore(Process(stage.world, "observer"), stage.members[0]).runtime
-    latest = stage.world.now + seconds
+async def until(setup: Setup, condition: Callable[[], Any], seconds: float = 200.0) -> float:
+    """Wait for a condition, and return when it became true."""
+    runtime = SimulatedMemberStore(Process(setup.world, "observer"), setup.members[0]).runtime
+    latest = setup.world.now + seconds
     while not condition():
-        assert stage.world.now < latest, "waited in vain"
+        assert setup.world.now < latest, f"not met within {seconds:g} s"
         await runtime.sleep(0.005)
-    return stage.world.now
+    return setup.world.now
 
 
-def test_new_servers_vote_at_the_first_acquire(stage: Stage) -> None:
-    alice, bob = stage.client("alice"), stage.client("bob")
+def test_new_servers_vote_at_the_first_acquire(setup: Setup) -> None:
+    alice, bob = setup.client("alice"), setup.client("bob")
 
-    async def story() -> None:
+    async def scenario() -> None:
         lease = await alice.acquire()
-        assert stage.world.now < 0.05
-        assert stage.holders() == ["alice/1"] * len(stage.members)
+        assert setup.world.now < 0.05
+        assert setup.holders() == ["alice/1"] * len(setup.members)
         with pytest.raises(LockAcquisitionError, match="held by alice"):
             await bob.acquire(timeout=0.0)
         waits = bob.starts(bob.acquire())
         await bob.runtime.sleep(0.1)
         await alice.engine.release(lease)
-        released = stage.world.now
-        assert await until(stage, lambda: waits.finished) - released < RETRY.max_delay + 0.05
+        released = setup.world.now
+        assert await until(setup, lambda: waits.finished) - released < RETRY.max_delay + 0.05
         assert waits.outcome().fence > lease.fence
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_the_loser_of_a_race_leaves_nothing(stage: Stage) -> None:
-    alice, bob = stage.client("alice"), stage.client("bob")
+def test_the_loser_of_a_race_leaves_nothing(setup: Setup) -> None:
+    alice, bob = setup.client("alice"), setup.client("bob")
 
-    async def story() -> None:
+    async def scenario() -> None:
         first, second = alice.starts(alice.acquire()), bob.starts(bob.acquire())
-        await until(stage, lambda: first.finished or second.finished)
+        await until(setup, lambda: first.finished or second.finished)
         await alice.runtime.sleep(1.0)
-        assert len(set(stage.holders())) == 1
+        assert len(set(setup.holders())) == 1
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_timeout_is_kept(stage: Stage) -> None:
-    alice, bob = stage.client("alice"), stage.client("bob")
+def test_a_timeout_is_kept(setup: Setup) -> None:
+    alice, bob = setup.client("alice"), setup.client("bob")
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.acquire(ttl=30.0)
-        began = stage.world.now
+        began = setup.world.now
         with pytest.raises(LockAcquisitionError) as refusal:
             await bob.acquire(timeout=2.5)
-        assert 2.5 <= stage.world.now - began < 2.6
+        assert 2.5 <= setup.world.now - began < 2.6
         assert refusal.value.attempts > 3
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_dead_minority_costs_one_timeout_once(stage: Stage) -> None:
-    alice = stage.client("alice")
+def test_a_dead_minority_costs_one_timeout_once(setup: Setup) -> None:
+    alice = setup.client("alice")
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.engine.release(await alice.acquire())
-        for member in stage.members[: (len(stage.members) - 1) // 2]:
+        for member in setup.members[: (len(setup.members) - 1) // 2]:
             member.stall(60.0)
-        began = stage.world.now
+        began = setup.world.now
         await alice.engine.release(await alice.acquire())
-        assert stage.world.now - began < 0.3
+        assert setup.world.now - began < 0.3
         for _ in range(20):
-            began = stage.world.now
+            began = setup.world.now
             await alice.engine.release(await alice.acquire())
-            assert stage.world.now - began < 0.05
+            assert setup.world.now - began < 0.05
         lease = await alice.acquire(ttl=1.0)
         await alice.runtime.sleep(30.0)
         assert lease.is_held(alice.process.now())
-        await until(stage, lambda: stage.world.now > 62.0)
+        await until(setup, lambda: setup.world.now > 62.0)
         await alice.engine.release(await alice.acquire(name="y"))
         assert not any(node.suspected for node in alice.quorum._members._states)
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_dead_majority_is_named(stage: Stage) -> None:
-    alice = stage.client("alice")
+def test_a_dead_majority_is_named(setup: Setup) -> None:
+    alice = setup.client("alice")
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.engine.release(await alice.acquire())
-        for member in stage.members[1:]:
+        for member in setup.members[1:]:
             member.stall(60.0)
-        with pytest.raises(StoreError, match=f"only 1 of {len(stage.members)} nodes answered: m1: the sim") as failure:
+        with pytest.raises(StoreError, match=f"only 1 of {len(setup.members)} nodes answered: m1: the sim") as failure:
             await alice.acquire(timeout=2.0)
         assert failure.value.transient
-        await until(stage, lambda: stage.world.now > 62.0)
-        await until(stage, lambda: not stage.holders())
+        await until(setup, lambda: setup.world.now > 62.0)
+        await until(setup, lambda: not setup.holders())
         await alice.acquire(timeout=2.0)
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_request_that_all_members_refuse_is_not_repeated(stage: Stage) -> None:
-    alice = stage.client("alice")
+def test_a_request_that_all_members_refuse_is_not_repeated(setup: Setup) -> None:
+    alice = setup.client("alice")
     asked: list[Ask] = []
 
     async def join(ask: Ask, timeout: float) -> Any:
         asked.append(ask)
         raise StoreError("wrong password")
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.engine.release(await alice.acquire())
         for link in alice.links:
             link.join = join  # type: ignore[method-assign]
         with pytest.raises(StoreError, match="wrong password") as failure:
             await alice.acquire()
         assert not failure.value.transient
-        assert len(asked) == len(stage.members)
+        assert len(asked) == len(setup.members)
         assert not alice.engine.keeper.leases
         assert not alice.quorum._placements
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_silent_member_receives_a_release_when_it_is_back(stage: Stage) -> None:
-    alice = stage.client("alice")
+def test_a_silent_member_receives_a_release_when_it_is_back(setup: Setup) -> None:
+    alice = setup.client("alice")
 
-    async def story() -> None:
+    async def scenario() -> None:
         lease = await alice.acquire(ttl=60.0)
-        alice.is_cut_off_from(0, until=stage.world.now + 5.0)
+        alice.is_cut_off_from(0, until=setup.world.now + 5.0)
         await alice.engine.release(lease)
-        assert stage.holders() == ["alice/1"]
+        assert setup.holders() == ["alice/1"]
         assert not alice.engine.keeper.leases
-        assert await until(stage, lambda: not stage.holders()) < 7.0
+        assert await until(setup, lambda: not setup.holders()) < 7.0
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_lease_that_too_few_can_confirm_is_not_lost_before_its_time(stage: Stage) -> None:
+def test_a_lease_that_too_few_can_confirm_is_not_lost_before_its_time(setup: Setup) -> None:
     """Held on just a majority, one of which is silent: nothing is proved, either way."""
-    alice = stage.client("alice")
+    alice = setup.client("alice")
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.engine.release(await alice.acquire())
-        minority = range((len(stage.members) - 1) // 2)
+        minority = range((len(setup.members) - 1) // 2)
         alice.is_cut_off_from(*minority)
         lease = await alice.acquire(ttl=9.0)
-        assert len(stage.holders()) == alice.quorum._majority
-        alice.is_cut_off_from(len(stage.members) - 1, until=stage.world.now + 5.0)
+        assert len(setup.holders()) == alice.quorum._majority
+        alice.is_cut_off_from(len(setup.members) - 1, until=setup.world.now + 5.0)
         with pytest.raises(StoreError, match="held as before") as failure:
             await alice.engine.extend(lease, 20.0)
         assert failure.value.transient
@@ -237,44 +237,44 @@ def test_a_lease_that_too_few_can_confirm_is_not_lost_before_its_time(stage: Sta
         assert lease.is_held(alice.process.now()), "renewed once it was back"
         await alice.engine.release(lease)
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_lease_is_lost_once_a_majority_cannot_hold_it(stage: Stage) -> None:
-    alice, bob = stage.client("alice"), stage.client("bob")
+def test_a_lease_is_lost_once_a_majority_cannot_hold_it(setup: Setup) -> None:
+    alice, bob = setup.client("alice"), setup.client("bob")
 
-    async def story() -> None:
+    async def scenario() -> None:
         lease = await alice.acquire(ttl=9.0)
         assert await bob.engine.force_release("x") is not None
-        await until(stage, lambda: lease.state is LeaseState.LOST)
+        await until(setup, lambda: lease.state is LeaseState.LOST)
         assert lease.reason == GONE
         again = await alice.acquire(ttl=9.0)
         await bob.engine.force_release("x")
         with pytest.raises(LockLostError, match="no place for it any more when it was released"):
             await alice.engine.release(again)
 
-    stage.run(story())
+    setup.run(scenario())
 
 
 def test_a_member_that_came_back_empty_votes_only_when_it_is_safe(
-    stage: Stage, caplog: pytest.LogCaptureFixture
+    setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:
-    alice, bob = stage.client("alice"), stage.client("bob")
+    alice, bob = setup.client("alice"), setup.client("bob")
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.acquire(ttl=20.0)
-        forgetful = stage.members[0]
+        forgetful = setup.members[0]
         forgetful.forget()
-        emptied = stage.world.now
+        emptied = setup.world.now
         with pytest.raises(LockAcquisitionError, match="held by alice"):
             await bob.acquire(timeout=0.0)
-        votes = await until(stage, forgetful.votes)
+        votes = await until(setup, forgetful.votes)
         assert 19.9 < votes - emptied < 25.0
         assert (await bob.quorum.health())[0].votes_in == 0
-        await until(stage, lambda: "m0 has been admitted" in caplog.text)
+        await until(setup, lambda: "m0 has been admitted" in caplog.text)
 
     with caplog.at_level(logging.INFO, "lockstead"):
-        stage.run(story())
+        setup.run(scenario())
     assert "Redlock node m0 has restarted empty" in caplog.text
 
 
@@ -341,12 +341,12 @@ def test_releases_dropped_because_too_many_are_pending_are_logged_once(
     assert line.startswith("Redlock node m0: 1 releases are pending, so that of 'y' and further ones are dropped: ")
 
 
-def test_abstention_is_said_to_be_the_reason(stage: Stage) -> None:
-    alice, bob = stage.client("alice"), stage.client("bob")
+def test_abstention_is_said_to_be_the_reason(setup: Setup) -> None:
+    alice, bob = setup.client("alice"), setup.client("bob")
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.engine.release(await alice.acquire(ttl=20.0))
-        for member in stage.members[: alice.quorum._majority]:
+        for member in setup.members[: alice.quorum._majority]:
             member.forget()
         with pytest.raises(StoreError, match="too few nodes vote: m0: restarted empty, and waits") as failure:
             await alice.acquire(timeout=1.0)
@@ -359,133 +359,133 @@ def test_abstention_is_said_to_be_the_reason(stage: Stage) -> None:
         await bob.runtime.sleep(20.0)
         await bob.acquire(timeout=1.0)
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_health_names_silent_members(stage: Stage) -> None:
-    alice = stage.client("alice")
+def test_health_names_silent_members(setup: Setup) -> None:
+    alice = setup.client("alice")
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.engine.release(await alice.acquire())
         alice.is_cut_off_from(1)
         silent = [health for health in await alice.quorum.health() if not health.reachable]
         assert [(health.name, health.votes_in) for health in silent] == [("m1", inf)]
         assert "did not answer" in silent[0].error
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_deployment_that_was_interrupted_is_finished_by_the_next(stage: Stage) -> None:
-    alice = stage.client("alice")
+def test_a_deployment_that_was_interrupted_is_finished_by_the_next(setup: Setup) -> None:
+    alice = setup.client("alice")
 
-    async def story() -> None:
-        token = stage.members[0].probe().token
-        stage.members[0].admit(token, 0, 0.0)
+    async def scenario() -> None:
+        token = setup.members[0].probe().token
+        setup.members[0].admit(token, 0, 0.0)
         with pytest.raises(StoreError, match="waits for the other nodes to admit it"):
             await alice.acquire(timeout=0.0)
         await alice.runtime.sleep(9.0 + 2 * ADMISSION_WAIT)  # the first gave it a place, for so long
         await alice.acquire(timeout=0.0)
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_new_servers_wait_until_all_of_them_were_seen(stage: Stage) -> None:
+def test_new_servers_wait_until_all_of_them_were_seen(setup: Setup) -> None:
     """The one that is silent may have been there for long."""
-    alice = stage.client("alice")
+    alice = setup.client("alice")
 
-    async def story() -> None:
-        stage.members[0].stall(10.0)
+    async def scenario() -> None:
+        setup.members[0].stall(10.0)
         with pytest.raises(StoreError):
             await alice.acquire(timeout=3.0)
-        assert not any(member.votes() for member in stage.members)
-        await until(stage, lambda: stage.world.now > 12.0)
+        assert not any(member.votes() for member in setup.members)
+        await until(setup, lambda: setup.world.now > 12.0)
         await alice.acquire(timeout=0.0)
 
-    stage.run(story())
+    setup.run(scenario())
 
 
 def fences_grow_though_only_a_forgetful_member_is_common() -> None:
-    stage = Stage(3)
-    alice, bob = stage.client("alice"), stage.client("bob")
+    setup = Setup(3)
+    alice, bob = setup.client("alice"), setup.client("bob")
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.engine.release(await alice.acquire(ttl=1.0, name="warm-up"))
-        stage.members[0]._ticket = 1000
+        setup.members[0]._ticket = 1000
         alice.is_cut_off_from(2)
         lease = await alice.acquire(ttl=1.0)
         assert lease.fence > 1000
         await alice.engine.release(lease)
-        stage.members[0].forget()
+        setup.members[0].forget()
         await bob.quorum._members.bootstrap()
-        await until(stage, stage.members[0].votes)
+        await until(setup, setup.members[0].votes)
         bob.is_cut_off_from(1)
         assert (await bob.acquire()).fence > lease.fence
 
-    stage.run(story())
+    setup.run(scenario())
 
 
 def fences_grow_though_the_next_majority_drew_lower_tickets() -> None:
-    stage = Stage(3)
-    alice, bob = stage.client("alice"), stage.client("bob")
+    setup = Setup(3)
+    alice, bob = setup.client("alice"), setup.client("bob")
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.engine.release(await alice.acquire(name="warm-up"))
-        stage.members[0]._ticket = 1000
+        setup.members[0]._ticket = 1000
         alice.is_cut_off_from(2)
         lease = await alice.acquire()
         await alice.engine.release(lease)
         bob.is_cut_off_from(0)
         assert (await bob.acquire()).fence > lease.fence
 
-    stage.run(story())
+    setup.run(scenario())
 
 
 def a_forgetful_member_waits_for_what_was_extended() -> None:
-    stage = Stage(3)
-    alice, bob = stage.client("alice"), stage.client("bob")
+    setup = Setup(3)
+    alice, bob = setup.client("alice"), setup.client("bob")
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.engine.release(await alice.acquire(ttl=1.0, name="warm-up"))
         alice.is_cut_off_from(2)
         lease = await alice.acquire(ttl=1.0)
         await alice.engine.extend(lease, 60.0)
-        stage.members[0].forget()
+        setup.members[0].forget()
         waits = bob.starts(bob.acquire(ttl=1.0))
         alice.is_cut_off_from(0, 1, 2)
         await bob.runtime.sleep(50.0)
         assert not waits.finished
-        await until(stage, lambda: waits.finished)
+        await until(setup, lambda: waits.finished)
         assert not lease.is_held(alice.process.now())
 
-    stage.run(story())
+    setup.run(scenario())
 
 
 def the_memories_of_a_minority_do_not_suffice_to_admit() -> None:
-    stage = Stage(5)
-    alice, bob = stage.client("alice"), stage.client("bob")
+    setup = Setup(5)
+    alice, bob = setup.client("alice"), setup.client("bob")
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.engine.release(await alice.acquire(ttl=1.0, name="warm-up"))
         alice.is_cut_off_from(3, 4)
         await alice.acquire(ttl=60.0)
-        stage.members[0].forget()
-        for member in stage.members[1:3]:
+        setup.members[0].forget()
+        for member in setup.members[1:3]:
             member.stall(30.0)
         with pytest.raises(StoreError):
             await bob.acquire(ttl=1.0, timeout=10.0)
-        assert not stage.members[0].votes()
-        await until(stage, lambda: stage.world.now > 32.0)
-        await until(stage, lambda: stage.members[0].probe().votes_in < inf)
-        assert stage.members[0].probe().votes_in > 25.0
+        assert not setup.members[0].votes()
+        await until(setup, lambda: setup.world.now > 32.0)
+        await until(setup, lambda: setup.members[0].probe().votes_in < inf)
+        assert setup.members[0].probe().votes_in > 25.0
 
-    stage.run(story())
+    setup.run(scenario())
 
 
 def a_lease_that_too_few_confirm_ends_before_another_begins() -> None:
-    stage = Stage(3)
-    alice, bob = stage.client("alice"), stage.client("bob")
+    setup = Setup(3)
+    alice, bob = setup.client("alice"), setup.client("bob")
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.engine.release(await alice.acquire())
         alice.is_cut_off_from(0)
         lease = await alice.acquire(ttl=2.0)
@@ -493,11 +493,11 @@ def a_lease_that_too_few_confirm_ends_before_another_begins() -> None:
         await bob.acquire(timeout=10.0)
         assert lease.reason == "it could not be renewed in time"
 
-    stage.run(story())
+    setup.run(scenario())
 
 
 def an_admission_is_for_the_emptiness_it_was_gathered_for() -> None:
-    member = Stage(3).members[0]
+    member = Setup(3).members[0]
     stale = member.probe().token
     member.forget()
     member.probe()
@@ -506,11 +506,11 @@ def an_admission_is_for_the_emptiness_it_was_gathered_for() -> None:
 
 def a_round_that_took_too_long_does_not_count() -> None:
     """A member may have come back empty during it, and been admitted by others that had not voted in it yet."""
-    stage = Stage(3)
-    alice = stage.client("alice")
+    setup = Setup(3)
+    alice = setup.client("alice")
     ask = Ask("x", "alice/7", 30.0, 3.0, queue=False)
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.engine.release(await alice.acquire(name="warm-up"))
         assert isinstance(await alice.quorum.join(ask, 5.0), Standing)
         with pytest.MonkeyPatch.context() as patch:
@@ -521,20 +521,20 @@ def a_round_that_took_too_long_does_not_count() -> None:
             with pytest.raises(StoreError, match="in time"):
                 await alice.quorum.join(ask, 5.0)
 
-    stage.run(story())
+    setup.run(scenario())
 
 
 def a_member_that_came_back_empty_votes_again() -> None:
-    stage = Stage(3)
-    alice = stage.client("alice")
+    setup = Setup(3)
+    alice = setup.client("alice")
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.acquire(ttl=1.0)
-        stage.members[0].forget()
+        setup.members[0].forget()
         await alice.acquire(ttl=1.0, name="y")
-        await until(stage, stage.members[0].votes, seconds=20.0)
+        await until(setup, setup.members[0].votes, seconds=20.0)
 
-    stage.run(story())
+    setup.run(scenario())
 
 
 STORIES = {
@@ -564,8 +564,8 @@ def test_a_rare_history_catches_its_mutant(name: str, monkeypatch: pytest.Monkey
 
 
 def test_a_quorum_has_at_least_three_members_and_a_timeout_within_a_round() -> None:
-    stage = Stage(3)
-    links = stage.client("alice").links
+    setup = Setup(3)
+    links = setup.client("alice").links
     with pytest.raises(InvalidInputError, match="at least 3"):
         Quorum(links[0].runtime, links[:2], ["a", "b"])
     with pytest.raises(InvalidInputError, match="node_timeout"):
@@ -573,15 +573,15 @@ def test_a_quorum_has_at_least_three_members_and_a_timeout_within_a_round() -> N
 
 
 def test_another_capacity_on_a_member_is_passed_on() -> None:
-    stage = Stage(3)
-    alice = stage.client("alice")
+    setup = Setup(3)
+    alice = setup.client("alice")
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.engine.release(await alice.acquire())
-        for member in stage.members[:2]:
+        for member in setup.members[:2]:
             member.join(Ask("x", "other/1", 30.0, 3.0, capacity=5))
         outcome = await alice.quorum.join(Ask("x", "alice/7", 30.0, 3.0, queue=False), 5.0)
         assert isinstance(outcome, Refusal)
         assert outcome.capacity == 5
 
-    stage.run(story())
+    setup.run(scenario())

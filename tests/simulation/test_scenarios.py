@@ -1,4 +1,4 @@
-"""Single stories, told on a virtual clock, about what happens when."""
+"""Scenarios: one sequence of events each, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from lockstead.testing import Faults, Monitor, SimulatedServer, SimulatedStore
 RETRY = RetryPolicy(max_retries=3, retry_delay=0.05)
 
 
-class Stage:
-    """A server and as many clients as a story needs."""
+class Setup:
+    """A server and as many clients as a scenario needs."""
 
     def __init__(self) -> None:
         self.world = World(seed=0)
@@ -47,10 +47,10 @@ class Stage:
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run one more task to its end, together with everything else."""
-        director = Process(self.world, "director")
-        task = director.start(work)
+        process = Process(self.world, "scenario")
+        task = process.start(work)
         while not task.finished:
-            assert self.world.step(), "the story came to a standstill"
+            assert self.world.step(), "the scenario has no next step"
             if self.checked:
                 self.monitor.check()
         if task.error is not None:
@@ -59,16 +59,16 @@ class Stage:
 
 
 class Client:
-    def __init__(self, stage: Stage, name: str) -> None:
-        self.stage = stage
-        self.process = Process(stage.world, name)
-        self.store = SimulatedStore(self.process, stage.server)
+    def __init__(self, setup: Setup, name: str) -> None:
+        self.setup = setup
+        self.process = Process(setup.world, name)
+        self.store = SimulatedStore(self.process, setup.server)
         self.engine = Engine(self.store, lambda: name)
-        stage.monitor.add(self.process, self.engine)
+        setup.monitor.add(self.process, self.engine)
 
     async def acquire(self, *, ttl: float = 9.0, timeout: float = inf, renew_for: float = inf, **ask: Any) -> Lease:
         claim = Claim()
-        self.stage.claims.append(claim)
+        self.setup.claims.append(claim)
         request = Ask("x", "", ttl, min(ttl, 3.0), queue=timeout > 0)._replace(**ask)
         return await self.engine.acquire(request, claim, timeout=timeout, renew_for=renew_for, retry=RETRY)
 
@@ -77,225 +77,225 @@ class Client:
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
-    stage = Stage()
-    yield stage
-    stage.world.end()
+def setup() -> Iterator[Setup]:
+    setup = Setup()
+    yield setup
+    setup.world.end()
 
 
-async def until(stage: Stage, condition: Callable[[], bool]) -> float:
-    """Wait for a condition, and tell when it came true."""
-    process = Process(stage.world, "observer")
+async def until(setup: Setup, condition: Callable[[], bool]) -> float:
+    """Wait for a condition, and return when it became true."""
+    process = Process(setup.world, "observer")
     while not condition():
-        await SimulatedStore(process, stage.server).runtime.sleep(0.001)
-    return stage.world.now
+        await SimulatedStore(process, setup.server).runtime.sleep(0.001)
+    return setup.world.now
 
 
-async def until_done(stage: Stage, task: Task[Lease]) -> Lease:
-    await until(stage, lambda: task.finished)
+async def until_done(setup: Setup, task: Task[Lease]) -> Lease:
+    await until(setup, lambda: task.finished)
     return task.outcome()
 
 
-def waiting(stage: Stage) -> int:
-    return sum(place.acquired_at is None for _, places in stage.server.peek() for place in places)
+def waiting(setup: Setup) -> int:
+    return sum(place.acquired_at is None for _, places in setup.server.peek() for place in places)
 
 
-def waits_behind(stage: Stage, number: int) -> bool:
-    return waiting(stage) == number
+def waits_behind(setup: Setup, number: int) -> bool:
+    return waiting(setup) == number
 
 
-def test_a_release_wakes_the_next_at_once(stage: Stage) -> None:
-    alice, bob = stage.client("alice"), stage.client("bob")
+def test_a_release_wakes_the_next_at_once(setup: Setup) -> None:
+    alice, bob = setup.client("alice"), setup.client("bob")
 
-    async def story() -> None:
+    async def scenario() -> None:
         first = await alice.acquire()
         waits = bob.starts(bob.acquire())
-        await until(stage, lambda: waiting(stage) == 1)
-        released = stage.world.now
+        await until(setup, lambda: waiting(setup) == 1)
+        released = setup.world.now
         await alice.engine.release(first)
-        assert await until(stage, lambda: waits.finished) - released < 0.05
+        assert await until(setup, lambda: waits.finished) - released < 0.05
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_only_the_next_is_woken(stage: Stage) -> None:
-    alice, bob, carol = (stage.client(name) for name in ("alice", "bob", "carol"))
+def test_only_the_next_is_woken(setup: Setup) -> None:
+    alice, bob, carol = (setup.client(name) for name in ("alice", "bob", "carol"))
 
-    async def story() -> None:
+    async def scenario() -> None:
         first = await alice.acquire()
         waits = []
         for number, client in enumerate((bob, carol)):
             waits.append(client.starts(client.acquire()))
-            await until(stage, partial(waits_behind, stage, number + 1))
-        rung: list[str] = []
+            await until(setup, partial(waits_behind, setup, number + 1))
+        received: list[str] = []
 
         def listen(receive: Callable[[str], None]) -> Callable[[str], None]:
-            def overheard(message: str) -> None:
-                rung.append(message)
+            def intercept(message: str) -> None:
+                received.append(message)
                 receive(message)
 
-            return overheard
+            return intercept
 
-        stage.server.clients = {name: listen(receive) for name, receive in stage.server.clients.items()}
+        setup.server.clients = {name: listen(receive) for name, receive in setup.server.clients.items()}
         await alice.engine.release(first)
-        await until(stage, lambda: waits[0].finished)
-        assert rung == [stage.server.secrets[waits[0].outcome().ask.owner]]
+        await until(setup, lambda: waits[0].finished)
+        assert received == [setup.server.secrets[waits[0].outcome().ask.owner]]
         assert not waits[1].finished
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_wake_up_that_another_client_made_up_grants_nothing(stage: Stage) -> None:
-    alice, bob = stage.client("alice"), stage.client("bob")
+def test_a_wake_up_that_another_client_made_up_grants_nothing(setup: Setup) -> None:
+    alice, bob = setup.client("alice"), setup.client("bob")
 
-    async def story() -> None:
+    async def scenario() -> None:
         first = await alice.acquire()
         waits = bob.starts(bob.acquire())
-        await until(stage, lambda: waiting(stage) == 1)
-        for message in ("bob/1", "bob/2", *stage.server.published, ""):
-            stage.server.clients["bob"](message)
+        await until(setup, lambda: waiting(setup) == 1)
+        for message in ("bob/1", "bob/2", *setup.server.published, ""):
+            setup.server.clients["bob"](message)
         await alice.engine.runtime.sleep(4.0)
         assert not waits.finished
         await alice.engine.release(first)
-        await until(stage, lambda: waits.finished)
+        await until(setup, lambda: waits.finished)
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_wake_up_grants_nothing_after_its_place_is_gone(stage: Stage) -> None:
-    """A client that listens learns the secret of a place when it is granted. By then it is of no use."""
-    alice, bob = stage.client("alice"), stage.client("bob")
+def test_a_wake_up_grants_nothing_after_its_place_is_gone(setup: Setup) -> None:
+    """A client that subscribes receives the secret of a place when it is granted. By then it is of no use."""
+    alice, bob = setup.client("alice"), setup.client("bob")
 
-    async def story() -> None:
+    async def scenario() -> None:
         first = await alice.acquire()
         waits = bob.starts(bob.acquire())
-        await until(stage, lambda: waiting(stage) == 1)
+        await until(setup, lambda: waiting(setup) == 1)
         await alice.engine.release(first)
-        second = await until_done(stage, waits)
-        (learnt,) = stage.server.published
+        second = await until_done(setup, waits)
+        (secret,) = setup.server.published
         await bob.engine.release(second)
         third = await alice.acquire()
         waits = bob.starts(bob.acquire())
-        await until(stage, lambda: waiting(stage) == 1)
-        stage.server.clients["bob"](learnt)
+        await until(setup, lambda: waiting(setup) == 1)
+        setup.server.clients["bob"](secret)
         await alice.engine.runtime.sleep(4.0)
         assert not waits.finished
         await alice.engine.release(third)
-        await until(stage, lambda: waits.finished)
+        await until(setup, lambda: waits.finished)
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_holder_whose_store_answers_that_it_waits_has_lost(stage: Stage) -> None:
+def test_a_holder_whose_store_answers_that_it_waits_has_lost(setup: Setup) -> None:
     """A grant that was forged after all, or undone by a failover, ends with the first answer that refutes it."""
-    alice, bob = stage.client("alice"), stage.client("bob")
-    stage.checked = False
+    alice, bob = setup.client("alice"), setup.client("bob")
+    setup.checked = False
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.acquire()
         waits = bob.starts(bob.acquire())
-        await until(stage, lambda: waiting(stage) == 1)
-        forged = stage.world.now
-        stage.server.clients["bob"](stage.server.secrets["bob/1"])
-        lease = await until_done(stage, waits)
+        await until(setup, lambda: waiting(setup) == 1)
+        forged = setup.world.now
+        setup.server.clients["bob"](setup.server.secrets["bob/1"])
+        lease = await until_done(setup, waits)
         assert lease.is_held(bob.process.now())
-        assert await until(stage, lambda: lease.state is LOST) - forged < 0.32  # a tenth of its heartbeat
+        assert await until(setup, lambda: lease.state is LOST) - forged < 0.32  # a tenth of its heartbeat
         assert "waiting" in lease.reason
-        await until(stage, lambda: waiting(stage) == 0)
+        await until(setup, lambda: waiting(setup) == 0)
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_an_answer_from_before_the_grant_refutes_nothing(stage: Stage) -> None:
-    alice, bob = stage.client("alice"), stage.client("bob")
+def test_an_answer_from_before_the_grant_refutes_nothing(setup: Setup) -> None:
+    alice, bob = setup.client("alice"), setup.client("bob")
 
-    async def story() -> None:
+    async def scenario() -> None:
         first = await alice.acquire()
         waits = bob.starts(bob.acquire())
-        await until(stage, lambda: waiting(stage) == 1)
+        await until(setup, lambda: waiting(setup) == 1)
         sent = bob.process.now()
         await alice.engine.release(first)
-        lease = await until_done(stage, waits)
+        lease = await until_done(setup, waits)
         older = Standing(lease.fence, held=False, now=0.0, holder="alice/1")
         bob.engine.keeper.apply(lease, sent, lease.ask.ttl, older)
         assert lease.is_held(bob.process.now())
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_lost_wake_up_costs_at_most_a_heartbeat(stage: Stage) -> None:
-    alice, bob = stage.client("alice"), stage.client("bob")
-    stage.server.faults.lost_wake_up = 1.0
+def test_a_lost_wake_up_costs_at_most_a_heartbeat(setup: Setup) -> None:
+    alice, bob = setup.client("alice"), setup.client("bob")
+    setup.server.faults.lost_wake_up = 1.0
 
-    async def story() -> None:
+    async def scenario() -> None:
         first = await alice.acquire()
         waits = bob.starts(bob.acquire())
-        await until(stage, lambda: waiting(stage) == 1)
-        released = stage.world.now
+        await until(setup, lambda: waiting(setup) == 1)
+        released = setup.world.now
         await alice.engine.release(first)
-        assert 0.05 < await until(stage, lambda: waits.finished) - released < 3.0
+        assert 0.05 < await until(setup, lambda: waits.finished) - released < 3.0
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_dead_holder_blocks_for_its_ttl_and_no_longer(stage: Stage) -> None:
-    alice, bob = stage.client("alice"), stage.client("bob")
+def test_a_dead_holder_blocks_for_its_ttl_and_no_longer(setup: Setup) -> None:
+    alice, bob = setup.client("alice"), setup.client("bob")
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.acquire(ttl=9.0)
         waits = bob.starts(bob.acquire())
-        await until(stage, lambda: waiting(stage) == 1)
+        await until(setup, lambda: waiting(setup) == 1)
         alice.process.crash()
-        died = stage.world.now
-        assert 8.9 < await until(stage, lambda: waits.finished) - died < 9.1
+        died = setup.world.now
+        assert 8.9 < await until(setup, lambda: waits.finished) - died < 9.1
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_dead_waiter_delays_the_line_by_a_heartbeat_not_by_its_ttl(stage: Stage) -> None:
-    alice, bob, carol = (stage.client(name) for name in ("alice", "bob", "carol"))
+def test_a_dead_waiter_delays_the_line_by_a_heartbeat_not_by_its_ttl(setup: Setup) -> None:
+    alice, bob, carol = (setup.client(name) for name in ("alice", "bob", "carol"))
 
-    async def story() -> None:
+    async def scenario() -> None:
         first = await alice.acquire(ttl=60.0)
         bob.starts(bob.acquire(ttl=60.0))
-        await until(stage, lambda: waiting(stage) == 1)
+        await until(setup, lambda: waiting(setup) == 1)
         waits = carol.starts(carol.acquire(ttl=60.0))
-        await until(stage, lambda: waiting(stage) == 2)
+        await until(setup, lambda: waiting(setup) == 2)
         bob.process.crash()
         await alice.engine.release(first)
-        released = stage.world.now
-        assert await until(stage, lambda: waits.finished) - released < 3.0 + 1.2
+        released = setup.world.now
+        assert await until(setup, lambda: waits.finished) - released < 3.0 + 1.2
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_dead_heavy_waiter_does_not_block_a_lighter_one_behind_it(stage: Stage) -> None:
+def test_a_dead_heavy_waiter_does_not_block_a_lighter_one_behind_it(setup: Setup) -> None:
     """What has expired is dropped anywhere up to the first that waits, not at the head only."""
-    alice, bob, carol = (stage.client(name) for name in ("alice", "bob", "carol"))
+    alice, bob, carol = (setup.client(name) for name in ("alice", "bob", "carol"))
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.acquire(capacity=5, weight=3)
         bob.starts(bob.acquire(capacity=5, weight=3))
-        await until(stage, lambda: waiting(stage) == 1)
+        await until(setup, lambda: waiting(setup) == 1)
         waits = carol.starts(carol.acquire(capacity=5, weight=1))
-        await until(stage, lambda: waiting(stage) == 2)
+        await until(setup, lambda: waiting(setup) == 2)
         bob.process.crash()
-        died = stage.world.now
-        assert await until(stage, lambda: waits.finished) - died < 3.0 + 1.2
+        died = setup.world.now
+        assert await until(setup, lambda: waits.finished) - died < 3.0 + 1.2
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_holder_is_renewed_for_as_long_as_it_wants(stage: Stage) -> None:
-    alice = stage.client("alice")
+def test_a_holder_is_renewed_for_as_long_as_it_wants(setup: Setup) -> None:
+    alice = setup.client("alice")
 
-    async def story() -> None:
+    async def scenario() -> None:
         lease = await alice.acquire(ttl=1.0)
         await alice.engine.runtime.sleep(60.0)
         assert lease.is_held(alice.process.now())
         await alice.engine.release(lease)
 
-    stage.run(story())
+    setup.run(scenario())
 
 
 def looks_of(client: Client, *, stumbles: int = 0) -> list[float]:
@@ -314,274 +314,274 @@ def looks_of(client: Client, *, stumbles: int = 0) -> list[float]:
     return looks
 
 
-def test_a_keeper_that_failed_soon_looks_again(stage: Stage) -> None:
-    alice = stage.client("alice")
+def test_a_keeper_that_failed_soon_looks_again(setup: Setup) -> None:
+    alice = setup.client("alice")
     looks = looks_of(alice, stumbles=1)
 
-    async def story() -> None:
+    async def scenario() -> None:
         lease = await alice.acquire(ttl=9.0)
         await alice.engine.runtime.sleep(20.0)
         alice.engine.check(lease)
         assert looks[1] - looks[0] < 0.2
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_the_keeper_looks_at_its_leases_only_when_one_of_them_needs_something(stage: Stage) -> None:
-    alice = stage.client("alice")
+def test_the_keeper_looks_at_its_leases_only_when_one_of_them_needs_something(setup: Setup) -> None:
+    alice = setup.client("alice")
     looks = looks_of(alice)
 
-    async def story() -> None:
+    async def scenario() -> None:
         leases = [await alice.acquire(name=f"x{number}", ttl=9.0) for number in range(20)]
         await alice.engine.runtime.sleep(90.0)
         for lease in leases:
             alice.engine.check(lease)
         assert 20 <= len(looks) <= 40  # all are renewed together, about every third of their ttl
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_max_hold_ends_renewal_and_is_signalled_as_a_loss(stage: Stage) -> None:
-    alice = stage.client("alice")
+def test_max_hold_ends_renewal_and_is_signalled_as_a_loss(setup: Setup) -> None:
+    alice = setup.client("alice")
     lost_at: list[float] = []
 
-    async def story() -> None:
+    async def scenario() -> None:
         lease = await alice.acquire(ttl=1.0, renew_for=5.0)
-        alice.engine.keeper.watch(lease, lambda: lost_at.append(stage.world.now))
-        await until(stage, lambda: lease.state is LeaseState.LOST)
+        alice.engine.keeper.watch(lease, lambda: lost_at.append(setup.world.now))
+        await until(setup, lambda: lease.state is LeaseState.LOST)
         assert 4.5 < lost_at[0] < 5.0
         assert lease.reason.startswith("its lease expired after renewal had stopped (max_hold")
         with pytest.raises(LockLostError):
             await alice.engine.release(lease)
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_loss_is_signalled_once_and_before_another_can_hold(stage: Stage) -> None:
-    alice, bob = stage.client("alice"), stage.client("bob")
+def test_a_loss_is_signalled_once_and_before_another_can_hold(setup: Setup) -> None:
+    alice, bob = setup.client("alice"), setup.client("bob")
     lost_at: list[float] = []
 
-    async def story() -> None:
+    async def scenario() -> None:
         lease = await alice.acquire(ttl=3.0)
-        alice.engine.keeper.watch(lease, lambda: lost_at.append(stage.world.now))
+        alice.engine.keeper.watch(lease, lambda: lost_at.append(setup.world.now))
         waits = bob.starts(bob.acquire())
-        await until(stage, lambda: waiting(stage) == 1)
+        await until(setup, lambda: waiting(setup) == 1)
         alice.store.partitioned_until = inf
-        held_at = await until(stage, lambda: waits.finished)
+        held_at = await until(setup, lambda: waits.finished)
         await alice.engine.runtime.sleep(5.0)
         assert len(lost_at) == 1
         assert lost_at[0] < held_at
         with pytest.raises(LockLostError, match="could not be renewed"):
             alice.engine.check(lease)
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_short_silence_of_the_store_is_survived(stage: Stage) -> None:
-    alice = stage.client("alice")
+def test_a_short_silence_of_the_store_is_survived(setup: Setup) -> None:
+    alice = setup.client("alice")
 
-    async def story() -> None:
+    async def scenario() -> None:
         lease = await alice.acquire(ttl=9.0)
-        stage.server.stall(5.0)
+        setup.server.stall(5.0)
         await alice.engine.runtime.sleep(30.0)
         alice.engine.check(lease)
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_client_that_resumes_after_a_long_pause_first_learns_that_it_lost(stage: Stage) -> None:
-    alice, bob = stage.client("alice"), stage.client("bob")
+def test_a_client_that_resumes_after_a_long_pause_first_learns_that_it_lost(setup: Setup) -> None:
+    alice, bob = setup.client("alice"), setup.client("bob")
 
-    async def story() -> None:
+    async def scenario() -> None:
         lease = await alice.acquire(ttl=3.0)
         waits = bob.starts(bob.acquire())
-        await until(stage, lambda: waiting(stage) == 1)
+        await until(setup, lambda: waiting(setup) == 1)
         alice.process.pause(30.0)
-        await until(stage, lambda: waits.finished)
+        await until(setup, lambda: waits.finished)
         assert not lease.is_held(alice.process.now())
-        await until(stage, lambda: not alice.process.is_paused())
+        await until(setup, lambda: not alice.process.is_paused())
         with pytest.raises(LockLostError):
             await alice.engine.release(lease)
         assert waits.outcome().is_held(bob.process.now())
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_an_answer_does_not_open_a_window_that_was_closed(stage: Stage) -> None:
+def test_an_answer_does_not_open_a_window_that_was_closed(setup: Setup) -> None:
     """Found by `tests/model`: a client that resumes may read it before anything looks at the window."""
-    alice = stage.client("alice")
+    alice = setup.client("alice")
 
-    async def story() -> None:
+    async def scenario() -> None:
         lease = await alice.acquire(ttl=9.0)
         sent = lease.trusted_until - 1.0
         alice.process.pause(20.0)
-        await until(stage, lambda: not lease.is_held(alice.process.now()))
+        await until(setup, lambda: not lease.is_held(alice.process.now()))
         alice.engine.keeper.apply(lease, sent, 9.0, Standing(lease.fence, True, 0.0))
         assert not lease.is_held(alice.process.now())
-        await until(stage, lambda: lease.state is LeaseState.LOST)
+        await until(setup, lambda: lease.state is LeaseState.LOST)
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_waiter_that_overslept_its_place_rejoins(stage: Stage) -> None:
-    alice, bob, carol = (stage.client(name) for name in ("alice", "bob", "carol"))
+def test_a_waiter_that_overslept_its_place_rejoins(setup: Setup) -> None:
+    alice, bob, carol = (setup.client(name) for name in ("alice", "bob", "carol"))
 
-    async def story() -> None:
+    async def scenario() -> None:
         first = await alice.acquire()
         oversleeps = bob.starts(bob.acquire())
-        await until(stage, lambda: waiting(stage) == 1)
+        await until(setup, lambda: waiting(setup) == 1)
         on_time = carol.starts(carol.acquire())
-        await until(stage, lambda: waiting(stage) == 2)
+        await until(setup, lambda: waiting(setup) == 2)
         bob.process.pause(20.0)
-        await until(stage, lambda: stage.world.now > 15.0)
+        await until(setup, lambda: setup.world.now > 15.0)
         await alice.engine.release(first)
-        await until(stage, lambda: on_time.finished)
+        await until(setup, lambda: on_time.finished)
         await carol.engine.release(on_time.outcome())
-        await until(stage, lambda: oversleeps.finished)
+        await until(setup, lambda: oversleeps.finished)
         assert oversleeps.outcome().fence > on_time.outcome().fence
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_lost_reply_does_not_lock_its_client_out(stage: Stage) -> None:
+def test_a_lost_reply_does_not_lock_its_client_out(setup: Setup) -> None:
     """The repeated request finds the place the first one got."""
-    alice = stage.client("alice")
+    alice = setup.client("alice")
 
-    async def story() -> None:
-        stage.server.faults.lost_reply = 1.0
+    async def scenario() -> None:
+        setup.server.faults.lost_reply = 1.0
         acquiring = alice.starts(alice.acquire(ttl=30.0, timeout=0.0))
-        await until(stage, lambda: bool(stage.server.size()))
-        stage.server.faults.lost_reply = 0.0
-        await until(stage, lambda: acquiring.finished)
+        await until(setup, lambda: bool(setup.server.size()))
+        setup.server.faults.lost_reply = 0.0
+        await until(setup, lambda: acquiring.finished)
         assert isinstance(acquiring.error, StoreError), "a try gives up after one silent request"
 
-        stage.server.faults.lost_reply = 1.0
+        setup.server.faults.lost_reply = 1.0
         acquiring = alice.starts(alice.acquire(ttl=30.0, timeout=20.0))
         await until(
-            stage, lambda: any(place.owner == "alice/2" for _, places in stage.server.peek() for place in places)
+            setup, lambda: any(place.owner == "alice/2" for _, places in setup.server.peek() for place in places)
         )
-        stage.server.faults.lost_reply = 0.0
-        await until(stage, lambda: acquiring.finished)
+        setup.server.faults.lost_reply = 0.0
+        await until(setup, lambda: acquiring.finished)
         assert acquiring.outcome().is_held(alice.process.now())
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_grant_of_a_place_that_expired_does_not_count_for_the_next_one(stage: Stage) -> None:
+def test_a_grant_of_a_place_that_expired_does_not_count_for_the_next_one(setup: Setup) -> None:
     """Found by `tests/model`: a repeated join may make a second place; a message about the first may come after it."""
-    alice, bob, carol = (stage.client(name) for name in ("alice", "bob", "carol"))
+    alice, bob, carol = (setup.client(name) for name in ("alice", "bob", "carol"))
     messages: list[str] = []
 
-    async def story() -> None:
+    async def scenario() -> None:
         first = await alice.acquire()
-        receive, stage.server.clients["bob"] = stage.server.clients["bob"], messages.append
-        stage.server.faults.lost_reply = 1.0
+        receive, setup.server.clients["bob"] = setup.server.clients["bob"], messages.append
+        setup.server.faults.lost_reply = 1.0
         waits = bob.starts(bob.acquire())
-        await until(stage, lambda: waiting(stage) == 1)
-        stage.server.faults.lost_reply = 0.0
+        await until(setup, lambda: waiting(setup) == 1)
+        setup.server.faults.lost_reply = 0.0
         await alice.engine.release(first)
-        await until(stage, lambda: bool(messages))
+        await until(setup, lambda: bool(messages))
         await until(
-            stage, lambda: not any(place.owner == messages[0] for _, line in stage.server.peek() for place in line)
+            setup, lambda: not any(place.owner == messages[0] for _, line in setup.server.peek() for place in line)
         )
         await carol.acquire()
-        await until(stage, lambda: waiting(stage) == 1)
+        await until(setup, lambda: waiting(setup) == 1)
         await alice.store.runtime.sleep(0.1)
         receive(messages[0])
         await alice.store.runtime.sleep(1.0)
         assert not waits.finished
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_cancelled_acquire_leaves_nothing_behind_before_it_ends(stage: Stage) -> None:
-    alice, bob = stage.client("alice"), stage.client("bob")
+def test_a_cancelled_acquire_leaves_nothing_behind_before_it_ends(setup: Setup) -> None:
+    alice, bob = setup.client("alice"), setup.client("bob")
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.acquire()
         waits = bob.starts(bob.acquire())
-        await until(stage, lambda: waiting(stage) == 1)
+        await until(setup, lambda: waiting(setup) == 1)
         waits.cancel()
-        await until(stage, lambda: waits.finished)
+        await until(setup, lambda: waits.finished)
         assert isinstance(waits.error, Cancelled)
-        assert waiting(stage) == 0
+        assert waiting(setup) == 0
         assert not bob.engine.keeper.leases
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_cancelled_release_is_finished_all_the_same(stage: Stage) -> None:
-    alice = stage.client("alice")
+def test_a_cancelled_release_is_finished_all_the_same(setup: Setup) -> None:
+    alice = setup.client("alice")
 
-    async def story() -> None:
+    async def scenario() -> None:
         lease = await alice.acquire()
         releasing = alice.starts(alice.engine.release(lease))
         await alice.engine.runtime.sleep(0.0003)
         releasing.cancel()
-        await until(stage, lambda: releasing.finished)
-        await until(stage, lambda: not alice.engine.keeper.leases)
-        assert stage.server.size() == 0
+        await until(setup, lambda: releasing.finished)
+        await until(setup, lambda: not alice.engine.keeper.leases)
+        assert setup.server.size() == 0
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_release_without_an_answer_goes_on_in_the_background(stage: Stage) -> None:
-    alice = stage.client("alice")
+def test_a_release_without_an_answer_goes_on_in_the_background(setup: Setup) -> None:
+    alice = setup.client("alice")
 
-    async def story() -> None:
+    async def scenario() -> None:
         lease = await alice.acquire(ttl=60.0)
-        alice.store.partitioned_until = stage.world.now + 10.0
+        alice.store.partitioned_until = setup.world.now + 10.0
         with pytest.raises(StoreError):
             await alice.engine.release(lease)
         assert not lease.is_held(alice.process.now())
-        assert await until(stage, lambda: stage.server.size() == 0) < 20.0
+        assert await until(setup, lambda: setup.server.size() == 0) < 20.0
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_late_join_is_refused(stage: Stage) -> None:
+def test_a_late_join_is_refused(setup: Setup) -> None:
     """A join that arrives after its client gave up must not leave a place."""
-    alice = stage.client("alice")
+    alice = setup.client("alice")
 
-    async def story() -> None:
-        stage.server.stall(6.0)
+    async def scenario() -> None:
+        setup.server.stall(6.0)
         with pytest.raises(StoreError):
             await alice.acquire(timeout=0.0)
-        await until(stage, lambda: not alice.engine.keeper.leases)
+        await until(setup, lambda: not alice.engine.keeper.leases)
         await alice.engine.runtime.sleep(1.0)
-        assert not any(places for _, places in stage.server.peek())
+        assert not any(places for _, places in setup.server.peek())
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_release_is_repeated_for_as_long_as_its_join_may_still_arrive(stage: Stage) -> None:
+def test_a_release_is_repeated_for_as_long_as_its_join_may_still_arrive(setup: Setup) -> None:
     """A server that was stopped for longer than a ttl and a timeout goes on with what lies in its buffers."""
-    alice = stage.client("alice")
+    alice = setup.client("alice")
 
-    async def story() -> None:
-        stage.server.stall(20.0)
+    async def scenario() -> None:
+        setup.server.stall(20.0)
         with pytest.raises(StoreError):
             await alice.acquire(timeout=0.0, ttl=0.5)
         await alice.engine.runtime.sleep(12.0)
         assert alice.engine.keeper.leases
-        await until(stage, lambda: not alice.engine.keeper.leases)
-        assert not any(places for _, places in stage.server.peek())
+        await until(setup, lambda: not alice.engine.keeper.leases)
+        assert not any(places for _, places in setup.server.peek())
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_the_retry_policy_bounds_how_often_a_silent_store_is_asked(stage: Stage) -> None:
-    alice = stage.client("alice")
+def test_the_retry_policy_bounds_how_often_a_silent_store_is_asked(setup: Setup) -> None:
+    alice = setup.client("alice")
     asked: list[float] = []
     original = alice.store.join
 
     async def join(ask: Ask, timeout: float) -> Any:
-        asked.append(stage.world.now)
+        asked.append(setup.world.now)
         raise StoreError("down", transient=True)
 
     alice.store.join = join  # type: ignore[method-assign]
 
-    async def story() -> None:
+    async def scenario() -> None:
         with pytest.raises(StoreError):
             await alice.acquire()
         assert len(asked) == 1 + RETRY.max_retries
@@ -591,11 +591,11 @@ def test_the_retry_policy_bounds_how_often_a_silent_store_is_asked(stage: Stage)
         alice.store.join = original  # type: ignore[method-assign]
         await alice.acquire()
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_an_error_that_does_not_pass_is_not_retried(stage: Stage) -> None:
-    alice = stage.client("alice")
+def test_an_error_that_does_not_pass_is_not_retried(setup: Setup) -> None:
+    alice = setup.client("alice")
     asked: list[Ask] = []
 
     async def join(ask: Ask, timeout: float) -> Any:
@@ -604,19 +604,19 @@ def test_an_error_that_does_not_pass_is_not_retried(stage: Stage) -> None:
 
     alice.store.join = join  # type: ignore[method-assign]
 
-    async def story() -> None:
+    async def scenario() -> None:
         with pytest.raises(StoreError):
             await alice.acquire()
 
-    stage.run(story())
+    setup.run(scenario())
     assert len(asked) == 1
     assert not alice.engine.keeper.leases, "nothing was done, so there is nothing to undo"
 
 
-def test_another_capacity_is_refused_while_the_line_is_in_use(stage: Stage) -> None:
-    alice, bob = stage.client("alice"), stage.client("bob")
+def test_another_capacity_is_refused_while_the_line_is_in_use(setup: Setup) -> None:
+    alice, bob = setup.client("alice"), setup.client("bob")
 
-    async def story() -> None:
+    async def scenario() -> None:
         lease = await alice.acquire(capacity=3)
         with pytest.raises(CapacityMismatchError) as refusal:
             await bob.acquire(capacity=2)
@@ -624,21 +624,21 @@ def test_another_capacity_is_refused_while_the_line_is_in_use(stage: Stage) -> N
         await alice.engine.release(lease)
         await bob.acquire(capacity=2)
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_store_without_semaphores_refuses_capacities(stage: Stage) -> None:
-    alice = stage.client("alice")
+def test_a_store_without_semaphores_refuses_capacities(setup: Setup) -> None:
+    alice = setup.client("alice")
     alice.store.capabilities = Capabilities(semaphore=False)
     with pytest.raises(UnsupportedError, match=r"use memory, SQLite, Redis \(not Redlock\) or PostgreSQL \(not adv"):
-        stage.run(alice.acquire(capacity=2))
+        setup.run(alice.acquire(capacity=2))
 
 
-def test_a_store_without_semaphores_may_have_readers_and_writers_all_the_same(stage: Stage) -> None:
-    alice = stage.client("alice")
+def test_a_store_without_semaphores_may_have_readers_and_writers_all_the_same(setup: Setup) -> None:
+    alice = setup.client("alice")
     alice.store.capabilities = Capabilities(semaphore=False)
 
-    async def story() -> None:
+    async def scenario() -> None:
         for weight in (1, WHOLE):
             await alice.engine.release(await alice.acquire(capacity=WHOLE, weight=weight))
         with pytest.raises(UnsupportedError):
@@ -647,28 +647,28 @@ def test_a_store_without_semaphores_may_have_readers_and_writers_all_the_same(st
         with pytest.raises(UnsupportedError, match=r"or PostgreSQL$"):
             await alice.acquire(capacity=WHOLE)
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_an_extension_outlives_the_renewals_that_follow_it(stage: Stage) -> None:
+def test_an_extension_outlives_the_renewals_that_follow_it(setup: Setup) -> None:
     """Renewals never shorten."""
-    alice = stage.client("alice")
+    alice = setup.client("alice")
 
-    async def story() -> None:
+    async def scenario() -> None:
         lease = await alice.acquire(ttl=1.0)
         await alice.engine.extend(lease, 60.0)
         await alice.engine.runtime.sleep(5.0)
-        ((_, (place,)),) = stage.server.peek()
-        assert place.expires_at - stage.server.now() > 54.0
+        ((_, (place,)),) = setup.server.peek()
+        assert place.expires_at - setup.server.now() > 54.0
         assert lease.trusted_until - alice.process.now() > 53.0
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_an_extension_after_release_or_loss_is_refused(stage: Stage) -> None:
-    alice = stage.client("alice")
+def test_an_extension_after_release_or_loss_is_refused(setup: Setup) -> None:
+    alice = setup.client("alice")
 
-    async def story() -> None:
+    async def scenario() -> None:
         lease = await alice.acquire(ttl=1.0)
         await alice.engine.release(lease)
         with pytest.raises(InvalidLockError):
@@ -678,77 +678,77 @@ def test_an_extension_after_release_or_loss_is_refused(stage: Stage) -> None:
         with pytest.raises(LockLostError):
             await alice.engine.extend(lost, 5.0)
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_forward_step_of_the_servers_clock_is_reported(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_forward_step_of_the_servers_clock_is_reported(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
     """It may let a second holder in, and only the fence protects."""
-    alice = stage.client("alice")
+    alice = setup.client("alice")
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.acquire(ttl=9.0)
         await alice.engine.runtime.sleep(10.0)
         assert not caplog.records
-        stage.checked = False
-        stage.server.clock_offset += 4.0
+        setup.checked = False
+        setup.server.clock_offset += 4.0
         await alice.engine.runtime.sleep(10.0)
 
     with caplog.at_level(logging.WARNING, "lockstead"):
-        stage.run(story())
+        setup.run(scenario())
     assert "stepped by +4.0 s" in caplog.text
 
 
-def test_a_force_released_holder_is_notified_at_its_next_renewal(stage: Stage) -> None:
-    alice, bob = stage.client("alice"), stage.client("bob")
+def test_a_force_released_holder_is_notified_at_its_next_renewal(setup: Setup) -> None:
+    alice, bob = setup.client("alice"), setup.client("bob")
 
-    async def story() -> None:
+    async def scenario() -> None:
         lease = await alice.acquire(ttl=9.0)
-        stage.checked = False
+        setup.checked = False
         await bob.engine.force_release("x")
-        await until(stage, lambda: lease.state is LeaseState.LOST)
+        await until(setup, lambda: lease.state is LeaseState.LOST)
         assert lease.reason == GONE
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_timeout_is_kept_and_names_the_holder(stage: Stage) -> None:
-    alice, bob = stage.client("alice"), stage.client("bob")
+def test_a_timeout_is_kept_and_names_the_holder(setup: Setup) -> None:
+    alice, bob = setup.client("alice"), setup.client("bob")
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.acquire()
-        began = stage.world.now
+        began = setup.world.now
         with pytest.raises(
             LockAcquisitionError, match="held by alice; raise timeout, or see `lockstead show x`"
         ) as refusal:
             await bob.acquire(timeout=2.5)
-        assert 2.5 <= stage.world.now - began < 2.6
+        assert 2.5 <= setup.world.now - began < 2.6
         assert refusal.value.holder == "alice"
         assert refusal.value.attempts == 1
         assert 2.5 <= refusal.value.waited < 2.6
-        assert waiting(stage) == 0
+        assert waiting(setup) == 0
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_grant_that_races_with_the_timeout_is_not_thrown_away(stage: Stage) -> None:
+def test_a_grant_that_races_with_the_timeout_is_not_thrown_away(setup: Setup) -> None:
     """Look again before reporting failure."""
-    alice, bob = stage.client("alice"), stage.client("bob")
-    stage.server.faults.lost_wake_up = 1.0
+    alice, bob = setup.client("alice"), setup.client("bob")
+    setup.server.faults.lost_wake_up = 1.0
 
-    async def story() -> None:
+    async def scenario() -> None:
         lease = await alice.acquire()
         waits = bob.starts(bob.acquire(timeout=1.0))
-        await until(stage, lambda: waiting(stage) == 1)
-        await until(stage, lambda: stage.world.now > 0.9)
+        await until(setup, lambda: waiting(setup) == 1)
+        await until(setup, lambda: setup.world.now > 0.9)
         await alice.engine.release(lease)
-        await until(stage, lambda: waits.finished)
+        await until(setup, lambda: waits.finished)
         assert waits.error is None
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_all_that_a_client_holds_is_renewed_in_a_few_requests(stage: Stage) -> None:
-    alice = stage.client("alice")
+def test_all_that_a_client_holds_is_renewed_in_a_few_requests(setup: Setup) -> None:
+    alice = setup.client("alice")
     requests: list[int] = []
     original = alice.store.renew
 
@@ -758,74 +758,74 @@ def test_all_that_a_client_holds_is_renewed_in_a_few_requests(stage: Stage) -> N
 
     alice.store.renew = renew  # type: ignore[method-assign]
 
-    async def story() -> None:
+    async def scenario() -> None:
         for number in range(200):
             await alice.acquire(ttl=30.0, name=f"name-{number}")
         await alice.engine.runtime.sleep(30.0)
 
-    stage.run(story())
+    setup.run(scenario())
     assert sum(requests) >= 400
     assert len(requests) < 60
 
 
-def test_a_ttl_shorter_than_the_round_trip_is_an_error_not_an_endless_loop(stage: Stage) -> None:
-    alice = stage.client("alice")
-    stage.server.faults.slow = 1.0
-    stage.server.faults.slowest = 4.0
+def test_a_ttl_shorter_than_the_round_trip_is_an_error_not_an_endless_loop(setup: Setup) -> None:
+    alice = setup.client("alice")
+    setup.server.faults.slow = 1.0
+    setup.server.faults.slowest = 4.0
     with pytest.raises(LockAcquisitionError, match="raise the ttl"):
-        stage.run(alice.acquire(ttl=0.12))
+        setup.run(alice.acquire(ttl=0.12))
 
 
-def test_an_answer_that_came_too_late_gives_all_of_several_names_up_at_once(stage: Stage) -> None:
-    alice = stage.client("alice")
+def test_an_answer_that_came_too_late_gives_all_of_several_names_up_at_once(setup: Setup) -> None:
+    alice = setup.client("alice")
     asks = [Ask(name, "", 0.5, 0.5) for name in "abcdef"]
     claim = Claim()
 
-    async def story() -> None:
+    async def scenario() -> None:
         waits = alice.starts(acquire_all(alice.engine, asks, claim, timeout=inf, renew_for=inf, retry=RETRY))
-        stage.server.faults.slow, stage.server.faults.slowest = 1.0, 4.0
+        setup.server.faults.slow, setup.server.faults.slowest = 1.0, 4.0
         leases = alice.engine.keeper.leases
-        await until(stage, lambda: any(lease.fence for lease in leases.values()))
+        await until(setup, lambda: any(lease.fence for lease in leases.values()))
         assert all(lease.leaving for lease in leases.values()), "none is renewed while another is left"
-        stage.server.faults.slow = 0.0
-        await until(stage, lambda: waits.finished)
+        setup.server.faults.slow = 0.0
+        await until(setup, lambda: waits.finished)
         assert [lease.ask.name for lease in waits.outcome()] == list("abcdef")
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_client_that_dies_waiting_for_the_last_of_several_names_keeps_the_first_for_a_heartbeat(stage: Stage) -> None:
-    alice, bob, carol = (stage.client(name) for name in ("alice", "bob", "carol"))
+def test_a_client_that_dies_waiting_for_the_last_of_several_names_keeps_the_first_for_a_heartbeat(setup: Setup) -> None:
+    alice, bob, carol = (setup.client(name) for name in ("alice", "bob", "carol"))
     asks = [Ask(name, "", 60.0, 3.0) for name in "ax"]
     claim = Claim()
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.acquire()
         bob.starts(acquire_all(bob.engine, asks, claim, timeout=inf, renew_for=inf, retry=RETRY))
-        await until(stage, lambda: waiting(stage) == 1)
+        await until(setup, lambda: waiting(setup) == 1)
         bob.process.crash()
-        died = stage.world.now
+        died = setup.world.now
         await carol.acquire(name="a")
-        assert stage.world.now - died < 3.1
+        assert setup.world.now - died < 3.1
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_timeout_of_several_names_is_for_the_whole(stage: Stage) -> None:
+def test_a_timeout_of_several_names_is_for_the_whole(setup: Setup) -> None:
     """However many there are, and however slow the store is: nor does giving them up take for ever."""
-    alice, bob = stage.client("alice"), stage.client("bob")
+    alice, bob = setup.client("alice"), setup.client("bob")
     asks = [Ask(f"{number:03}", "", 60.0, 3.0) for number in range(100)]
     claim = Claim()
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.acquire(name="099")
-        stage.server.faults.slow, stage.server.faults.slowest = 1.0, 0.08
-        began = stage.world.now
+        setup.server.faults.slow, setup.server.faults.slowest = 1.0, 0.08
+        began = setup.world.now
         with pytest.raises(LockAcquisitionError, match="of 100 names were; raise timeout") as caught:
             await acquire_all(bob.engine, asks, claim, timeout=1.0, renew_for=inf, retry=RETRY)
         assert caught.value.waited >= 1.0
-        assert stage.world.now - began < 2.5
-        await until(stage, lambda: not bob.engine.keeper.leases)
-        assert [len(places) for _, places in stage.server.peek() if places] == [1]
+        assert setup.world.now - began < 2.5
+        await until(setup, lambda: not bob.engine.keeper.leases)
+        assert [len(places) for _, places in setup.server.peek() if places] == [1]
 
-    stage.run(story())
+    setup.run(scenario())

@@ -48,7 +48,7 @@ PROMISES = Promises(
     grace=0.1,
 )
 
-Story = Generator[float | Callable[[], bool], None, None]
+Steps = Generator[float | Callable[[], bool], None, None]
 """What a client does, yielding how long to sleep or what to wait for."""
 
 
@@ -97,8 +97,8 @@ class Model:
     def run(self) -> History:
         for client in self.clients:
             for _ in range(self.random.randint(1, 2)):
-                self._tell(client, self._use(client))
-            self._tell(client, self._consume(client))
+                self._resume(client, self._use(client))
+            self._resume(client, self._consume(client))
             self._harm(client)
         while self.events and self.events[0][0] < END:
             self.now, _, act = heappop(self.events)
@@ -169,7 +169,7 @@ class Model:
         self.rates[consume.name] = level, self.now
         return True
 
-    def _use(self, client: Client) -> Story:
+    def _use(self, client: Client) -> Steps:
         """Acquire one name after another, and work."""
         while True:
             yield self.random.random() * 0.5
@@ -259,7 +259,7 @@ class Model:
         yield self._travel()
         return None if is_cut_off else answer
 
-    def _hold(self, client: Client, one: Acquire, place: Place, sent: float) -> Story:
+    def _hold(self, client: Client, one: Acquire, place: Place, sent: float) -> Steps:
         asked = self.now
         if (yield from self._request(client, partial(self.renew, place))):
             trusted = asked + one.ttl - MARGIN
@@ -303,7 +303,7 @@ class Model:
         one.release.outcome = "error" if answer is None else "done" if answer else "lost"
         self.history._see(client.name, self.now)
 
-    def _do(self, client: Client, one: Acquire, place: Place) -> Story:
+    def _do(self, client: Client, one: Acquire, place: Place) -> Steps:
         """Do what is to be done once, or fail at it, without a handle by which to know whether it is still held."""
         one.outcome, one.completed = "granted", self.now
         self._check(one, one.invoked + one.ttl - MARGIN)
@@ -319,7 +319,7 @@ class Model:
         one.checks.append(Check(self.now, self.now, max(self.now, trusted)))
         self.history._see(one.client, self.now)
 
-    def _stop_leading(self, one: Acquire) -> Story:
+    def _stop_leading(self, one: Acquire) -> Steps:
         if one.kind == "leader":
             one.deposed_at = self.now
             yield MARGIN * self.random.random() / 2
@@ -329,7 +329,7 @@ class Model:
         one.lost_at = self.now
         self.history._see(one.client, self.now)
 
-    def _write_and_read(self, client: Client, one: Acquire) -> Story:
+    def _write_and_read(self, client: Client, one: Acquire) -> Steps:
         register = self.registers.setdefault(one.name, Register())
         number = next(self.numbers)
         write = Write(client=client.name, line=number, invoked=self.now, name=one.name, value=number, fence=one.fence)
@@ -351,7 +351,7 @@ class Model:
             yield self._travel()
             read.completed = self.now
 
-    def _consume(self, client: Client) -> Story:
+    def _consume(self, client: Client) -> Steps:
         while True:
             yield self.random.random()
             consume = Consume(
@@ -396,7 +396,7 @@ class Model:
         )
         self.history.add(fault)
 
-    def _force_release(self, name: str) -> Story:
+    def _force_release(self, name: str) -> Steps:
         forced_release = ForcedRelease(client="operator", line=next(self.numbers), invoked=self.now, name=name)
         self.history.add(forced_release)
         yield self._travel()
@@ -419,22 +419,22 @@ class Model:
     def _at(self, moment: float, act: Callable[[], None]) -> None:
         heappush(self.events, (moment, next(self.numbers), act))
 
-    def _tell(self, client: Client, story: Story) -> None:
-        """Go on with a story now, unless its client cannot."""
+    def _resume(self, client: Client, steps: Steps) -> None:
+        """Take the next steps of a client now, unless it cannot."""
         if client.is_dead:
             return
         if self.now < client.paused_until:
-            self._at(client.paused_until + 0.001, lambda: self._tell(client, story))
+            self._at(client.paused_until + 0.001, lambda: self._resume(client, steps))
             return
-        pause = next(story, None)
+        pause = next(steps, None)
         if callable(pause):
-            self._look_out(client, story, pause)
+            self._resume_once(client, steps, pause)
         elif pause is not None:
-            self._at(self.now + pause, lambda: self._tell(client, story))
+            self._at(self.now + pause, lambda: self._resume(client, steps))
 
-    def _look_out(self, client: Client, story: Story, condition: Callable[[], bool]) -> None:
-        """Go on once a condition is true."""
+    def _resume_once(self, client: Client, steps: Steps, condition: Callable[[], bool]) -> None:
+        """Take the next steps once a condition is true."""
         if condition():
-            self._tell(client, story)
+            self._resume(client, steps)
         else:
-            self._at(self.now + SLOWEST / 2, lambda: self._look_out(client, story, condition))
+            self._at(self.now + SLOWEST / 2, lambda: self._resume_once(client, steps, condition))

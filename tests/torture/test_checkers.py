@@ -167,8 +167,8 @@ class Violent(Model):
         super()._harm(client)
         operator = Client("operator")
         for _ in range(4):
-            story = self._force_release(self.random.choice(("lock", "shared", "permit", "leader", "once")))
-            self._at(self.random.random() * 10, partial(self._tell, operator, story))
+            steps = self._force_release(self.random.choice(("lock", "shared", "permit", "leader", "once")))
+            self._at(self.random.random() * 10, partial(self._resume, operator, steps))
 
 
 class Overtaking(Model):

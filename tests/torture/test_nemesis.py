@@ -1,6 +1,6 @@
 """Every fault does the harm it is named after, and none is left when it is over.
 
-What shows a fault is a story in three parts: before it, while it lasts, and once it is healed.
+What shows a fault is a scenario in three parts: before it, while it lasts, and once it is healed.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ SHORT = 0.2
 """How long to wait for what does not come."""
 SEED = 3
 
-Story = Generator[None, None, None]
+Scenario = Generator[None, None, None]
 
 
-def live_through(story: Story, fault: Fault, seed: int = SEED) -> None:
-    next(story)
+def run_scenario(scenario: Scenario, fault: Fault, seed: int = SEED) -> None:
+    next(scenario)
     with fault.harm(Random(seed)):
-        next(story)
-    next(story, None)
+        next(scenario)
+    next(scenario, None)
 
 
 def fails(error: type[Exception], act: Callable[[], object]) -> bool:
@@ -108,7 +108,7 @@ def with_redis() -> Iterator[Redis]:
         yield Redis(server, proxy, {fault.kind: fault for fault in faults})
 
 
-def lost_requests(on: Redis) -> Story:
+def lost_requests(on: Redis) -> Scenario:
     with on.caller(on.proxy.url) as client, on.caller() as witness:
         yield
         assert fails(Unreachable, lambda: client.set("request", "sent"))
@@ -116,7 +116,7 @@ def lost_requests(on: Redis) -> Story:
         yield
 
 
-def lost_replies(on: Redis) -> Story:
+def lost_replies(on: Redis) -> Scenario:
     with on.caller(on.proxy.url) as client, on.caller() as witness:
         yield
         assert fails(Unreachable, lambda: client.set("reply", "lost"))
@@ -124,7 +124,7 @@ def lost_replies(on: Redis) -> Story:
         yield
 
 
-def delayed(on: Redis) -> Story:
+def delayed(on: Redis) -> Scenario:
     with on.caller(on.proxy.url, timeout=5) as client:
         yield
         assert seconds(client.ping) >= 0.01
@@ -132,7 +132,7 @@ def delayed(on: Redis) -> Story:
     assert not any(on.proxy.delays.values())
 
 
-def unsteady(on: Redis) -> Story:
+def unsteady(on: Redis) -> Scenario:
     with on.caller(on.proxy.url, timeout=5) as client:
         yield
         took = [seconds(client.ping) for _ in range(20)]
@@ -141,7 +141,7 @@ def unsteady(on: Redis) -> Story:
     assert not any(on.proxy.delays.values())
 
 
-def silent(on: Redis) -> Story:
+def silent(on: Redis) -> Scenario:
     with on.caller(on.proxy.url) as client, on.caller() as witness:
         yield
         assert fails(Unresponsive, client.ping)
@@ -149,7 +149,7 @@ def silent(on: Redis) -> Story:
         yield
 
 
-def cut_off(on: Redis) -> Story:
+def cut_off(on: Redis) -> Scenario:
     with on.caller(on.proxy.url) as client:
         yield
         assert fails(Unreachable, client.ping)
@@ -157,7 +157,7 @@ def cut_off(on: Redis) -> Story:
         yield
 
 
-def connections_cut(on: Redis) -> Story:
+def connections_cut(on: Redis) -> Scenario:
     with on.caller(on.proxy.url) as client:
         yield
         assert fails(Unreachable, client.ping)
@@ -165,7 +165,7 @@ def connections_cut(on: Redis) -> Story:
         yield
 
 
-def connections_left(on: Redis) -> Story:
+def connections_left(on: Redis) -> Scenario:
     """A client that connects anew is served, and what it sent before is carried out after all."""
     with on.caller(on.proxy.url) as client, on.caller() as witness:
         witness.delete("late")
@@ -177,14 +177,14 @@ def connections_left(on: Redis) -> Story:
         eventually(lambda: witness.get("late") == "42", "what was held up arrives")
 
 
-def stalled(on: Redis) -> Story:
+def stalled(on: Redis) -> Scenario:
     with on.caller() as client:
         yield
         assert fails(Unresponsive, client.ping)
         yield
 
 
-def gone(on: Redis) -> Story:
+def gone(on: Redis) -> Scenario:
     with on.caller() as client:
         client.set("kept", "42")
         yield
@@ -195,7 +195,7 @@ def gone(on: Redis) -> Story:
         assert client.get("kept") == "42"
 
 
-def gone_empty(on: Redis) -> Story:
+def gone_empty(on: Redis) -> Scenario:
     with on.caller() as client:
         client.set("kept", "42")
         yield
@@ -205,7 +205,7 @@ def gone_empty(on: Redis) -> Story:
         assert client.dbsize() == 0
 
 
-def flushed(on: Redis) -> Story:
+def flushed(on: Redis) -> Scenario:
     with on.caller() as client:
         client.set("kept", "42")
     yield
@@ -214,7 +214,7 @@ def flushed(on: Redis) -> Story:
     yield
 
 
-def disk_slow(on: Redis) -> Story:
+def disk_slow(on: Redis) -> Scenario:
     with on.caller(timeout=5) as client:
         yield
         assert seconds(lambda: client.set("slow", "42")) >= 0.01
@@ -222,14 +222,14 @@ def disk_slow(on: Redis) -> Story:
     assert on.server.disk.delay == 0
 
 
-def clock_ahead(on: Redis) -> Story:
+def clock_ahead(on: Redis) -> Scenario:
     before = on.server.clock.offset
     yield
     assert ahead(on) > before + 0.05
     yield
 
 
-def clock_behind(on: Redis) -> Story:
+def clock_behind(on: Redis) -> Scenario:
     before = on.server.clock.offset
     yield
     assert ahead(on) < before - 0.05
@@ -242,7 +242,7 @@ def ahead(on: Redis) -> float:
     return whole + micro / 1e6 - time.time()
 
 
-def scripts_flushed(on: Redis) -> Story:
+def scripts_flushed(on: Redis) -> Scenario:
     with on.caller() as client:
         script = client.script_load("return 42")
         yield
@@ -250,7 +250,7 @@ def scripts_flushed(on: Redis) -> Story:
         yield
 
 
-def connections_killed(on: Redis) -> Story:
+def connections_killed(on: Redis) -> Scenario:
     with on.caller() as client, on.caller() as listener:
         subscription = listener.pubsub()
         subscription.subscribe("news")
@@ -261,7 +261,7 @@ def connections_killed(on: Redis) -> Story:
         subscription.close()
 
 
-def messages_forged(on: Redis) -> Story:
+def messages_forged(on: Redis) -> Scenario:
     with on.caller() as client, on.caller() as listener:
         client.hset("lockstead:bucket:7", "x\0me/7", "waits")
         subscription = listener.pubsub(ignore_subscribe_messages=True)
@@ -284,14 +284,14 @@ def _next_of(subscription: redis.client.PubSub) -> str:
     return "garbage"
 
 
-def full(on: Redis) -> Story:
+def full(on: Redis) -> Scenario:
     yield
     with client_of(on.server.url) as client, pytest.raises(redis.RedisError, match="max number of clients"):
         client.ping()
     yield
 
 
-def without_memory(on: Redis) -> Story:
+def without_memory(on: Redis) -> Scenario:
     with on.caller() as client:
         yield
         assert fails(OutOfMemoryError, lambda: client.set("large", "42"))
@@ -299,7 +299,7 @@ def without_memory(on: Redis) -> Story:
         client.set("large", "42")
 
 
-ON_REDIS: dict[str, Callable[[Redis], Story]] = {
+ON_REDIS: dict[str, Callable[[Redis], Scenario]] = {
     "lose requests": lost_requests,
     "lose replies": lost_replies,
     "delay network": delayed,
@@ -328,7 +328,7 @@ ON_REDIS: dict[str, Callable[[Redis], Story]] = {
 @pytest.mark.parametrize("kind", ON_REDIS)
 def test_harm_on_redis(with_redis: Redis, kind: str) -> None:
     for seed in range(SEED, SEED + 3):
-        live_through(ON_REDIS[kind](with_redis), with_redis.faults[kind], seed)
+        run_scenario(ON_REDIS[kind](with_redis), with_redis.faults[kind], seed)
         eventually(with_redis.answers, "it answers again")
 
 
@@ -381,7 +381,7 @@ def with_postgres() -> Iterator[Postgres]:
         yield Postgres(server, {fault.kind: fault for fault in PostgresHarm(server).faults()})
 
 
-def all_stalled(on: Postgres) -> Story:
+def all_stalled(on: Postgres) -> Scenario:
     with on.session() as session:
         answered = threading.Event()
 
@@ -397,7 +397,7 @@ def all_stalled(on: Postgres) -> Story:
         thread.join()
 
 
-def down(on: Postgres) -> Story:
+def down(on: Postgres) -> Scenario:
     on.server.sql("INSERT INTO kept DEFAULT VALUES")
     before = on.server.sql("SELECT max(number) FROM kept")
     with on.session() as session:
@@ -408,7 +408,7 @@ def down(on: Postgres) -> Story:
     assert on.server.sql("SELECT max(number) FROM kept") == before
 
 
-def log_slow(on: Postgres) -> Story:
+def log_slow(on: Postgres) -> Scenario:
     with on.session() as session:
         yield
         assert seconds(lambda: session.execute("INSERT INTO kept DEFAULT VALUES")) >= 0.01
@@ -416,14 +416,14 @@ def log_slow(on: Postgres) -> Story:
     assert on.server.disk.delay == 0
 
 
-def time_ahead(on: Postgres) -> Story:
+def time_ahead(on: Postgres) -> Scenario:
     before = on.server.clock.offset
     yield
     assert postgres_ahead(on) > before + 0.05
     yield
 
 
-def time_behind(on: Postgres) -> Story:
+def time_behind(on: Postgres) -> Scenario:
     before = on.server.clock.offset
     yield
     assert postgres_ahead(on) < before - 0.05
@@ -435,7 +435,7 @@ def postgres_ahead(on: Postgres) -> float:
     return float(now) - time.time()
 
 
-def sessions_ended(on: Postgres) -> Story:
+def sessions_ended(on: Postgres) -> Scenario:
     with ExitStack() as stack:
         sessions = [stack.enter_context(on.session()) for _ in range(20)]  # of which it may be a third that end
         yield
@@ -446,7 +446,7 @@ def sessions_ended(on: Postgres) -> Story:
         yield
 
 
-def no_session_left(on: Postgres) -> Story:
+def no_session_left(on: Postgres) -> Scenario:
     with on.session():
         yield
         with pytest.raises(psycopg.OperationalError, match="too many clients"):
@@ -454,7 +454,7 @@ def no_session_left(on: Postgres) -> Story:
         yield
 
 
-def no_lease_is_renewed(on: Postgres) -> Story:
+def no_lease_is_renewed(on: Postgres) -> Scenario:
     with on.session() as session:
         session.execute(f"SET lock_timeout = {round(1000 * SHORT)}")
         yield
@@ -464,7 +464,7 @@ def no_lease_is_renewed(on: Postgres) -> Story:
         look()
 
 
-def a_name_is_stuck(on: Postgres) -> Story:
+def a_name_is_stuck(on: Postgres) -> Scenario:
     on.server.sql("DELETE FROM lockstead.lock_names WHERE name <> 'x'")
     with on.session() as session:
         session.execute(f"SET lock_timeout = {round(1000 * SHORT)}")
@@ -475,7 +475,7 @@ def a_name_is_stuck(on: Postgres) -> Story:
         take()
 
 
-def notifications_forged(on: Postgres) -> Story:
+def notifications_forged(on: Postgres) -> Scenario:
     on.server.sql("UPDATE lockstead.distributed_locks SET channel = 'news', holder = 'me/7' WHERE name = 'x'")
     with on.session() as session:
         session.execute("LISTEN news")
@@ -491,7 +491,7 @@ def notifications_forged(on: Postgres) -> Story:
         eventually(lambda: not list(session.notifies(timeout=SHORT)), "it is over")
 
 
-ON_POSTGRES: dict[str, Callable[[Postgres], Story]] = {
+ON_POSTGRES: dict[str, Callable[[Postgres], Scenario]] = {
     "stall server": all_stalled,
     "restart server": down,
     "crash server": down,
@@ -508,7 +508,7 @@ ON_POSTGRES: dict[str, Callable[[Postgres], Story]] = {
 
 @pytest.mark.parametrize("kind", ON_POSTGRES)
 def test_harm_on_postgres(with_postgres: Postgres, kind: str) -> None:
-    live_through(ON_POSTGRES[kind](with_postgres), with_postgres.faults[kind])
+    run_scenario(ON_POSTGRES[kind](with_postgres), with_postgres.faults[kind])
     eventually(with_postgres.answers, "it answers again")
 
 
@@ -699,30 +699,30 @@ class Crew:
 
     def __init__(self, *names: str) -> None:
         self.alive = list(names)
-        self.told: list[tuple[str, str]] = []
+        self.injected: list[tuple[str, str]] = []
         self._paused: set[str] = set()
 
     def names(self) -> list[str]:
         return list(self.alive)
 
     def kill(self, name: str) -> None:
-        self._tell(name, KILL)
+        self._record(name, KILL)
         self.alive.remove(name)
         self.alive.append(f"{name}'")
 
     def pause(self, name: str) -> None:
-        self._tell(name, "pause")
+        self._record(name, "pause")
         self._paused.add(name)
 
     def resume(self, name: str) -> None:
         self._paused.remove(name)
 
     def inject(self, name: str, what: str) -> None:
-        self._tell(name, what)
+        self._record(name, what)
 
-    def _tell(self, name: str, what: str) -> None:
+    def _record(self, name: str, what: str) -> None:
         assert name not in self._paused
-        self.told.append((name, what))
+        self.injected.append((name, what))
 
 
 class Ward:
@@ -776,7 +776,7 @@ def test_what_is_done_is_recorded_and_counted_and_healed(recorder: Recorder, tmp
     faults = History.read([tmp_path / "nemesis.jsonl"]).faults
     assert all(fault.is_known for fault in faults)
     assert sorted(one.name for one in faults if not one.target) == sorted(ward.begun)
-    assert sorted((one.target, one.name) for one in faults if one.target) == sorted(crew.told)
+    assert sorted((one.target, one.name) for one in faults if one.target) == sorted(crew.injected)
     assert nemesis.done.total() == len(faults)
     assert set(nemesis.done) == {"quake", "flood", "fire", *CLIENT_FAULTS}
     assert ward.most == at_once

@@ -12,8 +12,8 @@ def test_the_demo_succeeds_and_prints_what_happened(lockstead: Lockstead) -> Non
     del lockstead.environment["LOCKSTEAD_URL"]
     finished = lockstead("demo")
     assert (finished.returncode, finished.stderr) == (0, "")
-    story, _, summary = finished.stdout.partition("What was checked")
-    moments = [story.index(word) for word in ("KILLED", "after the kill", "PAUSED", "after the pause", "REFUSED")]
+    events, _, summary = finished.stdout.partition("What was checked")
+    moments = [events.index(word) for word in ("KILLED", "after the kill", "PAUSED", "after the pause", "REFUSED")]
     assert moments == sorted(moments)
     assert len(re.findall(r"(?m)^  ok ", summary)) == 5
     assert "FAILED" not in summary

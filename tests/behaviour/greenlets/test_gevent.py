@@ -103,7 +103,7 @@ CASES = [
 @pytest.mark.parametrize(("store", "order"), CASES)
 def test_greenlets_are_threads_to_every_store(store: str, order: str, request: pytest.FixtureRequest) -> None:
     url = STORES[store](request.getfixturevalue)
-    run(order, "story", url)
+    run(order, "contention", url)
     if store != "memory":
         with DistributedLock(url) as locks:
             locks.acquire("left-at-exit", timeout=5)

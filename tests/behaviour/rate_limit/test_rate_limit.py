@@ -82,7 +82,7 @@ class Step(NamedTuple):
     max_wait: int = 0
 
 
-class Story(NamedTuple):
+class Scenario(NamedTuple):
     limit: int
     per: Fraction
     burst: int
@@ -90,22 +90,22 @@ class Story(NamedTuple):
 
 
 @st.composite
-def stories(draw: st.DrawFn, *, waiting: bool) -> Story:
+def scenarios(draw: st.DrawFn, *, waiting: bool) -> Scenario:
     limit, burst = draw(st.integers(1, 50)), draw(st.integers(1, 12))
     per = Fraction(draw(st.integers(1, 240)), 4)
     interval = per / limit / TICK
     pauses = st.integers(0, int(3 * interval) + 1) | st.just(0) | st.sampled_from([int(interval), int(per / TICK)])
     max_wait = st.integers(0, int(4 * interval) + 1) if waiting else st.just(0)
-    return Story(
+    return Scenario(
         limit, per, burst, draw(st.lists(st.builds(Step, pauses, st.integers(0, burst), max_wait), max_size=25))
     )
 
 
-def follows(story: Story, take: Callable[[float, int, float], RateDecision]) -> None:
+def follows(scenario: Scenario, take: Callable[[float, int, float], RateDecision]) -> None:
     """Compare what comes of every step, and what is told of it, with the model."""
-    model = Model(story.limit, story.per, story.burst)
+    model = Model(scenario.limit, scenario.per, scenario.burst)
     now = Fraction(START)
-    for step in story.steps:
+    for step in scenario.steps:
         now += step.pause * TICK
         max_wait = step.max_wait * TICK
         turn = model.earliest(now, step.cost)
@@ -115,15 +115,15 @@ def follows(story: Story, take: Callable[[float, int, float], RateDecision]) -> 
         if decision.allowed and step.cost:
             model.events.append((turn, step.cost))
         assert decision.remaining == model.remaining(now)
-        assert decision.reset_after == pytest.approx(float(model.earliest(now, story.burst) - now), abs=1e-6)
+        assert decision.reset_after == pytest.approx(float(model.earliest(now, scenario.burst) - now), abs=1e-6)
     model.check_every_window()
 
 
-@given(stories(waiting=True))
+@given(scenarios(waiting=True))
 @settings(max_examples=100, deadline=None)
-def test_the_rule_allows_what_the_model_does_and_waits_as_long(story: Story) -> None:
+def test_the_rule_allows_what_the_model_does_and_waits_as_long(scenario: Scenario) -> None:
     state: rule.RateState | None = None
-    terms = rate(story.limit, float(story.per), story.burst)
+    terms = rate(scenario.limit, float(scenario.per), scenario.burst)
 
     def take(now: float, cost: int, max_wait: float) -> RateDecision:
         nonlocal state
@@ -132,22 +132,22 @@ def test_the_rule_allows_what_the_model_does_and_waits_as_long(story: Story) -> 
         state = changed or state
         return terms.decision(request, result)
 
-    follows(story, take)
+    follows(scenario, take)
 
 
-@given(stories(waiting=False))
+@given(scenarios(waiting=False))
 @settings(max_examples=50, deadline=None)
-def test_a_client_allows_what_the_model_does(story: Story) -> None:
+def test_a_client_allows_what_the_model_does(scenario: Scenario) -> None:
     clock = [START]
     store = MemoryStore(ThreadRuntime(), MemoryServer(lambda: clock[0]))
     with DistributedLock(store) as locks:
-        limiter = locks.rate_limiter("x", story.limit, timedelta(seconds=float(story.per)), story.burst)
+        limiter = locks.rate_limiter("x", scenario.limit, timedelta(seconds=float(scenario.per)), scenario.burst)
 
         def take(now: float, cost: int, _: float) -> RateDecision:
             clock[0] = now
             return limiter.try_acquire(cost)
 
-        follows(story, take)
+        follows(scenario, take)
 
 
 @pytest.mark.parametrize("per", [0.001, 1.0, 365 * 24 * 3600.0])

@@ -56,7 +56,7 @@ def test_a_request_that_opens_a_connection_for_itself_and_then_runs_out_of_time_
 ) -> None:
     """A locked name moves the request to a connection of its own; the round trips to open it take most of the time."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with AsyncDistributedLock(proxy.url, schema=schema) as locks:
             await (await locks.acquire("warm")).release()
             with psycopg.connect(server.url) as other:
@@ -70,7 +70,7 @@ def test_a_request_that_opens_a_connection_for_itself_and_then_runs_out_of_time_
             assert isinstance(caught.value.__cause__.__cause__, QueuedError)
             proxy.heal()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.fixture

@@ -308,7 +308,7 @@ def test_a_lock_in_a_transaction_runs_nothing_that_is_planted(
     user = kind(hostile.as_role(hostile.app))
     with psycopg.connect(hostile.url, autocommit=True) as peer:
 
-        async def story() -> None:
+        async def scenario() -> None:
             for statement in hostile.temporary() if is_temporary else ["SELECT 1"]:
                 await user.execute(statement)
             hostile.caught()  # what the library itself has asked when it connected
@@ -321,5 +321,5 @@ def test_a_lock_in_a_transaction_runs_nothing_that_is_planted(
                         pass
             await user.commit()
 
-        user.run(story())
+        user.run(scenario())
     assert hostile.caught() == []

@@ -38,7 +38,7 @@ def ticking() -> Iterator[None]:
 
 
 def run_all(parts: list[Callable[[], None]]) -> None:
-    """Run parts of a story side by side, to the end of all."""
+    """Run parts of a scenario concurrently, to the end of all."""
     began = time.monotonic()
     greenlets = {gevent.spawn(part): part.__name__ for part in parts}
     gevent.joinall(list(greenlets), timeout=2 * DEADLINE, raise_error=True)

@@ -35,14 +35,14 @@ class User(ABC):
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def run(self, story: Coroutine[Any, Any, None]) -> None:
+    def run(self, scenario: Coroutine[Any, Any, None]) -> None:
         async def run() -> None:
             await self.open()
             try:
                 await self.begin()
-                await story
+                await scenario
             finally:
-                story.close()
+                scenario.close()
                 await self.close()
 
         if self.is_async:

@@ -1,6 +1,6 @@
 """Use everything that waits, from many greenlets of one thread at the same time.
 
-Usage: story URL. It ends with a lock held, for the exit to release.
+Usage: contention URL. It ends with a lock held, for the exit to release.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.behaviour.greenlets.programs.hub import run_all, ticking
 from tests.harness.conditions import DEADLINE, eventually
 
 
-class Story:
+class Scenario:
     def __init__(self, url: str) -> None:
         self.locks = DistributedLock(url)
         self.other = DistributedLock(url)
@@ -185,7 +185,7 @@ class Story:
 
 
 if __name__ == "__main__":
-    story = Story(sys.argv[1])
-    story.run()
-    story.locks.acquire("left-at-exit", ttl=60)
+    scenario = Scenario(sys.argv[1])
+    scenario.run()
+    scenario.locks.acquire("left-at-exit", ttl=60)
     print("done")
