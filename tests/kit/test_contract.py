@@ -31,7 +31,7 @@ BROKEN = {
     "NewcomersOvertake": "test_a_newcomer_does_not_overtake_a_waiter",
     "TicketsRepeat": "test_tickets_grow_over_names_and_over_empty_lines",
     "RefusalsAreForgotten": "test_a_join_that_arrives_after_its_owner_left_is_refused",
-    "WaitersLiveOn": "test_a_waiting_place_lives_for_a_heartbeat_not_for_its_ttl",
+    "WaitersLiveOn": "test_a_waiting_place_lasts_for_a_heartbeat_not_for_its_ttl",
     "StepsMix": "test_of_many_joins_at_once_one_holds_and_all_have_tickets_of_their_own[threads]",
 }
 """What is broken, and which test says so."""
@@ -47,7 +47,7 @@ def open_store(tmp_path):
 """
 
 
-def test_a_store_that_is_broken_fails_the_test_that_is_about_it(tmp_path: Path) -> None:
+def test_a_broken_store_fails_the_test_of_what_is_broken(tmp_path: Path) -> None:
     for store in ("FileStore", *BROKEN):
         (tmp_path / f"test_{store}.py").write_text(AUTHORS_TESTS.format(store=store))
     sound = run(tmp_path, *(f"test_FileStore.py::{test}" for test in BROKEN.values()))

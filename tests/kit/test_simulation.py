@@ -23,7 +23,7 @@ BROKEN: dict[type[FileStore], int] = {
 """What is broken, and the seed that has shown it, which is tried first."""
 
 
-def test_nothing_forbidden_happens_to_a_store_of_ones_own(tmp_path: Path) -> None:
+def test_nothing_forbidden_happens_to_a_third_party_store(tmp_path: Path) -> None:
     clock = Clock()
     assert simulate(
         lambda runtime: FileStore(runtime, tmp_path, clock.read), clock.set, range(10), clock_goes_back=False
@@ -32,7 +32,7 @@ def test_nothing_forbidden_happens_to_a_store_of_ones_own(tmp_path: Path) -> Non
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a client that gets wrong answers may leave coroutines unawaited
 @pytest.mark.parametrize("store", BROKEN, ids=lambda store: store.__name__)
-def test_a_store_that_is_broken_is_found_out(store: type[FileStore], tmp_path: Path) -> None:
+def test_violations_of_a_broken_store_are_reported(store: type[FileStore], tmp_path: Path) -> None:
     clock = Clock()
     with pytest.raises(ViolationError) as violation:
         simulate(
@@ -44,7 +44,7 @@ def test_a_store_that_is_broken_is_found_out(store: type[FileStore], tmp_path: P
     print(violation.value)
 
 
-def test_a_clock_that_is_set_back_is_too_much_for_a_store_that_takes_no_notice(tmp_path: Path) -> None:
+def test_a_store_that_ignores_a_clock_set_back_is_caught(tmp_path: Path) -> None:
     clock = Clock()
     with pytest.raises(ViolationError, match=r"seed \d+"):
         simulate(lambda runtime: FileStore(runtime, tmp_path, clock.read), clock.set, [37, *range(SEEDS)])

@@ -59,16 +59,16 @@ def reports() -> Iterator[list[Report]]:
         report.discard()
 
 
-def test_a_store_of_ones_own_survives(reports: list[Report]) -> None:
+def test_a_third_party_store_passes_the_torture(reports: list[Report]) -> None:
     assert reports[0].is_good, str(reports[0])
 
 
-def test_what_a_store_cannot_carry_is_not_asked_of_it(reports: list[Report]) -> None:
+def test_what_a_store_does_not_support_is_not_requested(reports: list[Report]) -> None:
     assert {"lock granted", "read granted", "permit granted", "leader granted"} <= {*reports[0].operations}
     assert "rate requests allowed" not in reports[0].operations
 
 
-def test_a_store_that_is_wrong_is_found_out(reports: list[Report]) -> None:
+def test_violations_of_a_wrong_store_are_reported(reports: list[Report]) -> None:
     assert reports[1].findings & {"exclusion", "retractions"}, str(reports[1])
 
 

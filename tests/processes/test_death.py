@@ -83,7 +83,7 @@ def test_a_waiter_killed_long_ago_does_not_hold_the_line_up_at_all(peer: Peer, l
     assert survivor.answer()["at"] <= released + 0.25
 
 
-def test_a_holder_paused_beyond_its_ttl_learns_that_it_lost_and_harms_no_other(
+def test_a_holder_paused_beyond_its_ttl_detects_its_loss_and_harms_no_other_client(
     peer: Peer, locks: DistributedLock, path: Path
 ) -> None:
     ttl = 0.8

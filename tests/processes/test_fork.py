@@ -29,7 +29,7 @@ from tests.harness.sqlite import rows
         pytest.param("hammered_with_new_clients", id="clients_made_during_a_fork_do_not_trouble_it"),
     ],
 )
-def test_forking(scenario: str, path: Path, locks: DistributedLock) -> None:
+def test_a_fork_leaves_parent_and_child_with_working_clients(scenario: str, path: Path, locks: DistributedLock) -> None:
     worker = run("processes/programs/forking.py", scenario, path, within=18)
     assert worker.errors == ""
     assert worker.process.returncode == 0

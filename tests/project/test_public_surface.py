@@ -60,7 +60,7 @@ def test_both_facades_offer_the_same(blocking: type, asynchronous: type) -> None
             assert (member.__doc__ or "").split("\n")[0][:20] == plain.split("\n")[0][:20], name
 
 
-def test_all_is_sorted_and_true() -> None:
+def test_dunder_all_is_sorted_and_complete() -> None:
     assert lockstead.__all__ == sorted(lockstead.__all__)
     assert errors.__all__ == sorted(errors.__all__)
     assert sorted(port.__all__) == sorted(set(port.__all__))

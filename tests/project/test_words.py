@@ -30,11 +30,11 @@ def persons_in(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", texts(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_processes_are_not_spoken_of_as_persons(path: Path) -> None:
+def test_rejected_words_are_not_used(path: Path) -> None:
     assert persons_in(path.read_text("utf-8")) == []
 
 
-def test_a_line_about_a_person_is_found() -> None:
+def test_a_line_with_a_rejected_word_is_found() -> None:
     assert persons_in("Whoever holds it keeps his place.") == ["Whoever holds it keeps his place."]
     assert persons_in("def wake_everybody():") == ["def wake_everybody():"]
     assert persons_in("the holder, then this one: `nobody` is a user of the system") == []

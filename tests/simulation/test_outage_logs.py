@@ -330,7 +330,7 @@ def test_a_renewal_loop_that_failed_says_when_it_retries(alice: Client, logged: 
 def test_a_release_that_fails_when_the_client_is_closed_says_why_and_when_the_lease_expires(
     alice: Client, logged: Callable[[], list[str]]
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         lease = await alice.acquire("x")
         alice.store.down = {"x"}
         with pytest.raises(StoreError):
@@ -338,7 +338,7 @@ def test_a_release_that_fails_when_the_client_is_closed_says_why_and_when_the_le
         pattern = r"redis://db:6379: could not release 'x' \(connection refused\): it expires in at most (\d+\.\d) s"
         assert seconds_in(pattern, logged()[-1]) == pytest.approx(lease.dead_by - alice.process.now(), abs=0.1)
 
-    alice.run(story())
+    alice.run(scenario())
 
 
 @pytest.mark.parametrize(

@@ -279,15 +279,15 @@ def test_a_member_that_came_back_empty_votes_only_when_it_is_safe(
 
 
 def test_a_member_that_stops_answering_is_logged_once_and_once_when_it_is_back(
-    stage: Stage, caplog: pytest.LogCaptureFixture
+    setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:
-    alice = stage.client("alice")
-    total = len(stage.members)
+    alice = setup.client("alice")
+    total = len(setup.members)
 
     def warnings() -> list[str]:
         return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
-    async def story() -> None:
+    async def scenario() -> None:
         await alice.engine.release(await alice.acquire())
         alice.is_cut_off_from(0)
         for _ in range(5):
@@ -297,51 +297,51 @@ def test_a_member_that_stops_answering_is_logged_once_and_once_when_it_is_back(
         assert beginning.startswith("Redlock node m0 does not answer (the simulated server did not answer")
         assert beginning.endswith(f"): {total - 1} of {total} nodes left; probing it in the background")
         alice.is_cut_off_from()
-        await until(stage, lambda: len(warnings()) > 1)
+        await until(setup, lambda: len(warnings()) > 1)
         pattern = rf"Redlock node m0 answers again after \d+\.\d s: {total} of {total} nodes answer"
         assert re.fullmatch(pattern, warnings()[1])
         await alice.engine.release(await alice.acquire())
         assert len(warnings()) == 2
 
-    stage.run(story())
+    setup.run(scenario())
 
 
-def test_a_member_that_never_answered_is_no_warning(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    alice = stage.client("alice")
-    bob = stage.client("bob")
+def test_a_member_that_never_answered_is_no_warning(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
+    alice = setup.client("alice")
+    bob = setup.client("bob")
 
-    async def story() -> None:
+    async def scenario() -> None:
         await bob.engine.release(await bob.acquire())  # so that the members vote
         alice.is_cut_off_from(0)
         await alice.engine.release(await alice.acquire())
         await alice.runtime.sleep(5.0)
 
     with caplog.at_level(logging.INFO, "lockstead"):
-        stage.run(story())
+        setup.run(scenario())
     said = [record for record in caplog.records if "m0 does not answer" in record.getMessage()]
     assert [record.levelno for record in said] == [logging.INFO]
 
 
 def test_releases_dropped_because_too_many_are_pending_are_logged_once(
-    stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(members, "MAX_PENDING_RELEASES", 1)
-    alice = stage.client("alice")
+    alice = setup.client("alice")
 
-    async def story() -> None:
+    async def scenario() -> None:
         leases = [await alice.acquire(name=name) for name in "xyz"]
         alice.is_cut_off_from(0)
         for lease in leases:
             await alice.engine.release(lease)
         await alice.runtime.sleep(5.0)
 
-    stage.run(story())
+    setup.run(scenario())
     said = [record.getMessage() for record in caplog.records if "dropped" in record.getMessage()]
     (line,) = said
     assert line.startswith("Redlock node m0: 1 releases are pending, so that of 'y' and further ones are dropped: ")
 
 
-def test_abstention_is_said_to_be_the_reason(setup: Setup) -> None:
+def test_an_error_names_members_that_do_not_vote_yet(setup: Setup) -> None:
     alice, bob = setup.client("alice"), setup.client("bob")
 
     async def scenario() -> None:
@@ -537,7 +537,7 @@ def a_member_that_came_back_empty_votes_again() -> None:
     setup.run(scenario())
 
 
-STORIES = {
+RARE = {
     "no_member_is_admitted": a_member_that_came_back_empty_votes_again,
     "an_admitted_member_counts_from_zero": fences_grow_though_only_a_forgetful_member_is_common,
     "the_fence_is_the_maximum_only": fences_grow_though_the_next_majority_drew_lower_tickets,
@@ -551,16 +551,16 @@ STORIES = {
 """Histories that come about by chance too rarely, each with the mutant it catches."""
 
 
-@pytest.mark.parametrize("name", STORIES)
-def test_a_rare_history(name: str) -> None:
-    STORIES[name]()
+@pytest.mark.parametrize("name", RARE)
+def test_a_rare_sequence_of_events_breaks_no_invariant(name: str) -> None:
+    RARE[name]()
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # what is left half-done by a failure is never awaited
-@pytest.mark.parametrize("name", STORIES)
-def test_a_rare_history_catches_its_mutant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", RARE)
+def test_a_rare_sequence_of_events_catches_its_mutant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with mutated(MUTANTS[name], monkeypatch), pytest.raises((AssertionError, pytest.fail.Exception)):
-        STORIES[name]()
+        RARE[name]()
 
 
 def test_a_quorum_has_at_least_three_members_and_a_timeout_within_a_round() -> None:

@@ -206,7 +206,7 @@ def test_a_holder_whose_store_answers_that_it_waits_has_lost(setup: Setup) -> No
     setup.run(scenario())
 
 
-def test_an_answer_from_before_the_grant_refutes_nothing(setup: Setup) -> None:
+def test_a_reply_from_before_the_grant_refutes_nothing(setup: Setup) -> None:
     alice, bob = setup.client("alice"), setup.client("bob")
 
     async def scenario() -> None:
@@ -314,7 +314,7 @@ def looks_of(client: Client, *, stumbles: int = 0) -> list[float]:
     return looks
 
 
-def test_a_keeper_that_failed_soon_looks_again(setup: Setup) -> None:
+def test_a_keeper_that_failed_soon_retries(setup: Setup) -> None:
     alice = setup.client("alice")
     looks = looks_of(alice, stumbles=1)
 
@@ -327,7 +327,7 @@ def test_a_keeper_that_failed_soon_looks_again(setup: Setup) -> None:
     setup.run(scenario())
 
 
-def test_the_keeper_looks_at_its_leases_only_when_one_of_them_needs_something(setup: Setup) -> None:
+def test_the_keeper_scans_its_leases_only_when_one_of_them_is_due(setup: Setup) -> None:
     alice = setup.client("alice")
     looks = looks_of(alice)
 
@@ -389,7 +389,7 @@ def test_a_short_silence_of_the_store_is_survived(setup: Setup) -> None:
     setup.run(scenario())
 
 
-def test_a_client_that_resumes_after_a_long_pause_first_learns_that_it_lost(setup: Setup) -> None:
+def test_a_client_that_resumes_after_a_long_pause_first_detects_its_loss(setup: Setup) -> None:
     alice, bob = setup.client("alice"), setup.client("bob")
 
     async def scenario() -> None:
@@ -407,7 +407,7 @@ def test_a_client_that_resumes_after_a_long_pause_first_learns_that_it_lost(setu
     setup.run(scenario())
 
 
-def test_an_answer_does_not_open_a_window_that_was_closed(setup: Setup) -> None:
+def test_a_reply_does_not_reopen_a_trust_window_that_has_ended(setup: Setup) -> None:
     """Found by `tests/model`: a client that resumes may read it before anything looks at the window."""
     alice = setup.client("alice")
 
@@ -423,7 +423,7 @@ def test_an_answer_does_not_open_a_window_that_was_closed(setup: Setup) -> None:
     setup.run(scenario())
 
 
-def test_a_waiter_that_overslept_its_place_rejoins(setup: Setup) -> None:
+def test_a_waiter_whose_place_expired_during_a_pause_rejoins(setup: Setup) -> None:
     alice, bob, carol = (setup.client(name) for name in ("alice", "bob", "carol"))
 
     async def scenario() -> None:
@@ -594,7 +594,7 @@ def test_the_retry_policy_bounds_how_often_a_silent_store_is_asked(setup: Setup)
     setup.run(scenario())
 
 
-def test_an_error_that_does_not_pass_is_not_retried(setup: Setup) -> None:
+def test_an_error_that_is_not_transient_is_not_retried(setup: Setup) -> None:
     alice = setup.client("alice")
     asked: list[Ask] = []
 
@@ -776,7 +776,7 @@ def test_a_ttl_shorter_than_the_round_trip_is_an_error_not_an_endless_loop(setup
         setup.run(alice.acquire(ttl=0.12))
 
 
-def test_an_answer_that_came_too_late_gives_all_of_several_names_up_at_once(setup: Setup) -> None:
+def test_a_reply_that_came_too_late_releases_all_of_several_names_at_once(setup: Setup) -> None:
     alice = setup.client("alice")
     asks = [Ask(name, "", 0.5, 0.5) for name in "abcdef"]
     claim = Claim()
@@ -794,7 +794,9 @@ def test_an_answer_that_came_too_late_gives_all_of_several_names_up_at_once(setu
     setup.run(scenario())
 
 
-def test_a_client_that_dies_waiting_for_the_last_of_several_names_keeps_the_first_for_a_heartbeat(setup: Setup) -> None:
+def test_a_client_that_dies_waiting_for_the_last_of_several_names_blocks_the_first_for_a_heartbeat(
+    setup: Setup,
+) -> None:
     alice, bob, carol = (setup.client(name) for name in ("alice", "bob", "carol"))
     asks = [Ask(name, "", 60.0, 3.0) for name in "ax"]
     claim = Claim()

@@ -146,7 +146,7 @@ class Plain:
         return None
 
 
-def test_what_a_store_cannot_do_is_not_asked_of_it() -> None:
+def test_what_a_store_cannot_do_is_not_requested() -> None:
     clock = Clock()
     server = MemoryServer(clock.read)
     assert simulate(lambda runtime: Plain(runtime, server), clock.set, range(20)) > 20

@@ -104,7 +104,7 @@ def history_of(*operations: Operation) -> History:
 
 class TestRandomHistories:
     @pytest.mark.parametrize("part", range(4))
-    def test_no_correct_client_is_accused(self, part: int) -> None:
+    def test_no_violation_is_found_in_a_correct_history(self, part: int) -> None:
         first = FIRST_SEED + part * HISTORIES
         for seed in range(first, first + HISTORIES):
             for model in (Model, Forgetful, Violent):
@@ -112,7 +112,7 @@ class TestRandomHistories:
                 assert not found, f"{model.__name__}({seed}): {found[0]}"
 
     @pytest.mark.parametrize("injection", INJECTIONS, ids=lambda injection: injection.__name__)
-    def test_what_was_put_in_is_found(self, injection: Injection) -> None:
+    def test_an_injected_violation_is_found(self, injection: Injection) -> None:
         tried = 0
         for seed in range(FIRST_SEED, FIRST_SEED + HISTORIES):
             history = good_history(seed)
@@ -125,7 +125,7 @@ class TestRandomHistories:
     def test_every_checker_has_something_to_find(self) -> None:
         assert {checker.__name__ for checker in CHECKERS} == set(INJECTIONS.values())
 
-    def test_what_forgetting_excuses_is_found_without_the_excuse(self) -> None:
+    def test_what_lost_grants_excuse_is_found_without_the_excuse(self) -> None:
         strict = Promises()
         rules = set()
         for seed in range(FIRST_SEED, FIRST_SEED + HISTORIES):
@@ -133,7 +133,7 @@ class TestRandomHistories:
             rules |= {rule for rule in ("exclusion", "retractions", "rates") if find(rule, history, strict)}
         assert rules == {"exclusion", "retractions", "rates"}
 
-    def test_what_force_excuses_is_found_without_the_excuse(self) -> None:
+    def test_what_a_forced_release_excuses_is_found_without_the_excuse(self) -> None:
         rules = set()
         for seed in range(FIRST_SEED, FIRST_SEED + HISTORIES):
             history = Violent(seed).run()
@@ -298,7 +298,7 @@ BROKEN: dict[type[Model], set[str]] = {
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
-def test_a_broken_store_is_found_out(broken: type[Model]) -> None:
+def test_violations_of_a_broken_store_are_found(broken: type[Model]) -> None:
     for seed in range(FIRST_SEED, FIRST_SEED + 40):
         rules = {violation.rule for violation in check(broken(seed).run(), PROMISES)}
         if rules & BROKEN[broken]:
@@ -308,28 +308,28 @@ def test_a_broken_store_is_found_out(broken: type[Model]) -> None:
 
 
 class TestExclusion:
-    def test_two_who_are_sure_at_once(self) -> None:
+    def test_two_holders_inside_their_trust_windows_are_found(self) -> None:
         (found,) = find("exclusion", history_of(hold("p", 1, 5), hold("q", 4, 6)))
         assert "at 4.000000: holders of 'a' have a total weight of 2, and its capacity is 1" in str(found)
         assert "p:" in str(found)
         assert "q:" in str(found)
 
-    def test_one_after_the_other_is_well(self) -> None:
+    def test_one_holder_after_the_other_is_allowed(self) -> None:
         assert not find("exclusion", history_of(hold("p", 1, 4), hold("q", 4, 6)))
 
-    def test_other_names_do_not_matter(self) -> None:
+    def test_holders_of_other_names_do_not_count(self) -> None:
         assert not find("exclusion", history_of(hold("p", 1, 5), hold("q", 4, 6, name="b")))
 
     def test_a_release_ends_a_hold_when_it_begins(self) -> None:
         assert not find("exclusion", history_of(hold("p", 1, 9, release=Release(3)), hold("q", 3, 6)))
         assert find("exclusion", history_of(hold("p", 1, 9, release=Release(3.1)), hold("q", 3, 6)))
 
-    def test_permits_add_up(self) -> None:
+    def test_weights_of_permits_are_added(self) -> None:
         some = [hold(f"p{number}", 1, 5, capacity=3) for number in range(3)]
         assert not find("exclusion", history_of(*some))
         assert find("exclusion", history_of(*some, hold("q", 4, 6, capacity=3)))
 
-    def test_a_writer_is_alone(self) -> None:
+    def test_a_reader_beside_a_writer_is_found(self) -> None:
         readers = [hold("p", 1, 5, capacity=9), hold("q", 1, 5, capacity=9)]
         assert find("exclusion", history_of(*readers, hold("w", 4, 6, capacity=9, weight=9)))
         assert not find("exclusion", history_of(*readers, hold("w", 5, 6, capacity=9, weight=9)))
@@ -340,32 +340,32 @@ class TestExclusion:
         paused.checks[1] = Check(6, 6, 6)
         assert not find("exclusion", history_of(paused, hold("q", 5, 7), fault("pause", 2, 6, "p")))
 
-    def test_retracted_trust_counts_as_far_as_it_was_looked_at(self) -> None:
+    def test_a_hold_that_was_lost_early_counts_up_to_its_last_check(self) -> None:
         lost = hold("p", 1, 9, lost_at=5)
         assert not find("exclusion", history_of(lost, hold("q", 4, 7)))
         lost.checks.append(Check(4.5, 4.5, 9))
         assert find("exclusion", history_of(lost, hold("q", 4, 7)))
 
-    def test_a_fault_that_makes_the_store_forget_excuses_what_it_hit(self) -> None:
+    def test_a_fault_that_may_lose_grants_excuses_the_holds_before_it(self) -> None:
         before, after = hold("p", 1, 9), hold("q", 4, 7, invoked=3.6)
         assert not find("exclusion", history_of(before, after, fault(FORGET, 3, 3.5)))
         assert find("exclusion", history_of(before, after, hold("z", 5, 6), fault(FORGET, 3, 3.5)))
 
 
 class TestRetractions:
-    def test_a_loss_before_its_time(self) -> None:
+    def test_a_loss_inside_the_trust_window_is_found(self) -> None:
         assert find("retractions", history_of(hold("p", 1, 9, lost_at=8)))
         assert not find("retractions", history_of(hold("p", 1, 9, lost_at=9.1)))
 
-    def test_a_release_that_finds_it_gone(self) -> None:
+    def test_a_release_that_finds_its_place_gone_is_found(self) -> None:
         assert find("retractions", history_of(hold("p", 1, 9, release=Release(3, 4, "lost"))))
         assert not find("retractions", history_of(hold("p", 1, 9, release=Release(3, 10, "lost"))))
 
-    def test_a_look_that_took_until_it_ended_proves_nothing(self) -> None:
+    def test_a_check_that_lasted_until_the_trust_window_ended_proves_nothing(self) -> None:
         assert find("retractions", history_of(hold("p", 1, 9, checks=[Check(1, 1, 9), Check(2, 3, 2)])))
         assert not find("retractions", history_of(hold("p", 1, 9, checks=[Check(1, 1, 9), Check(2, 9.5, 2)])))
 
-    def test_forgetting_excuses(self) -> None:
+    def test_a_fault_that_may_lose_grants_excuses_an_early_loss(self) -> None:
         assert not find("retractions", history_of(hold("p", 1, 9, lost_at=8), fault(FORGET, 5, 5)))
         assert find("retractions", history_of(hold("p", 1, 9, lost_at=8), fault("cut off", 5, 5)))
 
@@ -378,11 +378,11 @@ class TestRetractions:
 
 
 class TestFences:
-    def test_a_fence_that_goes_back(self) -> None:
+    def test_a_fence_that_goes_back_is_found(self) -> None:
         assert find("fences", history_of(hold("p", 1, 2, fence=7), hold("q", 4, 5, fence=6)))
         assert not find("fences", history_of(hold("p", 1, 2, fence=6), hold("q", 4, 5, fence=7)))
 
-    def test_equal_fences(self) -> None:
+    def test_equal_fences_are_found(self) -> None:
         assert find("fences", history_of(hold("p", 1, 2, fence=7), hold("q", 1.5, 5, fence=7)))
 
     def test_the_client_that_was_sure_first_was_granted_first(self) -> None:
@@ -392,24 +392,24 @@ class TestFences:
         second.checks.clear()
         assert not find("fences", history_of(first, second))
 
-    def test_those_who_share_have_no_order(self) -> None:
+    def test_fences_of_shared_grants_have_no_order(self) -> None:
         some = hold("p", 1, 2, fence=7, capacity=3), hold("q", 4, 5, fence=6, capacity=3)
         assert not find("fences", history_of(*some))
 
 
 class TestLosses:
-    def test_a_signal_after_the_next_grant(self) -> None:
+    def test_a_signal_after_the_next_grant_is_found(self) -> None:
         assert find("losses", history_of(hold("p", 1, 3, lost_at=5), hold("q", 4, 6)))
         assert not find("losses", history_of(hold("p", 1, 3, lost_at=4.04), hold("q", 4, 6)))
 
-    def test_no_signal_at_all(self) -> None:
+    def test_a_missing_signal_is_found(self) -> None:
         loser, other = hold("p", 1, 3, watched=True), hold("q", 4, 6)
         assert not find("losses", history_of(loser, other))
         assert find("losses", history_of(loser, other, hold("p", 9, 10)))
         loser.watched = False
         assert not find("losses", history_of(loser, other, hold("p", 9, 10)))
 
-    def test_a_look_at_the_flag(self) -> None:
+    def test_a_check_that_shows_no_signal_is_evidence(self) -> None:
         loser = hold("p", 1, 3, checks=[Check(1, 1, 3), Check(5, 5, 5, signalled=False)])
         assert find("losses", history_of(loser, hold("q", 4, 6)))
         loser.checks[1] = Check(5, 5, 5, signalled=True)
@@ -428,14 +428,14 @@ class TestLosses:
 
 
 class TestRegisters:
-    def test_a_stale_write(self) -> None:
+    def test_a_stale_write_is_found(self) -> None:
         newer, older = write(1, 2, "x", 7), write(3, 4, "y", 6)
         assert find("stale_writes", history_of(newer, older))
         assert find("linearizability", history_of(newer, older))
         older.outcome = "refused"
         assert not check_register(newer, older)
 
-    def test_a_stale_write_after_the_newer_fence_was_read(self) -> None:
+    def test_a_stale_write_after_the_newer_fence_was_read_is_found(self) -> None:
         newer = write(0, inf, "x", 7, "unknown")
         assert find("stale_writes", history_of(newer, read(1, 2, "x", 7), write(3, 4, "y", 6)))
 
@@ -443,11 +443,11 @@ class TestRegisters:
         assert not check_register(write(1, 4, "x", 7), write(2, 3, "y", 6), read(5, 6, "x"))
         assert check_register(write(1, 4, "x", 7), write(2, 3, "y", 6), read(5, 6, "y"))
 
-    def test_a_read_of_what_was_overwritten(self) -> None:
+    def test_a_read_of_an_overwritten_value_is_found(self) -> None:
         assert check_register(write(1, 2, "x", 6), write(3, 4, "y", 6), read(5, 6, "x"))
         assert not check_register(write(1, 2, "x", 6), write(3, 5.5, "y", 6), read(5, 6, "x"))
 
-    def test_two_reads_do_not_go_back(self) -> None:
+    def test_a_read_of_an_older_value_than_the_read_before_is_found(self) -> None:
         writes = write(1, 2, "x", 6), write(3, 9, "y", 6)
         assert not check_register(*writes, read(4, 5, "x"), read(6, 7, "y"))
         assert check_register(*writes, read(4, 5, "y"), read(6, 7, "x"))
@@ -468,7 +468,7 @@ class TestRegisters:
         assert check_register(lost, refused, read(4, 5, None))
 
     @pytest.mark.parametrize("part", range(2))
-    def test_it_agrees_with_trying_every_order(self, part: int) -> None:
+    def test_the_checker_agrees_with_trying_every_order(self, part: int) -> None:
         explained = 0
         for seed in range(FIRST_SEED + part * 1000, FIRST_SEED + part * 1000 + 1000):
             operations = some_operations(random.Random(seed))
@@ -553,12 +553,12 @@ def long_register(chance: random.Random, size: int) -> list[Write | Read]:
 
 
 class TestFifo:
-    def test_a_waiter_is_overtaken(self) -> None:
+    def test_an_overtaken_waiter_is_found(self) -> None:
         waiter = hold("p", 9, 10, invoked=1, fence=5, waits=[Wait(1, 2, 5), Wait(7, 7.1, 5)])
         assert find("fifo", history_of(waiter, hold("q", 6, 6.5, invoked=3)))
         assert not find("fifo", history_of(waiter, hold("q", 6, 6.5, invoked=1.9)))
 
-    def test_the_later_one_returns_first(self) -> None:
+    def test_a_later_request_that_returns_first_is_found(self) -> None:
         waiter = hold("p", 9, 10, invoked=1, fence=5, waits=[Wait(1, 2, 5)])
         other = hold("q", 6, 6.5, invoked=3)
         assert find("fifo", history_of(waiter, other))
@@ -570,7 +570,7 @@ class TestFifo:
         waiter = hold("p", 9, 10, invoked=1, fence=8, waits=[Wait(1, 2, 5), Wait(7, 7.1, 8)])
         assert not find("fifo", history_of(waiter, hold("q", 6, 6.5, invoked=3)))
 
-    def test_without_tickets_a_fault_excuses(self) -> None:
+    def test_without_tickets_a_fault_excuses_overtaking(self) -> None:
         waiter = hold("p", 9, 10, invoked=1, waits=[Wait(1, 2), Wait(7, 7.1)])
         some = waiter, hold("q", 6, 6.5, invoked=3)
         assert find("fifo", history_of(*some))
@@ -578,7 +578,7 @@ class TestFifo:
         assert find("fifo", history_of(*some, fault("pause", 3, 5, "q")))
         assert find("fifo", history_of(*some, fault("pause", 3, 5, "p")), Promises(may_lose_waiting_places=()))
 
-    def test_where_the_store_forgot_there_may_have_been_two_lines(self) -> None:
+    def test_after_lost_data_there_may_have_been_two_lines(self) -> None:
         waiter = hold("p", 9, 10, invoked=1, fence=5, waits=[Wait(1, 2, 5), Wait(7, 7.1, 5)])
         assert not find("fifo", history_of(waiter, hold("q", 6, 6.5, invoked=3), fault(FORGET, 0, 5)))
 
@@ -599,24 +599,24 @@ class TestWakeUps:
     def find(self, *operations: Operation) -> list[Violation]:
         return find("wake_ups", history_of(*operations), self.PROMISES)
 
-    def test_the_next_has_it_in_time(self) -> None:
+    def test_a_waiter_that_holds_too_late_is_found(self) -> None:
         assert not self.find(self.released(3), self.waiter("q", 4))
         assert self.find(self.released(3), self.waiter("q", 4.1))
 
-    def test_a_crowd_that_is_not_woken(self) -> None:
+    def test_several_waiters_that_are_not_woken_are_found(self) -> None:
         assert self.find(self.released(3), self.waiter("q", 4.1), self.waiter("r", 9, fence=6, waits=[Wait(2, 3, 6)]))
 
-    def test_a_fault_gives_more_time(self) -> None:
+    def test_a_fault_extends_the_deadline_of_a_wake_up(self) -> None:
         assert not self.find(self.released(3), self.waiter("q", 8.4), fault("cut off", 3.2, 3.5))
         assert self.find(self.released(3), self.waiter("q", 8.6), fault("cut off", 3.2, 3.5))
 
-    def test_another_client_may_have_it(self) -> None:
+    def test_a_name_that_another_client_may_hold_is_not_reported(self) -> None:
         assert not self.find(self.released(3), self.waiter("q", 6), self.waiter("r", 3.5))
         dead = self.waiter("r", 0, completed=inf, outcome="unknown", checks=[])
         assert not self.find(self.released(3), self.waiter("q", 6), dead)
         assert self.find(self.released(30), self.waiter("q", 36), dead, fault(KILL, 20, 20, "r"))
 
-    def test_a_waiter_for_several_names_may_have_this_one(self) -> None:
+    def test_a_name_that_a_waiter_for_several_names_may_hold_is_not_reported(self) -> None:
         assert not self.find(self.released(3), self.waiter("q", 6, several=True))
         assert not self.find(self.released(3), self.waiter("q", 6, several=True), self.waiter("r", 9, fence=6))
 
@@ -643,13 +643,13 @@ class TestLeftTaken:
         """Make a hold that was asked for and granted at 1, and released at 2."""
         return hold("p", 1, 9, **{"invoked": 1, "at_least": until - 1, "release": Release(2, 2.1, "done")} | fields)
 
-    def test_no_client_holds_before_the_time_is_over(self) -> None:
+    def test_a_hold_before_the_reservation_ends_is_found(self) -> None:
         assert find("reservations", history_of(self.left(6), hold("q", 5, 7)))
         assert not find("reservations", history_of(self.left(6), hold("q", 6, 7)))
         assert not find("reservations", history_of(self.left(2), hold("q", 2.2, 7)))
         assert not find("exclusion", history_of(self.left(6), hold("q", 5, 7)))
 
-    def test_it_counts_from_the_grant(self) -> None:
+    def test_a_reservation_counts_from_the_grant(self) -> None:
         waited = self.left(6, invoked=0, fence=5, waits=[Wait(0.5, 0.6, 5)])
         assert not find("reservations", history_of(waited, hold("q", 5.6, 7)))
         assert find("reservations", history_of(waited, hold("q", 5.3, 7)))
@@ -659,20 +659,20 @@ class TestLeftTaken:
         assert not find("reservations", history_of(*some))
         assert find("reservations", history_of(*some, hold("r", 5.5, 7, capacity=3)))
 
-    def test_only_what_is_done_is_remembered(self) -> None:
+    def test_only_a_stored_outcome_reserves_its_name(self) -> None:
         done = self.left(1, period=3, value=42)
         assert find("reservations", history_of(done, hold("q", 4.5, 7)))
         assert not find("reservations", history_of(done, hold("q", 5, 7)))
         done.value = None
         assert not find("reservations", history_of(done, hold("q", 4.5, 7)))
 
-    def test_who_was_not_answered_may_have_left_nothing(self) -> None:
+    def test_a_release_in_doubt_may_have_reserved_nothing(self) -> None:
         unanswered, other = self.left(6, release=Release(2, 2.1, "error")), hold("q", 5, 7)
         assert find("reservations", history_of(unanswered, other))
         assert not find("reservations", history_of(unanswered, other, fault("cut off", 1.5, 2.05)))
         assert find("reservations", history_of(unanswered, other, fault("cut off", 3, 4)))
 
-    def test_a_release_that_came_too_late_left_nothing(self) -> None:
+    def test_a_release_after_the_lease_expired_reserves_nothing(self) -> None:
         late = self.left(12, release=Release(8.9, 9.1, "done"))
         assert not find("reservations", history_of(late, hold("q", 10, 11)))
 
@@ -736,7 +736,7 @@ class TestForcedReleases:
         assert find("forced_releases", history_of(released, forced_release(1.9, 2, 7), fault("cut off", 3, 3)))
         assert not find("forced_releases", history_of(released, forced_release(1.9, 2.2, 7), fault("cut off", 3, 3)))
 
-    def test_two_may_hold_after_it(self) -> None:
+    def test_two_clients_may_hold_after_a_forced_release(self) -> None:
         some = hold("p", 1, 6), hold("q", 4, 6, invoked=3.1)
         assert not find("exclusion", history_of(*some, forced_release(2, 3)))
         assert find("exclusion", history_of(*some, forced_release(2, 3, name="b")))
@@ -748,7 +748,7 @@ class TestForcedReleases:
         lost.several = True
         assert not find("retractions", history_of(lost, forced_release(2, 3, name="b")))
 
-    def test_fences_grow_all_the_same(self) -> None:
+    def test_fences_grow_after_a_forced_release(self) -> None:
         some = hold("p", 1, 6, fence=7), hold("q", 4, 6, invoked=3.1, fence=6)
         assert find("fences", history_of(*some, forced_release(2, 3)))
 
@@ -764,25 +764,25 @@ class TestNothingLeft:
     def look(self, at: float, *left: str) -> Inspection:
         return Inspection(client="nemesis", line=next(lines), invoked=at, completed=at + 1, left=list(left))
 
-    def test_a_place_after_all_clients_are_gone(self) -> None:
+    def test_a_place_left_after_all_clients_are_gone_is_found(self) -> None:
         gone = hold("p", 1, 9, release=Release(2, 3, "done"))
         assert not find("nothing_left", history_of(gone, self.look(7)))
         assert find("nothing_left", history_of(gone, self.look(7, "a: p")))
         assert not find("nothing_left", history_of(gone, self.look(6, "a: p"), self.look(7)))
 
-    def test_a_client_must_look(self) -> None:
+    def test_a_missing_inspection_is_found(self) -> None:
         assert find("nothing_left", history_of(hold("p", 1, 9), self.look(3)))
         assert not find("nothing_left", History())
 
 
 class TestRates:
-    def test_more_than_the_burst_at_once(self) -> None:
+    def test_more_than_the_burst_at_once_is_found(self) -> None:
         some = [consume(1, 1.1) for _ in range(3)]
         assert not find("rates", history_of(*some))
         assert find("rates", history_of(*some, consume(1, 1.1)))
         assert not find("rates", history_of(*some, consume(1, 2.2)))
 
-    def test_what_time_earns(self) -> None:
+    def test_a_rate_limit_drains_with_time(self) -> None:
         steady = [consume(number, number + 0.1) for number in range(100)]
         assert not find("rates", history_of(*steady))
         assert find("rates", history_of(*steady, consume(50, 50.01, cost=3)))
@@ -792,19 +792,19 @@ class TestRates:
         some[0].allowed = some[1].allowed = False
         assert not find("rates", history_of(*some))
 
-    def test_a_store_that_forgets_begins_again(self) -> None:
+    def test_after_lost_data_a_rate_limit_begins_again(self) -> None:
         some = [consume(1, 1.1) for _ in range(3)] + [consume(1.3, 1.4) for _ in range(3)]
         assert find("rates", history_of(*some))
         assert not find("rates", history_of(*some, fault(FORGET, 1.2, 1.2)))
         assert find("rates", history_of(*some, consume(1.3, 1.4), fault(FORGET, 1.2, 1.2)))
 
-    def test_what_a_crash_forgives_is_excused(self) -> None:
+    def test_a_fault_that_may_lose_rate_limits_is_excused(self) -> None:
         some = [consume(1, 1.1) for _ in range(3)] + [consume(1.3, 1.4) for _ in range(3)]
         crash, promises = fault("crash", 1.2, 1.2), replace(PROMISES, may_lose_rate_limits={"crash"})
         assert find("rates", history_of(*some, crash))
         assert not find("rates", history_of(*some, crash), promises)
 
-    def test_it_agrees_with_trying_every_time(self) -> None:
+    def test_the_checker_agrees_with_trying_every_period(self) -> None:
         found = 0
         for seed in range(FIRST_SEED, FIRST_SEED + 500):
             chance = random.Random(seed)
@@ -829,7 +829,7 @@ class TestElections:
     def term(self, client: str, elected: float, deposed: float, stopped: float = inf) -> Acquire:
         return hold(client, elected, deposed, kind="leader", elected_at=elected, deposed_at=deposed, stopped_at=stopped)
 
-    def test_one_is_told_before_the_next(self) -> None:
+    def test_a_leader_is_notified_before_the_next_is_elected(self) -> None:
         assert not find("elections", history_of(self.term("p", 1, 4), self.term("q", 4, 6)))
         assert find("elections", history_of(self.term("p", 1, 4), self.term("q", 3.9, 6)))
 
@@ -849,12 +849,12 @@ class TestElections:
         assert not find("elections", history_of(never, self.term("q", 4, 6)))
         assert find("elections", history_of(never, self.term("q", 4, 6), self.term("p", 8, 9)))
 
-    def test_the_halted_are_excused(self) -> None:
+    def test_a_stopped_client_is_excused(self) -> None:
         some = self.term("p", 1, 9), self.term("q", 4, 6)
         assert not find("elections", history_of(*some, fault("pause", 2, 9, "p")))
         assert find("elections", history_of(*some, fault("pause", 5, 9, "p")))
 
-    def test_no_leader_stops_that_did_not_begin(self) -> None:
+    def test_an_on_lost_without_an_on_elected_is_found(self) -> None:
         assert find("elections", history_of(self.term("p", inf, 4, 5)))
 
 
@@ -872,14 +872,14 @@ class Handle:
 
 
 class TestFaults:
-    def test_a_long_one_is_found_behind_a_short_one(self) -> None:
+    def test_a_long_fault_is_found_behind_a_short_one(self) -> None:
         long, short = fault("cut off", 1, 9), fault("cut off", 2, 3)
         history = history_of(long, short)
         assert history.harm(None, "p", 5, 6) == [long]
         assert history.harm({"pause"}, "p", 5, 6) == []
         assert history.harm(None, "p", 9.1, 10) == []
 
-    def test_those_of_others_do_not_matter(self) -> None:
+    def test_faults_of_other_clients_do_not_count(self) -> None:
         history = history_of(fault("pause", 1, 9, "p"))
         assert history.harm(None, "p", 5, 6)
         assert history.harm(None, None, 5, 6)
@@ -985,7 +985,7 @@ class TestRecording:
         known, unknown = History.read([path]).acquires
         assert (known.outcome, unknown.outcome, unknown.is_known) == ("refused", "unknown", False)
 
-    def test_a_forked_child_needs_its_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_forked_child_needs_its_own_recorder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         recorder = Recorder(tmp_path / "p", "p")
         monkeypatch.setattr(os, "getpid", lambda: -1)
         with pytest.raises(AssertionError, match="its own recorder"):

@@ -326,17 +326,17 @@ ON_REDIS: dict[str, Callable[[Redis], Scenario]] = {
 
 
 @pytest.mark.parametrize("kind", ON_REDIS)
-def test_harm_on_redis(with_redis: Redis, kind: str) -> None:
+def test_a_fault_on_redis_has_its_effect_and_is_healed(with_redis: Redis, kind: str) -> None:
     for seed in range(SEED, SEED + 3):
         run_scenario(ON_REDIS[kind](with_redis), with_redis.faults[kind], seed)
         eventually(with_redis.answers, "it answers again")
 
 
-def test_all_harm_on_redis_is_tested(with_redis: Redis) -> None:
+def test_every_fault_on_redis_is_tested(with_redis: Redis) -> None:
     assert set(with_redis.faults) == set(ON_REDIS)
 
 
-def test_a_redis_that_forgets_does_not_lose_the_time_as_well(with_redis: Redis) -> None:
+def test_a_redis_that_loses_its_data_does_not_go_back_in_time_as_well(with_redis: Redis) -> None:
     """Or its fences, which follow a clock that never goes back, could do so; and that is not promised."""
 
     def fence() -> int:
@@ -507,12 +507,12 @@ ON_POSTGRES: dict[str, Callable[[Postgres], Scenario]] = {
 
 
 @pytest.mark.parametrize("kind", ON_POSTGRES)
-def test_harm_on_postgres(with_postgres: Postgres, kind: str) -> None:
+def test_a_fault_on_postgres_has_its_effect_and_is_healed(with_postgres: Postgres, kind: str) -> None:
     run_scenario(ON_POSTGRES[kind](with_postgres), with_postgres.faults[kind])
     eventually(with_postgres.answers, "it answers again")
 
 
-def test_all_harm_on_postgres_is_tested(with_postgres: Postgres) -> None:
+def test_every_fault_on_postgres_is_tested(with_postgres: Postgres) -> None:
     assert set(with_postgres.faults) == set(ON_POSTGRES)
 
 
@@ -524,7 +524,7 @@ def test_connections_are_taken_without_ending_sessions_where_locks_live_on_them(
             assert fails(psycopg.OperationalError, lambda: psycopg.connect(with_postgres.server.url))
 
 
-def test_harm_on_sqlite(tmp_path: Path) -> None:
+def test_a_fault_on_sqlite_has_its_effect_and_is_healed(tmp_path: Path) -> None:
     path = tmp_path / "locks.db"
     with ARENAS["sqlite"](tmp_path) as arena:
         assert set(arena.faults) == {"lock file", "full disk"}
@@ -542,7 +542,7 @@ def test_harm_on_sqlite(tmp_path: Path) -> None:
             worker.dispose()
 
 
-def test_harm_on_sentinel(sentinel: SentinelDeployment) -> None:
+def test_a_fault_on_sentinel_has_its_effect_and_is_healed(sentinel: SentinelDeployment) -> None:
     faults = {fault.kind: fault for fault in sentinel_faults(sentinel)}
     assert set(faults) == {
         "flush scripts",
@@ -577,7 +577,7 @@ def sextet() -> Iterator[Sextet]:
 
 
 @pytest.mark.parametrize("kind", ["force failover", "pause primary", "kill replica", "move slot", "cut network"])
-def test_harm_on_a_cluster(sextet: Sextet, kind: str) -> None:
+def test_a_fault_on_a_cluster_has_its_effect_and_is_healed(sextet: Sextet, kind: str) -> None:
     deployment = sextet.deployment
     faults = {fault.kind: fault for fault in sextet.faults()}
     before = {slot: deployment.owner(slot) for slot in sextet.slots}
@@ -612,7 +612,7 @@ def _ping(url: str) -> None:
         client.ping()
 
 
-def test_all_harm_on_a_cluster(sextet: Sextet) -> None:
+def test_every_fault_on_a_cluster_is_listed(sextet: Sextet) -> None:
     assert {fault.kind for fault in sextet.faults()} == {
         "flush scripts",
         "kill connections",
@@ -641,7 +641,7 @@ def quintet() -> Iterator[Quintet]:
 
 
 @pytest.mark.parametrize("kind", ["stall node", "kill node", "hold network", "cut network"])
-def test_harm_on_a_redlock_node(quintet: Quintet, kind: str) -> None:
+def test_a_fault_on_a_redlock_node_has_its_effect_and_is_healed(quintet: Quintet, kind: str) -> None:
     fault = {fault.kind: fault for fault in quintet.faults()}[kind]
     with fault.harm(Random(SEED)):
         (number,) = quintet.harmed
@@ -659,7 +659,7 @@ def test_all_redlock_nodes_are_stalled_but_those_that_are_down(quintet: Quintet)
         assert not any(node.is_paused for node in quintet.nodes)
 
 
-def test_a_node_that_forgot_counts_as_harmed_until_it_votes(quintet: Quintet) -> None:
+def test_a_node_that_restarted_empty_counts_as_harmed_until_it_votes(quintet: Quintet) -> None:
     fault = {fault.kind: fault for fault in quintet.faults()}["empty node"]
     with fault.harm(Random(SEED)):
         (number,) = quintet.harmed
@@ -678,7 +678,7 @@ def test_never_more_than_two_redlock_nodes_are_harmed(quintet: Quintet) -> None:
 
 
 @pytest.mark.parametrize("name", ARENAS)
-def test_an_arena_settles_and_shows_who_is_left(name: str, tmp_path: Path) -> None:
+def test_an_arena_settles_and_shows_the_places_that_are_left(name: str, tmp_path: Path) -> None:
     with ARENAS[name](tmp_path) as arena:
         assert arena.name == name
         assert arena.workloads <= WORKLOADS
@@ -766,7 +766,7 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
-def test_what_is_done_is_recorded_and_counted_and_healed(recorder: Recorder, tmp_path: Path, at_once: int) -> None:
+def test_injected_faults_are_recorded_counted_and_healed(recorder: Recorder, tmp_path: Path, at_once: int) -> None:
     ward, crew = Ward("quake", "flood", "fire", at_once=at_once), Crew("a", "b", "c")
     nemesis = Nemesis(ward.arena, crew, recorder, Random(SEED))
     for _ in range(20):  # until all have come together that may: a busy machine takes its time
@@ -782,7 +782,7 @@ def test_what_is_done_is_recorded_and_counted_and_healed(recorder: Recorder, tmp
     assert ward.most == at_once
 
 
-def test_the_seed_says_what_is_done(tmp_path: Path) -> None:
+def test_the_seed_decides_which_faults_are_injected(tmp_path: Path) -> None:
     def kinds(number: int, seed: int) -> list[str]:
         recorder = Recorder(tmp_path / f"{number}.jsonl", "nemesis")
         ward = Ward("quake", "flood", "fire", "plague")
@@ -796,7 +796,7 @@ def test_the_seed_says_what_is_done(tmp_path: Path) -> None:
     assert len({tuple(kinds(4 + seed, seed)) for seed in range(4)}) > 1
 
 
-def test_it_can_be_stopped_while_a_fault_lasts(recorder: Recorder) -> None:
+def test_the_nemesis_can_be_stopped_while_a_fault_lasts(recorder: Recorder) -> None:
     ward = Ward("quake", seconds=(60.0, 60.0))
     nemesis = Nemesis(ward.arena, Crew(), recorder, Random(SEED))
     thread = threading.Thread(target=nemesis.run, args=[clock.now() + 60])

@@ -126,7 +126,7 @@ def test_every_bug_breaks_a_rule_there_is() -> None:
     assert {*QUICK} <= {*MUTANTS}
 
 
-def test_a_time_line_shows_every_client_and_who_is_accused() -> None:
+def test_a_timeline_shows_every_client_and_marks_the_operations_of_a_violation() -> None:
     history = Model(1).run()
     plain, accusing = draw(history), draw(history, history.acquires[:1])
     words = {element.text for element in fromstring(plain).iter("{http://www.w3.org/2000/svg}text")}

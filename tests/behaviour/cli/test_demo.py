@@ -20,7 +20,7 @@ def test_the_demo_succeeds_and_prints_what_happened(lockstead: Lockstead) -> Non
     assert "\033" not in finished.stdout
 
 
-def test_the_demo_on_a_given_store_as_json(lockstead: Lockstead) -> None:
+def test_the_demo_runs_on_a_given_store_and_prints_json(lockstead: Lockstead) -> None:
     finished = lockstead("demo", "--workers", "5", "--url", lockstead.url, "--json")
     told = json.loads(finished.stdout)
     assert (finished.returncode, told["ok"]) == (0, True)

@@ -8,7 +8,7 @@ from tests.harness.command import Lockstead
 from tests.servers.redis import RedisServer
 
 
-def test_a_sound_store(lockstead: Lockstead) -> None:
+def test_doctor_finds_nothing_wrong_with_a_sound_store(lockstead: Lockstead) -> None:
     with RedisServer() as server:
         done = lockstead("doctor", "--url", server.url)
     assert done.returncode == 0
@@ -17,7 +17,7 @@ def test_a_sound_store(lockstead: Lockstead) -> None:
     assert lockstead("doctor").returncode == 0
 
 
-def test_a_server_that_may_evict_locks(lockstead: Lockstead) -> None:
+def test_doctor_warns_of_a_server_that_may_evict_locks(lockstead: Lockstead) -> None:
     with RedisServer(maxmemory="20mb", maxmemory_policy="allkeys-lru") as server:
         done = lockstead("doctor", "--url", server.url, "--json")
         (fine, finding) = json.loads(done.stdout)
@@ -28,7 +28,7 @@ def test_a_server_that_may_evict_locks(lockstead: Lockstead) -> None:
     assert "noeviction" in finding["message"]
 
 
-def test_a_redlock_node_that_is_down_and_one_that_came_back_empty(lockstead: Lockstead) -> None:
+def test_doctor_names_a_redlock_node_that_is_down_and_one_that_came_back_empty(lockstead: Lockstead) -> None:
     with RedisServer(append_only=True) as one, RedisServer(append_only=True) as two, RedisServer() as three:
         url = "redlock://" + ",".join(f"127.0.0.1:{server.port}" for server in (one, two, three))
         assert lockstead("run", "job", "--url", url, "--ttl", "300", "--", "true").returncode == 0
@@ -43,7 +43,7 @@ def test_a_redlock_node_that_is_down_and_one_that_came_back_empty(lockstead: Loc
     assert any("persists nothing" in line for line in lines if f":{three.port} " in line)
 
 
-def test_a_server_that_is_down(lockstead: Lockstead) -> None:
+def test_a_server_that_is_down_is_an_error(lockstead: Lockstead) -> None:
     with RedisServer() as server:
         server.stop()
         done = lockstead("doctor", "--url", server.url)

@@ -56,7 +56,7 @@ def waits(lockstead: Lockstead, number: int = 1) -> None:
     eventually(lambda: (info := lockstead.info("chief")) and info.waiting == number, f"{number} wait")
 
 
-def test_it_exits_with_the_code_of_its_command_and_resigns(lockstead: Lockstead) -> None:
+def test_elect_exits_with_the_code_of_its_command_and_resigns(lockstead: Lockstead) -> None:
     finished = lockstead("elect", "chief", "--metadata", "zone=a", "--", "sh", "-c", "echo $LOCKSTEAD_NAME; exit 7")
     assert (finished.returncode, finished.stdout, finished.stderr) == (7, "chief\n", "")
     assert lockstead.info("chief") is None

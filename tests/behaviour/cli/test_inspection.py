@@ -18,13 +18,13 @@ from tests.harness.command import Lockstead
 from tests.harness.conditions import eventually
 
 
-def test_ls_of_nothing(lockstead: Lockstead) -> None:
+def test_ls_without_locks_says_that_nothing_is_locked(lockstead: Lockstead) -> None:
     assert lockstead("ls").stdout == "nothing is locked\n"
     assert lockstead("ls", "cron:").stdout == "nothing is locked under 'cron:'\n"
     assert lockstead.json("ls") == []
 
 
-def test_ls_shows_who_holds_what(lockstead: Lockstead) -> None:
+def test_ls_shows_the_holder_of_each_lock(lockstead: Lockstead) -> None:
     locks = DistributedLock(lockstead.url)
     with locks, locks.lock("cron:a", metadata={"host": "web-1"}) as first, locks.lock("job:b"):
         header, one, two = lockstead("ls").stdout.splitlines()
@@ -38,13 +38,13 @@ def test_ls_shows_who_holds_what(lockstead: Lockstead) -> None:
         assert (told["name"], told["fence"], told["waiting"]) == ("cron:a", first.fence, 0)
 
 
-def test_ls_counts_those_who_wait(lockstead: Lockstead) -> None:
+def test_ls_counts_waiters(lockstead: Lockstead) -> None:
     lockstead.hold("job")
     lockstead.start("run", "job", "--", "true")
     eventually(lambda: lockstead.json("ls")[0]["waiting"] == 1, "one waits")
 
 
-def test_show(lockstead: Lockstead) -> None:
+def test_show_prints_the_holder_fence_expiry_and_metadata(lockstead: Lockstead) -> None:
     with DistributedLock(lockstead.url) as locks, locks.lock("job", metadata={"by": "me"}, ttl=60) as handle:
         shown = dict(line.split(maxsplit=1) for line in lockstead("show", "job").stdout.splitlines())
         assert (shown["name"], shown["holder"], shown["fence"]) == ("job", locks.holder_id, str(handle.fence))
@@ -54,7 +54,7 @@ def test_show(lockstead: Lockstead) -> None:
         assert (told["holder_id"], told["metadata"]) == (locks.holder_id, {"by": "me"})
 
 
-def test_show_of_a_free_lock(lockstead: Lockstead) -> None:
+def test_show_of_a_free_lock_exits_with_1(lockstead: Lockstead) -> None:
     finished = lockstead("show", "job")
     assert (finished.returncode, finished.stdout, finished.stderr) == (1, "", "lockstead: 'job' is free\n")
     told = json.loads(lockstead("show", "job", "--json").stderr)
@@ -70,7 +70,7 @@ def test_release_without_force_only_explains(lockstead: Lockstead) -> None:
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_release_says_who_held(lockstead: Lockstead, form: list[str]) -> None:
+def test_release_names_the_former_holder(lockstead: Lockstead, form: list[str]) -> None:
     lockstead.hold("job")
     holder = lockstead.info("job")
     assert holder is not None
@@ -121,7 +121,7 @@ def test_a_terminal_without_unicode_is_enough(lockstead: Lockstead) -> None:
         assert "\\u017c" in lockstead("ls").stdout
 
 
-def test_version_and_help(lockstead: Lockstead) -> None:
+def test_version_and_help_are_printed(lockstead: Lockstead) -> None:
     assert lockstead("--version").stdout == f"lockstead {__version__}\n"
     assert "demo" in lockstead("--help").stdout
     for subcommand in ("run", "ls", "show", "release", "demo"):

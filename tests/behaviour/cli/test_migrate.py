@@ -54,7 +54,7 @@ def test_a_database_is_brought_up_to_date_once(lockstead: Lockstead, postgres_ur
 
 
 @pytest.mark.parametrize("way", ["--schema", "URL"])
-def test_any_schema_will_do(lockstead: Lockstead, postgres_url: str, way: str) -> None:
+def test_migrate_accepts_a_schema_of_any_name(lockstead: Lockstead, postgres_url: str, way: str) -> None:
     url = sqlalchemy.make_url(postgres_url).update_query_dict({"schema": ODD}).render_as_string(hide_password=False)
     flags = ("--url", url) if way == "URL" else ("--url", postgres_url, "--schema", ODD)
     assert lockstead.json("migrate", *flags)["schema"] == ODD
@@ -63,14 +63,14 @@ def test_any_schema_will_do(lockstead: Lockstead, postgres_url: str, way: str) -
     assert lockstead("doctor", "--url", url).stdout.startswith("ok ")
 
 
-def test_two_at_once_do_not_collide(lockstead: Lockstead, postgres_url: str) -> None:
+def test_concurrent_migrations_do_not_collide(lockstead: Lockstead, postgres_url: str) -> None:
     commands = [lockstead.start("migrate", "--url", postgres_url) for _ in range(3)]
     ends = [command.communicate(timeout=30) for command in commands]
     assert [error for _, error in ends] == ["", "", ""]
     assert sum("was: none" in told for told, _ in ends) == 1
 
 
-def test_what_it_prints_does_the_same(lockstead: Lockstead, postgres_url: str) -> None:
+def test_the_printed_migration_does_the_same(lockstead: Lockstead, postgres_url: str) -> None:
     lockstead.environment.pop("LOCKSTEAD_URL")
     printed = lockstead("migrate", "--print", "--schema", ODD)
     assert printed.returncode == 0
@@ -81,7 +81,7 @@ def test_what_it_prints_does_the_same(lockstead: Lockstead, postgres_url: str) -
     assert lockstead.json("migrate", "--url", postgres_url, "--schema", ODD)["was"] == 2
 
 
-def test_it_runs_as_others_run_it(postgres_url: str) -> None:
+def test_the_migration_runs_through_sqlalchemy_and_as_one_statement(postgres_url: str) -> None:
     """As Alembic's `op.execute` does, which looks for :parameters, and by drivers that take one statement at a time."""
     engine = sqlalchemy.create_engine(postgres_url.replace("postgresql://", "postgresql+psycopg://"))
     with engine.begin() as connection:
@@ -108,7 +108,9 @@ def test_a_newer_schema_is_left_alone(lockstead: Lockstead, postgres_url: str) -
     assert "newer than this lockstead" in done.stdout
 
 
-def test_rights(lockstead: Lockstead, postgres_server: PostgresServer, postgres_url: str) -> None:
+def test_migrate_names_missing_rights_and_grants_them(
+    lockstead: Lockstead, postgres_server: PostgresServer, postgres_url: str
+) -> None:
     role, odd_role = random_name(), f'{random_name()} "x"'
     quoted = odd_role.replace('"', '""')
     postgres_server.sql(f'CREATE ROLE {role} LOGIN; CREATE ROLE "{quoted}" LOGIN')
@@ -215,7 +217,7 @@ def test_an_open_transaction_does_not_hold_a_repeated_migration_up(lockstead: Lo
         (("--url", "postgresql://localhost/?schem=x"), "schem"),
     ],
 )
-def test_bad_input(lockstead: Lockstead, arguments: tuple[str, ...], said: str) -> None:
+def test_bad_input_of_migrate_is_refused(lockstead: Lockstead, arguments: tuple[str, ...], said: str) -> None:
     done = lockstead("migrate", *arguments)
     assert done.returncode == 2
     assert said in done.stderr
@@ -226,7 +228,7 @@ def test_a_schema_is_checked_for_programs_too() -> None:
         migration_sql("")
 
 
-def test_a_server_that_is_down(lockstead: Lockstead, postgres_server: PostgresServer) -> None:
+def test_a_server_that_is_down_is_an_error(lockstead: Lockstead, postgres_server: PostgresServer) -> None:
     done = lockstead("migrate", "--url", "postgresql://postgres@127.0.0.1:1/x", "--json")
     assert done.returncode == 69
     assert "connection refused" in json.loads(done.stderr)["message"]
@@ -257,7 +259,7 @@ def test_doctor_finds_what_takes_locks_away(
     assert "missing or too old" in found
 
 
-def test_doctor_on_a_sound_server_with_a_pooler(
+def test_doctor_finds_nothing_wrong_with_a_sound_server_behind_a_pooler(
     lockstead: Lockstead, postgres_url: str, start_pooler: Callable[..., Pooler]
 ) -> None:
     query(postgres_url, migration_sql())
@@ -268,7 +270,7 @@ def test_doctor_on_a_sound_server_with_a_pooler(
             assert not any("pooler" in finding.message for finding in locks.examine())
 
 
-def test_tasks_examine_too(postgres_url: str, start_pooler: Callable[..., Pooler]) -> None:
+def test_the_asyncio_client_examines_too(postgres_url: str, start_pooler: Callable[..., Pooler]) -> None:
     query(postgres_url, migration_sql())
 
     async def examine() -> list[str]:
@@ -280,7 +282,7 @@ def test_tasks_examine_too(postgres_url: str, start_pooler: Callable[..., Pooler
     assert any("there is a pooler" in message for message in messages)
 
 
-def test_doctor_on_a_sound_server(lockstead: Lockstead, fresh_postgres: PostgresServer) -> None:
+def test_doctor_finds_nothing_wrong_with_a_sound_server(lockstead: Lockstead, fresh_postgres: PostgresServer) -> None:
     assert lockstead("migrate", "--url", fresh_postgres.url).returncode == 0
     done = lockstead("doctor", "--url", fresh_postgres.url)
     assert done.returncode == 0, done.stdout

@@ -48,7 +48,7 @@ def test_nothing_is_held_afterwards(lockstead: Lockstead) -> None:
     assert lockstead.info("job") is None
 
 
-def test_the_lock_stays_reserved_for_at_least_so_long(lockstead: Lockstead) -> None:
+def test_the_lock_stays_reserved_for_at_least(lockstead: Lockstead) -> None:
     tick = ("run", "cron:x", "--timeout", "0", "--at-least", "60", "--", "echo", "ran")
     first, second = lockstead(*tick), lockstead(*tick)
     assert (first.returncode, first.stdout) == (0, "ran\n")
@@ -107,7 +107,7 @@ def test_without_a_timeout_it_waits_for_its_turn(lockstead: Lockstead) -> None:
     assert waiter.returncode == 0
 
 
-def test_metadata_from_pairs_and_json(lockstead: Lockstead) -> None:
+def test_metadata_is_read_from_pairs_and_json(lockstead: Lockstead) -> None:
     lockstead.hold("job", "--metadata", "host=web=1", "--metadata", '{"tries": 2, "tags": ["a"]}')
     info = lockstead.info("job")
     assert info is not None
@@ -208,7 +208,7 @@ def test_an_unreachable_store_gives_69(lockstead: Lockstead, tmp_path: Path) -> 
     assert "none/locks.db" in finished.stderr
 
 
-def test_an_unreachable_store_as_json(lockstead: Lockstead, tmp_path: Path) -> None:
+def test_an_unreachable_store_is_reported_as_json(lockstead: Lockstead, tmp_path: Path) -> None:
     finished = lockstead("run", "job", "--json", "--url", f"sqlite:///{tmp_path}/none/locks.db", "--", "true")
     assert json.loads(finished.stderr)["error"] == "store_unreachable"
 
@@ -250,7 +250,7 @@ def test_bad_input_gives_2_and_says_what_is_wrong(lockstead: Lockstead, argument
     assert "Traceback" not in finished.stderr
 
 
-def test_bad_input_as_json(lockstead: Lockstead) -> None:
+def test_bad_input_is_reported_as_json(lockstead: Lockstead) -> None:
     told = json.loads(lockstead("run", "job", "--json", "--grace", "99", "--", "true").stderr)
     assert (told["error"], told["exit_code"]) == ("bad_input", 2)
 

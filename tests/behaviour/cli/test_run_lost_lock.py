@@ -109,7 +109,7 @@ def test_a_full_pipe_does_not_keep_the_command_alive(lockstead: Lockstead, tmp_p
         victim.process.kill()
 
 
-def test_a_recovered_store_does_not_save_a_command_told_to_stop(lockstead: Lockstead, tmp_path: Path) -> None:
+def test_a_recovered_store_does_not_save_a_command_that_was_sent_sigterm(lockstead: Lockstead, tmp_path: Path) -> None:
     victim = Victim(lockstead, tmp_path, "--ttl", "3", "--grace", "1.5")
     with unusable(lockstead.database) as expires_at:
         clock = time.CLOCK_BOOTTIME

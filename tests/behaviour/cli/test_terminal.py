@@ -70,14 +70,14 @@ def shell(lockstead: Lockstead) -> Iterator[Shell]:
     shell.close()
 
 
-def test_a_command_can_be_talked_to(shell: Shell) -> None:
+def test_a_command_reads_from_the_terminal(shell: Shell) -> None:
     shell.type("lockstead run job -- sh -c 'read word; echo \"[$word]\"'; echo code=$?\n")
     shell.expect("code=.*\n")
     shell.type("hello\n")
     shell.expect(r"\[hello\]\r\ncode=0\r\n")
 
 
-def test_a_command_in_a_pipeline_can_be_talked_to(shell: Shell) -> None:
+def test_a_command_in_a_pipeline_reads_from_the_terminal(shell: Shell) -> None:
     shell.type("lockstead run job -- sh -c 'read word; echo \"[$word]\"' | cat\n")
     shell.expect("cat\r\n")
     shell.type("hello\n")

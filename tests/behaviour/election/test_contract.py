@@ -11,10 +11,10 @@ from lockstead.testing.contract.election import (
     test_a_failing_on_elected_resigns_and_a_failing_on_lost_has_no_other_effect,
     test_a_leader_deposed_by_force_is_notified_and_stands_again,
     test_closing_a_client_ends_its_elections_in_order,
-    test_in_the_background_one_leads_until_it_stops_and_then_another,
-    test_one_leads_and_every_client_can_see_which,
+    test_in_the_background_one_candidate_leads_until_it_stops_and_then_another,
+    test_one_candidate_leads_and_every_client_sees_the_leader,
     test_release_all_calls_on_lost_first,
-    test_the_lock_is_given_up_only_after_on_lost_has_ended,
+    test_the_lock_is_released_only_after_on_lost_has_ended,
     test_watching_shows_every_leader_and_every_vacancy,
 )
 

@@ -101,7 +101,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("store", "order"), CASES)
-def test_greenlets_are_threads_to_every_store(store: str, order: str, request: pytest.FixtureRequest) -> None:
+def test_greenlets_use_every_store_as_threads_do(store: str, order: str, request: pytest.FixtureRequest) -> None:
     url = STORES[store](request.getfixturevalue)
     run(order, "contention", url)
     if store != "memory":

@@ -229,7 +229,7 @@ async def test_partials_and_callable_objects_are_decorated(locks: AsyncDistribut
 
 
 @on_a_loop
-async def test_an_interrupt_on_the_way_into_a_block_gives_the_lock_up(locks: AsyncDistributedLock) -> None:
+async def test_an_interrupt_on_the_way_into_a_block_releases_the_lock(locks: AsyncDistributedLock) -> None:
     guard = locks.lock("x")
     with (
         patch.object(AsyncLockHandle, "__aenter__", side_effect=SystemError),

@@ -101,7 +101,7 @@ def test_a_decorated_method_can_use_its_object(locks: DistributedLock) -> None:
     assert Account().touch() == "account:7"
 
 
-def test_a_decorator_can_name_the_call_itself(locks: DistributedLock) -> None:
+def test_a_decorator_can_take_the_name_from_a_function(locks: DistributedLock) -> None:
     @locks.locked(lambda *parts: "-".join(parts), timeout=0)
     def job(*parts: str) -> str:
         return locks.inspect()[0].name
@@ -222,12 +222,12 @@ def test_a_coroutine_function_is_no_callback_for_threads(locks: DistributedLock)
 
 
 @pytest.mark.parametrize("at_least", [None, False, "", True, "3"])
-def test_what_is_no_time_is_refused(locks: DistributedLock, at_least: float) -> None:
+def test_an_at_least_that_is_not_a_duration_is_refused(locks: DistributedLock, at_least: float) -> None:
     with pytest.raises(InvalidInputError, match="at_least must be seconds"):
         locks.lock("x", at_least=at_least)
 
 
-def test_errors_speak_of_what_was_asked_for(locks: DistributedLock) -> None:
+def test_errors_name_the_option_that_was_given(locks: DistributedLock) -> None:
     with pytest.raises(InvalidInputError, match=r"^a name must not be empty"):
         locks.rate_limiter("", 1, 1)
     with pytest.raises(InvalidInputError, match=r"^ttl may be a year at the most: .* renewed"):
@@ -238,7 +238,7 @@ def test_errors_speak_of_what_was_asked_for(locks: DistributedLock) -> None:
         locks.singleton("x", at_most=inf)
 
 
-def test_an_interrupt_on_the_way_into_a_block_gives_the_lock_up(
+def test_an_interrupt_on_the_way_into_a_block_releases_the_lock(
     locks: DistributedLock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guard = locks.lock("x")

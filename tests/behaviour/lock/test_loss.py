@@ -18,7 +18,7 @@ from lockstead.stores.memory import MemoryStore
 from tests.harness.conditions import eventually
 
 
-def test_a_loss_is_over_once_its_block_is_left(locks: DistributedLock, operator: DistributedLock) -> None:
+def test_a_lock_can_be_acquired_again_after_a_lost_block(locks: DistributedLock, operator: DistributedLock) -> None:
     with pytest.raises(LockLostError), locks.lock("x", reentrant=True) as first:
         operator.force_release("x")
     with locks.lock("x", reentrant=True) as second:

@@ -44,7 +44,7 @@ def test_a_released_handle_does_not_keep_a_forgotten_inner_one_alive(locks: Dist
     eventually(lambda: not locks.is_locked("x"), "the forgotten inner handle gives its lock up", within=10)
 
 
-def test_re_entering_from_many_threads_at_once(locks: DistributedLock) -> None:
+def test_many_threads_re_enter_at_once(locks: DistributedLock) -> None:
     failures: list[BaseException] = []
 
     def work(number: int) -> None:

@@ -13,7 +13,7 @@ from tests.harness.contention import OccupancyCounter, run_concurrently
 pytestmark = pytest.mark.each_family
 
 
-def test_overlapping_sets_of_names_are_all_had_in_the_end(rig: Rig) -> None:
+def test_overlapping_sets_of_names_are_all_acquired_in_the_end(rig: Rig) -> None:
     names = "abcdef"
     rounds = 50 if rig.runtime_name == "threads" else 15
     counters = {name: OccupancyCounter(1) for name in names}

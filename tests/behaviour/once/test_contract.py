@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from lockstead.testing.contract.once import (
-    test_a_caller_that_comes_while_it_is_being_done_waits_for_the_outcome,
-    test_an_attempt_that_died_is_taken_over,
-    test_what_failed_is_not_done_and_what_cannot_be_kept_is,
-    test_what_is_done_once_is_remembered,
+    test_a_call_of_once_during_another_waits_for_its_outcome,
+    test_an_attempt_of_once_whose_client_died_is_repeated,
+    test_once_retries_what_failed_and_does_not_repeat_what_could_not_be_stored,
+    test_once_returns_the_stored_result_to_later_calls,
 )
 
 pytestmark = [pytest.mark.every_store, pytest.mark.one_version]

@@ -211,7 +211,7 @@ def locks(store: Forgetful) -> DistributedLock:
     return DistributedLock(store, retry=RetryPolicy(max_retries=1, retry_delay=0.001))
 
 
-def test_to_wait_takes_one_request_and_exactly_the_time_it_must(
+def test_a_wait_takes_one_request_and_exactly_the_time_it_must(
     locks: DistributedLock, store: Forgetful, time: VirtualTime
 ) -> None:
     limiter = locks.rate_limiter("x", limit=4, per=2, burst=3)
@@ -257,7 +257,7 @@ def test_a_repeated_request_waits_no_longer_than_what_is_left_of_the_timeout(
     assert time.now() < START + 0.5
 
 
-def test_a_caller_that_does_not_wait_still_asks_again_if_there_is_no_answer(
+def test_a_caller_that_does_not_wait_still_retries_a_request_without_a_reply(
     locks: DistributedLock, store: Forgetful
 ) -> None:
     limiter = locks.rate_limiter("x", limit=10, per=3, burst=4)
@@ -284,7 +284,7 @@ def test_a_closed_client_limits_nothing(locks: DistributedLock) -> None:
 
 
 @pytest.mark.parametrize("lost", [0.0, 0.2])
-def test_many_who_wait_are_served_in_order_and_as_fast_as_allowed_but_no_faster(lost: float) -> None:
+def test_many_waiters_are_served_in_order_and_as_fast_as_allowed_but_no_faster(lost: float) -> None:
     world = World(seed=7)
     server = SimulatedServer(world, Faults(lost_request=lost, lost_reply=lost))
     turns: list[float] = []
@@ -315,7 +315,7 @@ def test_many_who_wait_are_served_in_order_and_as_fast_as_allowed_but_no_faster(
         assert turns[-1] - turns[0] <= (30 - 10) / 2 + late
 
 
-def test_a_caller_that_is_cancelled_while_it_waits_has_paid_its_cost() -> None:
+def test_a_caller_that_is_cancelled_while_it_waits_has_consumed_its_cost() -> None:
     async def test() -> None:
         async with AsyncDistributedLock("memory://cancelled") as locks:
             limiter = locks.rate_limiter("x", limit=1, per=3600)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockstead.testing.contract.read_write import (
-    test_a_reader_of_its_own_writing_reads_and_a_writer_of_its_own_reading_is_refused_at_once,
+    test_a_writer_may_read_too_and_a_reader_that_requests_the_write_side_is_refused,
     test_readers_hold_together_and_writers_alone_in_the_order_they_came,
 )
 

@@ -11,7 +11,7 @@ from lockstead.stores.memory import MemoryServer
 STORM = 3000
 
 
-def test_in_memory_a_storm_is_forgotten_with_the_next_use_of_any_name() -> None:
+def test_in_memory_expired_tombstones_are_removed_by_the_next_use_of_any_name() -> None:
     now = 0.0
     server = MemoryServer(clock=lambda: now)
     server.join(Ask("held", "me/1", 3600.0, 3.0))
@@ -24,7 +24,7 @@ def test_in_memory_a_storm_is_forgotten_with_the_next_use_of_any_name() -> None:
     assert server.size() == 2
 
 
-def test_in_memory_one_name_bears_a_storm() -> None:
+def test_in_memory_the_cost_of_tombstones_grows_with_their_number() -> None:
     """The time it takes grows with the number of tombstones, not with its square."""
     now = 0.0
     server = MemoryServer(clock=lambda: now)

@@ -55,7 +55,7 @@ def test_a_url_is_read_as_libpq_reads_it(url: str, settings: dict[str, str]) -> 
         ("postgresql://u:s3cret@h/db?schema=", "schema"),
     ],
 )
-def test_a_bad_url_is_refused_without_telling_its_password(url: str, reason: str) -> None:
+def test_a_bad_url_is_refused_without_showing_its_password(url: str, reason: str) -> None:
     with pytest.raises(InvalidInputError, match=reason) as refusal:
         DistributedLock(url)
     assert "s3cr" not in str(refusal.value)

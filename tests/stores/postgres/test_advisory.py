@@ -207,7 +207,7 @@ def test_a_server_that_crashes_takes_the_locks_with_it_and_the_holder_knows(rig:
         rig.run(test())
 
 
-def test_a_server_that_falls_silent_ends_trust_and_not_the_session(rig: Rig) -> None:
+def test_a_server_that_falls_silent_ends_the_trust_window_and_not_the_session(rig: Rig) -> None:
     with PostgresServer(POSTGRES18, fsync="off") as server:
         rig._open_store = lambda runtime: open_store(advisory(server.url), runtime)
 
@@ -299,7 +299,7 @@ def test_a_forked_child_that_ends_takes_nothing_from_its_parent(
 
 
 @pytest.mark.parametrize("runtime_name", RUNTIME_NAMES)
-def test_a_parent_that_dies_is_not_survived_by_its_lock_though_its_child_lives(
+def test_the_lock_of_a_dead_parent_is_free_although_its_child_runs(
     start_peer: Callable[..., Worker], locks: DistributedLock, runtime_name: str
 ) -> None:
     worker = start_peer(runtime_name)
@@ -604,7 +604,7 @@ def test_too_many_connections_are_an_error_and_leave_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("runtime_name", RUNTIME_NAMES)
-def test_a_pooler_of_transactions_is_refused_and_one_of_sessions_taken_on_trust(
+def test_a_transaction_pooler_is_refused_and_a_session_pooler_accepted_if_declared(
     server: PostgresServer, runtime_name: str
 ) -> None:
     with OwnPooler(server) as pooler, OwnPooler(server, pool_mode="session", pool_size=4) as honest:
@@ -635,13 +635,13 @@ def test_options_of_the_lease_table_are_refused(url: str, option: str) -> None:
         DistributedLock(f"{url}?{option}")
 
 
-def test_an_object_leads_to_advisory_locks_if_told_to(server: PostgresServer) -> None:
+def test_an_object_leads_to_advisory_locks_if_the_option_says_so(server: PostgresServer) -> None:
     with psycopg.connect(server.url) as connection, DistributedLock(connection, advisory=True) as locks:
         assert locks.acquire("x").is_held
         assert len(held(server)) == 1
 
 
-def test_an_unlock_that_fails_is_made_up_for(locks: DistributedLock, server: PostgresServer) -> None:
+def test_an_unlock_that_fails_is_repeated(locks: DistributedLock, server: PostgresServer) -> None:
     """It is cancelled before it could even be planned: nothing of it may count as prepared, and the lock must go."""
     handle = locks.acquire("x")
     session = locks._engine.store._common  # type: ignore[attr-defined]
@@ -676,7 +676,7 @@ def test_a_refusal_leaves_nothing_behind_even_if_no_holder_can_be_named(
     assert not store._requests
 
 
-def test_what_others_imitate_is_shown_as_it_is_safe_to_show() -> None:
+def test_an_imitated_comment_with_control_characters_is_ignored() -> None:
     assert read_comment("/* lockstead a%1B b/1 c d/1 */") == [("c", "d/1")]
 
 

@@ -79,7 +79,7 @@ def url_as(server: PostgresServer, role: str, database: str = "postgres") -> str
     return f"postgresql://{role}:{SECRET}@127.0.0.1:{server.port}/{database}"
 
 
-async def test_connection_refused(harness: Harness) -> None:
+async def test_a_refused_connection_is_named(harness: Harness) -> None:
     port = Port()
     said = await refusal(harness, f"postgresql://me:{SECRET}@127.0.0.1:{port.number}/db", is_transient=True, within=1.0)
     port.close()
@@ -87,14 +87,16 @@ async def test_connection_refused(harness: Harness) -> None:
     assert "connection refused" in said
 
 
-async def test_an_unknown_host(harness: Harness) -> None:
+async def test_an_unknown_host_is_named(harness: Harness) -> None:
     said = await refusal(harness, f"postgresql://me:{SECRET}@no-such-host.invalid:7777/db", is_transient=True)
     assert "no-such-host.invalid:7777/db" in said
     assert "known" in said or "resolution" in said or "translate" in said
 
 
 @on_each_flavour
-async def test_a_missing_table(harness: Harness, postgres_server: PostgresServer) -> None:
+async def test_a_missing_table_is_named_with_the_command_that_makes_it(
+    harness: Harness, postgres_server: PostgresServer
+) -> None:
     said = await refusal(harness, postgres_server.url, is_transient=False)
     assert f"lockstead migrate --url URL --schema {harness.options['schema']}" in said
     assert str(postgres_server.port) in said
@@ -110,14 +112,14 @@ async def test_many_clients_that_find_a_missing_table_all_get_an_error_that_name
             await work.result()
 
 
-async def test_a_missing_function(harness: Harness, server: PostgresServer) -> None:
+async def test_a_missing_function_is_named(harness: Harness, server: PostgresServer) -> None:
     server.sql(f"DROP FUNCTION {harness.options['schema']}.line_join")
     said = await refusal(harness, server.url, is_transient=False)
     assert "lockstead migrate" in said
 
 
 @on_each_flavour
-async def test_a_role_without_rights(
+async def test_a_role_without_rights_is_named(
     harness: Harness, server: PostgresServer, role: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     said = await refusal(harness, url_as(server, role), caplog, is_transient=False)
@@ -159,7 +161,7 @@ def requiring_passwords(server: PostgresServer, role: str) -> Iterator[None]:
         server.sql("SELECT pg_reload_conf()")
 
 
-async def test_a_wrong_password(
+async def test_a_wrong_password_is_named_and_not_shown(
     harness: Harness, server: PostgresServer, role: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with requiring_passwords(server, role):
@@ -170,7 +172,7 @@ async def test_a_wrong_password(
         assert "no password" in await refusal(harness, without, is_transient=False)
 
 
-async def test_an_unknown_database(harness: Harness, postgres_server: PostgresServer) -> None:
+async def test_an_unknown_database_is_named(harness: Harness, postgres_server: PostgresServer) -> None:
     said = await refusal(harness, postgres_server.url_at(postgres_server.port, database="nowhere"), is_transient=False)
     assert "nowhere" in said
     assert "create the database" in said
@@ -184,12 +186,12 @@ async def test_the_name_of_a_database_is_not_taken_for_a_cause(
     assert "create the database" in said
 
 
-async def test_an_unknown_role(harness: Harness, postgres_server: PostgresServer) -> None:
+async def test_an_unknown_role_is_named(harness: Harness, postgres_server: PostgresServer) -> None:
     said = await refusal(harness, url_as(postgres_server, "no_such_user"), is_transient=False)
     assert "no_such_user" in said
 
 
-async def test_something_that_is_no_postgres(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_server_that_is_not_postgres_is_named(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
     with WrongServer(lambda _: b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n") as wrong_server:
         said = await refusal(
             harness, f"postgresql://me:{SECRET}@127.0.0.1:{wrong_server.port}/db", caplog, is_transient=False
@@ -198,7 +200,7 @@ async def test_something_that_is_no_postgres(harness: Harness, caplog: pytest.Lo
     assert "PostgreSQL" in said
 
 
-async def test_a_server_that_only_reads(harness: Harness, server: PostgresServer) -> None:
+async def test_a_read_only_server_is_refused(harness: Harness, server: PostgresServer) -> None:
     """A stand-in for a standby, and what becomes of a primary that is demoted."""
     url = f"{server.url}?options=-cdefault_transaction_read_only%3Don"
     said = await refusal(harness, url, is_transient=True)
@@ -229,7 +231,7 @@ async def test_one_of_several_servers_that_is_silent_or_down_is_passed_over(
     assert not caplog.text
 
 
-async def test_several_servers_that_are_all_out_of_reach(harness: Harness) -> None:
+async def test_several_unreachable_servers_are_all_named(harness: Harness) -> None:
     first, second = Port(), Port()
     url = f"postgresql://me:{SECRET}@127.0.0.1:{first.number},127.0.0.1:{second.number}/db"
     said = await refusal(harness, url, is_transient=True)
@@ -239,7 +241,7 @@ async def test_several_servers_that_are_all_out_of_reach(harness: Harness) -> No
     second.close()
 
 
-async def test_too_many_connections(harness: Harness, start: Start) -> None:
+async def test_too_many_connections_is_an_error_that_says_so(harness: Harness, start: Start) -> None:
     """A client with a session keeps it, one that cannot listen polls, and a newcomer gets an error."""
     # Plenty is reserved for looking: sessions that were just refused or closed have their places a little longer.
     server = start(fsync="off", max_connections="16", superuser_reserved_connections="10")
@@ -274,7 +276,7 @@ async def test_too_many_connections(harness: Harness, start: Start) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
-async def test_a_database_that_does_not_know_every_character(
+async def test_a_database_in_another_encoding_works_and_refuses_what_it_cannot_store(
     harness: Harness, postgres_server: PostgresServer, encoding: str
 ) -> None:
     name = random_name()  # of a database that stays: to drop one may take a minute, until every process takes notice
@@ -340,7 +342,9 @@ on_a_server_with_tls = pytest.mark.parametrize(  # the wheels' are built without
 
 
 @on_a_server_with_tls
-async def test_tls(harness: Harness, tls_server: PostgresServer, authority: Authority, tmp_path: Path) -> None:
+async def test_a_lock_is_held_renewed_and_waited_for_over_tls(
+    harness: Harness, tls_server: PostgresServer, authority: Authority, tmp_path: Path
+) -> None:
     trusting = f"{tls_server.url}?sslmode=verify-full&sslrootcert={authority.authorities}"
     first, second = harness.client(trusting, ttl=1.0), harness.client(trusting, ttl=1.0)
     held = await ask(first.acquire("x"))
@@ -361,6 +365,6 @@ async def test_tls(harness: Harness, tls_server: PostgresServer, authority: Auth
     assert "certificate" in said
 
 
-async def test_tls_that_the_server_does_not_speak(harness: Harness, postgres_server: PostgresServer) -> None:
+async def test_tls_to_a_server_without_tls_is_refused(harness: Harness, postgres_server: PostgresServer) -> None:
     said = await refusal(harness, f"{postgres_server.url}?sslmode=require", is_transient=False)
     assert "does not support SSL" in said

@@ -99,7 +99,7 @@ def test_a_newer_writer_waits_for_the_older_ones_transaction(table: Table) -> No
     table.sql(CHECK, "ledger", 9, on=newer)
 
 
-def test_the_example_of_a_paused_worker(shared_postgres: object) -> None:
+def test_the_example_refuses_the_stale_write_of_a_paused_worker(shared_postgres: object) -> None:
     server: PostgresServer = shared_postgres(POSTGRES18)  # type: ignore[operator]
     with server.database() as url:
         query(url, migration_sql())

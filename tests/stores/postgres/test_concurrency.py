@@ -133,7 +133,7 @@ class Worker(threading.Thread):
                 self.failures.append(f"{renewal.owner} held {name}, and now waits: {answer}")
 
 
-def test_eight_at_once(table: Table, seed: int) -> None:
+def test_eight_concurrent_clients_exclude_each_other_and_keep_their_order(table: Table, seed: int) -> None:
     chance = random.Random(seed)
     until = time.monotonic() + SECONDS
     workers = [Worker(table, number, random.Random(chance.random()), until) for number in range(8)]
@@ -164,7 +164,7 @@ def test_eight_at_once(table: Table, seed: int) -> None:
     assert acquired > 30
 
 
-def test_six_who_take_several_names_each_get_all_or_none_and_never_wait_for_each_other(
+def test_six_clients_that_take_several_names_each_get_all_or_none_and_never_deadlock(
     table: Table,
     seed: int,
 ) -> None:
@@ -313,7 +313,7 @@ def _tolerantly(table: Table, user: psycopg.Connection, name: str) -> None:
         table.sql("SELECT {s}.acquire_lock(%s, 'sql', 30, queue => true)", name, on=user)
 
 
-def test_who_leaves_a_name_that_a_transaction_keeps_may_try_again(table: Table) -> None:
+def test_a_leave_blocked_by_a_transaction_is_a_transient_error(table: Table) -> None:
     store = table.store()
     drive(store.join(Ask("x", "python/1", 30.0, 10.0), 5.0))
     user = table.connect(autocommit=False)

@@ -198,7 +198,7 @@ async def test_an_error_in_one_statement_spoils_no_other(harness: Harness, serve
     assert not places(harness, server)
 
 
-async def test_a_client_that_waits_in_vain_keeps_nothing_of_it(harness: Harness, server: PostgresServer) -> None:
+async def test_a_wait_that_timed_out_leaves_no_state_in_its_client(harness: Harness, server: PostgresServer) -> None:
     locks, other = harness.client(server.url), harness.client(server.url)
     await ask(other.acquire("x"))
     for _ in range(20):

@@ -239,7 +239,7 @@ async def test_a_join_that_arrives_after_its_leave_takes_no_place(harness: Harne
     assert not places(harness, proxy.server)
 
 
-async def test_a_refused_owner_takes_no_place_and_is_forgotten_in_time(
+async def test_the_owner_of_a_tombstone_gets_no_place_and_the_tombstone_expires_in_time(
     harness: Harness, server: PostgresServer
 ) -> None:
     store = harness.store(server.url)

@@ -96,7 +96,7 @@ async def test_a_release_while_a_waiter_is_not_subscribed_is_not_missed(
     assert waiting.ended_at - released < SLACK
 
 
-async def test_a_waiter_who_cannot_listen_asks_again_and_again(harness: Harness, server: PostgresServer) -> None:
+async def test_a_waiter_that_cannot_listen_polls(harness: Harness, server: PostgresServer) -> None:
     """As while the address to listen at is out of order."""
     handle = await hold(harness, server.url, ttl=30)
     with FaultProxy(server) as elsewhere:

@@ -31,7 +31,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def test_locks_work_through_a_pooler_of_transactions(
+async def test_locks_work_through_a_transaction_pooler(
     harness: Harness, pooler: Pooler, server: PostgresServer
 ) -> None:
     """Two sessions for three clients: whatever is prepared in one is missing in the other."""
@@ -92,7 +92,7 @@ async def test_with_another_address_to_listen_at_wake_ups_are_prompt(
     assert not warnings_of(caplog)
 
 
-async def test_a_pooler_that_is_vouched_for_is_listened_through(
+async def test_with_pooler_session_waiters_listen_through_the_pooler(
     harness: Harness, server: PostgresServer, start_pooler: Callable[..., Pooler], caplog: pytest.LogCaptureFixture
 ) -> None:
     pooler = start_pooler(pool_mode="session", pool_size=10)
@@ -108,7 +108,7 @@ async def test_a_pooler_that_is_vouched_for_is_listened_through(
     assert not warnings_of(caplog)
 
 
-async def test_a_pooler_that_is_wrongly_vouched_for_is_found_out(harness: Harness, pooler: Pooler) -> None:
+async def test_a_transaction_pooler_declared_as_session_is_detected(harness: Harness, pooler: Pooler) -> None:
     """It pools transactions after all: what one client prepares, the other finds prepared."""
     clients = [harness.client(f"{pooler.url}?pooler=session", ttl=30) for _ in range(2)]
     with pytest.raises(StoreError, match="remove pooler=session"):
@@ -116,7 +116,7 @@ async def test_a_pooler_that_is_wrongly_vouched_for_is_found_out(harness: Harnes
             await ask((await ask(locks.acquire("x", timeout=5))).release())
 
 
-async def test_a_direct_connection_is_taken_for_one(harness: Harness, server: PostgresServer) -> None:
+async def test_a_direct_connection_is_not_taken_for_a_pooler(harness: Harness, server: PostgresServer) -> None:
     locks = harness.client(server.url)
     held = await ask(locks.acquire("x"))
     waiting = harness.start(lambda: locks.acquire("x", timeout=20))

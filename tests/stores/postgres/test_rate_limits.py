@@ -77,7 +77,7 @@ def test_eight_clients_that_ask_at_once_never_exceed_the_limit(table: Table) -> 
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_a_charge_is_of_the_moment_it_had_its_turn(table: Table, *, is_new: bool) -> None:
+def test_a_request_that_waited_for_the_row_is_measured_after_the_wait(table: Table, *, is_new: bool) -> None:
     """It waited for another's, and nothing of it has worn off meanwhile."""
     second, first = table.connect(), table.connect(autocommit=False)
     if not is_new:
@@ -92,7 +92,7 @@ def test_a_charge_is_of_the_moment_it_had_its_turn(table: Table, *, is_new: bool
     assert table.rows("SELECT level >= 1, at > %s FROM {s}.rate_limits", before) == [(True, True)]
 
 
-def test_who_looks_or_is_refused_writes_nothing(timed: Table) -> None:
+def test_a_check_or_a_refused_request_writes_nothing(timed: Table) -> None:
     user = timed.connect(autocommit=False)
 
     def wrote() -> bool:
@@ -115,7 +115,7 @@ def test_who_looks_or_is_refused_writes_nothing(timed: Table) -> None:
     assert timed.sql(CONSUME, "x", 59, 60, on=user) is True
 
 
-def test_so_many_in_every_interval(timed: Table) -> None:
+def test_the_limit_is_allowed_in_every_interval(timed: Table) -> None:
     minute = timedelta(minutes=1)
     answers = [timed.rows(CHECK, 3, minute)[0] for _ in range(4)]
     nothing, third = timedelta(0), timedelta(seconds=20)
@@ -129,7 +129,7 @@ def test_so_many_in_every_interval(timed: Table) -> None:
     assert timed.rows(look, minute) == timed.rows(look, minute) == [(True, 3, nothing)]
 
 
-def test_a_burst_and_a_cost(timed: Table) -> None:
+def test_a_burst_and_a_cost_are_respected(timed: Table) -> None:
     statement = "SELECT * FROM {s}.check_rate('mail', 600, '1 minute', burst => 7, cost => %s)"
     assert timed.rows(statement, 8) == [(False, 7, None)], "it never will be"
     assert timed.rows(statement, 5) == [(True, 2, timedelta(0))]
@@ -139,7 +139,7 @@ def test_a_burst_and_a_cost(timed: Table) -> None:
 
 
 @pytest.mark.parametrize("events", [1, 3, 7, 10, 49])
-def test_fractions_cost_no_client_an_event(timed: Table, events: int) -> None:
+def test_rounding_of_fractions_refuses_no_allowed_request(timed: Table, events: int) -> None:
     """A part of a second has no end in binary, and many of them are no whole one; come when told, and you may."""
     statement = "SELECT * FROM {s}.check_rate('mail', %s, '1 second', cost => %s)"
     for left in reversed(range(events)):
@@ -192,7 +192,7 @@ def test_an_old_snapshot_gets_an_error_and_not_a_wrong_answer(table: Table) -> N
         user.rollback()
 
 
-def test_sweeps_remove_what_has_worn_off(timed: Table) -> None:
+def test_sweeps_remove_levels_that_have_drained(timed: Table) -> None:
     timed.sql("SELECT count({s}.consume_rate('rate-' || n, 1, 1)) FROM generate_series(1, 2500) n")
     timed.sql(CONSUME, "rate-kept", 3600, 3600)
     timed.step_clock(1)

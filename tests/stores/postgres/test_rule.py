@@ -221,7 +221,7 @@ def in_line(pair: Pair, renewals: list[Renewal]) -> list[Renewal]:
     return sorted(renewals, key=lambda renewal: order.index(renewal.owner) if renewal.owner in order else -1)
 
 
-def test_random_steps_are_answered_as_the_rule_answers_them(pair: Pair, seed: int) -> None:
+def test_random_steps_get_the_replies_of_the_rule(pair: Pair, seed: int) -> None:
     chance = random.Random(seed)
     history: list[str] = []
     for _ in range(STEPS):
@@ -235,7 +235,7 @@ def test_random_steps_are_answered_as_the_rule_answers_them(pair: Pair, seed: in
             raise
 
 
-def test_random_charges_are_answered_as_the_rule_answers_them(pair: Pair, seed: int) -> None:
+def test_random_rate_requests_get_the_replies_of_the_rule(pair: Pair, seed: int) -> None:
     """To the last bit: the clock steps by parts of a second that have no fraction in binary either."""
     chance = random.Random(seed)
     for _ in range(STEPS):
@@ -313,7 +313,7 @@ def test_a_place_behind_the_front_does_not_keep_what_a_clock_set_back_gave_it(pa
     assert answer.held, answer
 
 
-def test_who_asks_for_several_names_twice_has_them_once(pair: Pair) -> None:
+def test_a_repeated_join_of_several_names_has_one_place_in_each(pair: Pair) -> None:
     asks = [Ask(name, f"me/{name}", DURATIONS[1], DURATIONS[0], queue=False) for name in ("y", "x")]
     for _ in range(2):
         pair.join_all(asks)
@@ -323,7 +323,7 @@ def test_who_asks_for_several_names_twice_has_them_once(pair: Pair) -> None:
     assert isinstance(answer, list), "it was refreshed"
 
 
-def test_who_asks_for_several_names_in_vain_wakes_who_holds_by_now(pair: Pair) -> None:
+def test_a_refused_join_of_several_names_wakes_places_that_hold_by_then(pair: Pair) -> None:
     pair.join(Ask("x", "holder/x", DURATIONS[0], DURATIONS[0]))
     pair.join(Ask("x", "next/x", DURATIONS[2], DURATIONS[2]))
     pair.tick()
@@ -331,7 +331,7 @@ def test_who_asks_for_several_names_in_vain_wakes_who_holds_by_now(pair: Pair) -
     pair.check_lines()
 
 
-def test_who_asks_for_several_names_again_and_again_outlives_a_clock_that_is_set_back(pair: Pair) -> None:
+def test_a_repeated_join_of_several_names_succeeds_after_the_clock_is_set_back(pair: Pair) -> None:
     pair.join(Ask("x", "dead/x", DURATIONS[0], DURATIONS[0]))
     asks = [Ask(name, f"me/{name}", DURATIONS[2], DURATIONS[0], queue=False) for name in ("y", "x")]
     pair.tick(-100)
@@ -341,7 +341,7 @@ def test_who_asks_for_several_names_again_and_again_outlives_a_clock_that_is_set
     pair.check_lines()
 
 
-def test_a_holder_that_does_not_know_that_it_holds_can_reserve(pair: Pair) -> None:
+def test_a_holder_that_was_not_notified_of_its_grant_can_reserve(pair: Pair) -> None:
     """The holder before it has expired, and no request has come since."""
     pair.join(Ask("x", "holder/x", DURATIONS[0], DURATIONS[0]))
     pair.join(Ask("x", "next/x", DURATIONS[2], DURATIONS[2]))
@@ -361,7 +361,7 @@ def test_a_reservation_keeps_nothing_that_a_clock_set_back_gives_it(pair: Pair) 
     )
 
 
-def test_a_dead_waiter_blocks_a_semaphore_no_longer_than_its_life_when_the_clock_was_set_back(pair: Pair) -> None:
+def test_a_dead_waiter_blocks_a_semaphore_no_longer_than_its_heartbeat_after_the_clock_is_set_back(pair: Pair) -> None:
     drive(pair.store.join(Ask("x", "holder/x", DURATIONS[2], DURATIONS[0], capacity=3, weight=1), 5.0))
     drive(pair.store.join(Ask("x", "dead/x", DURATIONS[2], DURATIONS[0], capacity=3, weight=3), 5.0))
     pair.tick(-100)

@@ -121,7 +121,7 @@ def refuse(connection: psycopg.Connection, statements: str, schema: str) -> None
             connection.execute(statement.encode())
 
 
-def test_what_is_planted_runs_where_a_name_is_bare(hostile: Hostile) -> None:
+def test_planted_objects_run_where_a_name_has_no_schema(hostile: Hostile) -> None:
     query(hostile.as_role(hostile.app), "SELECT 1.5 * 2, length('x') FROM pg_locks WHERE 'x'::text = 'x'")
     kinds = {what.partition(" ")[0] for what in hostile.caught()}
     assert kinds == {"operator", "function", "relation", "type"}

@@ -52,7 +52,7 @@ def left(table: Table, name: str, holder: str) -> float:
     return float(table.sql(statement, name, holder).total_seconds())
 
 
-def test_one_acquires_extends_and_releases(timed: Table) -> None:
+def test_a_holder_acquires_extends_and_releases(timed: Table) -> None:
     fence = timed.sql(ACQUIRE, "x", "me", 10)
     assert fence > 0
     assert timed.sql(ACQUIRE, "x", "you", 10) is None
@@ -72,7 +72,7 @@ def test_one_acquires_extends_and_releases(timed: Table) -> None:
     assert timed.sql(ACQUIRE, "x", "you", 10) > fence
 
 
-def test_who_lets_it_expire_has_lost_it(timed: Table) -> None:
+def test_an_expired_lock_is_lost(timed: Table) -> None:
     fence = timed.sql(ACQUIRE, "x", "me", 10)
     timed.step_clock(10)
     assert timed.sql(EXTEND, "x", "me", 60) is False
@@ -90,7 +90,7 @@ def test_a_fence_grows_where_the_clock_does_not(timed: Table) -> None:
     assert timed.sql(ACQUIRE, "x", "me", 10) > first
 
 
-def test_first_come_first_served(timed: Table) -> None:
+def test_waiters_are_served_in_the_order_they_came(timed: Table) -> None:
     timed.sql(ACQUIRE, "x", "holder", 60)
     assert timed.sql(QUEUE, "x", "first", 60) is None
     assert timed.sql(QUEUE, "x", "second", 60) is None
@@ -103,7 +103,7 @@ def test_first_come_first_served(timed: Table) -> None:
     assert timed.sql(QUEUE, "x", "second", 60) > first
 
 
-def test_who_stops_asking_falls_out_of_the_line(timed: Table) -> None:
+def test_a_waiter_that_stops_asking_loses_its_place(timed: Table) -> None:
     timed.sql(ACQUIRE, "x", "holder", 3600)
     timed.sql(QUEUE, "x", "gone", 60)
     timed.sql(QUEUE, "x", "waiting", 60)
@@ -182,7 +182,7 @@ def test_sql_and_python_stand_in_one_line(table: Table) -> None:
     assert fences[0] > fence
 
 
-def test_the_view_tells_who_holds_and_who_waits(table: Table) -> None:
+def test_the_view_shows_holders_and_waiters(table: Table) -> None:
     user = table.connect(application_name="billing")
     fence = table.sql(ACQUIRE, "x", "me", 60, on=user)
     table.sql(QUEUE, "x", "you", 60)
@@ -235,13 +235,13 @@ def test_bad_input_is_refused_with_a_hint(table: Table) -> None:
     assert table.rows("SELECT * FROM {s}.distributed_locks") == []
 
 
-def test_what_is_left_out_is_as_if_empty(table: Table) -> None:
+def test_arguments_left_out_count_as_empty(table: Table) -> None:
     assert table.sql("SELECT {s}.acquire_lock('x', 'me', 10, NULL, NULL)") > 0
     assert table.sql("SELECT metadata FROM {s}.locks") == {}
     assert table.sql("SELECT {s}.acquire_lock(%s, %s, 10)", "ü" * 512, "h" * 256) > 0, "the longest there may be"
 
 
-def test_a_semaphores_name_is_no_locks(table: Table) -> None:
+def test_a_lock_of_a_semaphores_name_is_refused(table: Table) -> None:
     drive(table.store().join(Ask("x", "python/1", 30.0, 10.0, capacity=3, weight=1), 5.0))
     with pytest.raises(psycopg.errors.ObjectInUse, match="capacity of 3"):
         table.sql(ACQUIRE, "x", "me", 10)
@@ -418,7 +418,7 @@ def test_no_waiter_is_overtaken_or_missed_where_fences_go_back(
         assert timed.rows("SELECT holder FROM {s}.locks ORDER BY fence") == [("first",), ("second",)]
 
 
-def test_a_bound_is_not_raised_above_who_renewed_at_the_last_moment(
+def test_a_bound_is_not_raised_above_a_place_renewed_at_the_last_moment(
     postgres_server: PostgresServer, postgres_schema: str
 ) -> None:
     """A leave finds a place expired whose renewal is being committed: it is live, and must be seen."""
@@ -439,7 +439,7 @@ def test_a_bound_is_not_raised_above_who_renewed_at_the_last_moment(
         assert table.sql(ACQUIRE, "x", "intruder", 60) is None
 
 
-def test_who_leaves_or_asks_reads_only_the_front_of_the_line(table: Table) -> None:
+def test_a_leave_or_renewal_reads_only_the_front_of_the_line(table: Table) -> None:
     table.sql("INSERT INTO {s}.lock_names VALUES ('x')")
     table.sql(
         "INSERT INTO {s}.distributed_locks (name, fence, holder, capacity, weight, renewed_at, expires_at)"
@@ -457,7 +457,7 @@ def test_who_leaves_or_asks_reads_only_the_front_of_the_line(table: Table) -> No
     assert table.sql(read, table.schema, on=user) < 500
 
 
-def test_a_sweep_wakes_who_holds_by_it(table: Table) -> None:
+def test_a_sweep_wakes_the_places_that_hold_by_it(table: Table) -> None:
     table.sql(ACQUIRE, "x", "gone", 0.01)
     store = table.store()
     subscriber = table.connect()
@@ -471,7 +471,7 @@ def test_a_sweep_wakes_who_holds_by_it(table: Table) -> None:
     eventually(lambda: subscriber.execute("SELECT 1") and received == ["next"], "it receives the notification")
 
 
-def test_a_session_that_stalls_takes_nothing_from_who_has_renewed_meanwhile(
+def test_a_session_that_stalls_takes_nothing_from_places_renewed_meanwhile(
     postgres_server: PostgresServer, postgres_schema: str
 ) -> None:
     """It read the clock, was not given the processor for a while, and finds places renewed later than its now."""

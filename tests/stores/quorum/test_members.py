@@ -193,7 +193,7 @@ def test_tasks_are_not_left_behind_in_a_loop(servers: list[MemberServer]) -> Non
     asyncio.run(main())
 
 
-def test_too_many_dead_are_named(servers: list[MemberServer]) -> None:
+def test_dead_members_of_a_lost_majority_are_named(servers: list[MemberServer]) -> None:
     with DistributedLock(open_quorum(ThreadRuntime(), servers, dead=3)) as client:
         with pytest.raises(StoreError, match="only 2 of 5 nodes answered: m0: connection refused; m1: c"):
             client.acquire("x", timeout=1)

@@ -83,21 +83,23 @@ def with_user(server: RedisServer, *rules: str) -> str:
     return f"redis://app:{SECRET}@127.0.0.1:{server.port}"
 
 
-async def test_connection_refused(harness: Harness, fresh_server: RedisServer) -> None:
+async def test_a_refused_connection_is_named(harness: Harness, fresh_server: RedisServer) -> None:
     fresh_server.kill()
     said = await refusal(harness, f"redis://:{SECRET}@127.0.0.1:{fresh_server.port}")
     assert f"127.0.0.1:{fresh_server.port}" in said
     assert "refused" in said
 
 
-async def test_an_unknown_host(harness: Harness) -> None:
+async def test_an_unknown_host_is_named(harness: Harness) -> None:
     said = await refusal(harness, f"redis://:{SECRET}@no-such-host.invalid:7777/3")
     assert "no-such-host.invalid:7777/3" in said
     assert "known" in said or "resolution" in said
 
 
 @on_each_flavour
-async def test_a_wrong_password(harness: Harness, secured: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_wrong_password_is_named_and_not_shown(
+    harness: Harness, secured: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
     said = await refusal(harness, f"redis://:{SECRET}-not@127.0.0.1:{secured.port}", caplog)
     assert f"127.0.0.1:{secured.port}" in said
     assert "WRONGPASS" in said
@@ -105,28 +107,28 @@ async def test_a_wrong_password(harness: Harness, secured: RedisServer, caplog: 
 
 
 @on_each_flavour
-async def test_a_missing_password(harness: Harness, secured: RedisServer) -> None:
+async def test_a_missing_password_is_named(harness: Harness, secured: RedisServer) -> None:
     said = await refusal(harness, f"redis://127.0.0.1:{secured.port}")
     assert "NOAUTH" in said
     assert "requires a password" in said
 
 
 @on_each_flavour
-async def test_a_password_where_none_is_wanted(harness: Harness, redis_server: RedisServer) -> None:
+async def test_a_password_for_a_server_without_one_is_an_error(harness: Harness, redis_server: RedisServer) -> None:
     said = await refusal(harness, f"redis://:{SECRET}@127.0.0.1:{redis_server.port}")
     assert "without any password configured" in said
     assert "check user and password" in said
 
 
 @on_each_flavour
-async def test_a_database_that_is_not_there(harness: Harness, redis_server: RedisServer) -> None:
+async def test_a_database_that_is_not_there_is_named(harness: Harness, redis_server: RedisServer) -> None:
     said = await refusal(harness, f"redis://127.0.0.1:{redis_server.port}/99")
     assert f"127.0.0.1:{redis_server.port}/99" in said
     assert "DB index is out of range" in said
 
 
 @on_each_flavour
-async def test_a_replica(harness: Harness, start: Start) -> None:
+async def test_a_replica_is_refused(harness: Harness, start: Start) -> None:
     primary = start()
     replica = start(replicaof=f"127.0.0.1 {primary.port}")
     with replica.client() as client:
@@ -137,7 +139,7 @@ async def test_a_replica(harness: Harness, start: Start) -> None:
 
 
 @on_each_flavour
-async def test_no_memory_left(harness: Harness, start: Start) -> None:
+async def test_a_server_without_free_memory_is_named(harness: Harness, start: Start) -> None:
     server = start(maxmemory="3mb", maxmemory_policy="noeviction")
     locks = harness.client(server.url)
     held = await ask(locks.acquire("y", ttl=30))
@@ -159,7 +161,7 @@ async def test_no_memory_left(harness: Harness, start: Start) -> None:
 
 
 @on_each_flavour
-async def test_a_user_without_rights(
+async def test_a_user_without_rights_is_named(
     harness: Harness, fresh_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     said = await refusal(harness, with_user(fresh_server, "+auth", "+hget"), caplog)
@@ -249,7 +251,7 @@ async def test_a_user_that_may_not_ping_can_still_wait(
     assert "Fatal" not in caplog.text
 
 
-async def test_a_user_without_a_password(harness: Harness, fresh_server: RedisServer) -> None:
+async def test_a_user_without_a_password_can_hold(harness: Harness, fresh_server: RedisServer) -> None:
     with fresh_server.client() as client:
         client.execute_command("ACL", "SETUSER", "guest", "reset", "on", "nopass", "+@all", "allkeys", "allchannels")
         locks = harness.client(f"redis://guest@127.0.0.1:{fresh_server.port}")
@@ -257,7 +259,7 @@ async def test_a_user_without_a_password(harness: Harness, fresh_server: RedisSe
         assert "guest" in {one["user"] for one in client.client_list()}
 
 
-async def test_a_unix_socket(harness: Harness, start: Start) -> None:
+async def test_a_unix_socket_is_connected_to(harness: Harness, start: Start) -> None:
     server = start(unix_socket=True, password=SECRET)
     by_path, by_port = harness.client(server.unix_url), harness.client(server.url)
     held = await ask(by_path.acquire("x"))
@@ -268,12 +270,12 @@ async def test_a_unix_socket(harness: Harness, start: Start) -> None:
     assert (await waiting.result()).is_held
 
 
-async def test_a_unix_socket_that_is_not_there(harness: Harness, tmp_path: Any) -> None:
+async def test_a_unix_socket_that_is_not_there_is_named(harness: Harness, tmp_path: Any) -> None:
     said = await refusal(harness, f"unix://:{SECRET}@{tmp_path}/nothing.sock")
     assert f"{tmp_path}/nothing.sock" in said
 
 
-async def test_tls_with_a_trusted_authority(harness: Harness, tls_proxy: FaultProxy) -> None:
+async def test_tls_with_a_trusted_authority_works(harness: Harness, tls_proxy: FaultProxy) -> None:
     first, second = harness.client(tls_proxy.url), harness.client(tls_proxy.server.url)
     held = await ask(first.acquire("x", ttl=1.0))
     await harness.sleep(1.2)
@@ -284,30 +286,30 @@ async def test_tls_with_a_trusted_authority(harness: Harness, tls_proxy: FaultPr
     assert (await waiting.result()).is_held
 
 
-async def test_tls_with_an_unknown_authority(harness: Harness, tls_proxy: FaultProxy) -> None:
+async def test_tls_with_an_unknown_authority_is_refused(harness: Harness, tls_proxy: FaultProxy) -> None:
     said = await refusal(harness, f"rediss://:{SECRET}@127.0.0.1:{tls_proxy.port}")
     assert f"127.0.0.1:{tls_proxy.port}" in said
     assert "CERTIFICATE_VERIFY_FAILED" in said
     assert "ssl_ca_certs" in said
 
 
-async def test_tls_that_is_not_to_be_checked(harness: Harness, tls_proxy: FaultProxy) -> None:
+async def test_tls_without_verification_works(harness: Harness, tls_proxy: FaultProxy) -> None:
     locks = harness.client(f"rediss://127.0.0.1:{tls_proxy.port}?ssl_cert_reqs=none")
     assert (await ask(locks.acquire("x"))).is_held
 
 
-async def test_tls_to_a_server_that_does_not_speak_it(harness: Harness, fresh_server: RedisServer) -> None:
+async def test_tls_to_a_server_without_tls_is_an_error(harness: Harness, fresh_server: RedisServer) -> None:
     said = await refusal(harness, f"rediss://127.0.0.1:{fresh_server.port}", timeout=0.5)
     assert f"127.0.0.1:{fresh_server.port}" in said
     fresh_server.kill()  # so that its end is not waited for
 
 
-async def test_no_tls_to_a_server_that_speaks_only_that(harness: Harness, tls_proxy: FaultProxy) -> None:
+async def test_no_tls_to_a_server_that_requires_it_is_an_error(harness: Harness, tls_proxy: FaultProxy) -> None:
     said = await refusal(harness, f"redis://127.0.0.1:{tls_proxy.port}")
     assert f"127.0.0.1:{tls_proxy.port}" in said
 
 
-async def test_something_that_is_no_redis(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_server_that_is_not_redis_is_named(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
     with WrongServer(lambda _: b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n") as wrong_server:
         said = await refusal(harness, f"redis://127.0.0.1:{wrong_server.port}", caplog)
     assert str(wrong_server.port) in said
@@ -316,7 +318,7 @@ async def test_something_that_is_no_redis(harness: Harness, caplog: pytest.LogCa
 
 
 @pytest.mark.parametrize("version", ["5.0.14", "6.0.16"])
-async def test_a_server_that_is_too_old(harness: Harness, version: str) -> None:
+async def test_a_server_that_is_too_old_is_refused(harness: Harness, version: str) -> None:
     info = f"# Server\r\nredis_version:{version}\r\n".encode()
     with WrongServer(lambda _: b"$%d\r\n%s\r\n*0\r\n-ERR\r\n" % (len(info), info)) as wrong_server:
         said = await refusal(harness, f"redis://127.0.0.1:{wrong_server.port}")
@@ -324,7 +326,7 @@ async def test_a_server_that_is_too_old(harness: Harness, version: str) -> None:
     assert "6.2" in said
 
 
-async def test_a_relative_that_does_not_tell_its_version_is_tried(harness: Harness) -> None:
+async def test_a_server_that_reports_no_version_is_tried(harness: Harness) -> None:
     def answer(request: bytes) -> bytes:
         return b"$0\r\n\r\n*0\r\n-ERR\r\n" if b"INFO" in request else b"*2\r\n:1\r\n:7\r\n"
 
@@ -332,7 +334,7 @@ async def test_a_relative_that_does_not_tell_its_version_is_tried(harness: Harne
         assert (await ask(harness.client(f"redis://127.0.0.1:{wrong_server.port}").acquire("x"))).fence == 7
 
 
-async def test_too_many_clients_for_one_more_that_listens(harness: Harness, start: Start) -> None:
+async def test_too_many_clients_for_one_more_subscription_is_an_error(harness: Harness, start: Start) -> None:
     """A client that cannot subscribe polls, and gets the lock all the same."""
     server = start(maxclients="40")
     other, locks = harness.client(server.url), harness.client(server.url)
@@ -424,7 +426,7 @@ async def test_a_server_that_may_evict_is_warned_of(
     assert "noeviction" in said
 
 
-async def test_a_policy_without_a_limit_is_not(
+async def test_an_eviction_policy_without_a_memory_limit_is_not_warned_of(
     harness: Harness, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = start(maxmemory_policy="allkeys-lru")
@@ -443,7 +445,7 @@ async def test_a_redlock_node_that_persists_nothing_is_warned_of(
     assert "persists nothing" in said
 
 
-async def test_redlock_nodes_that_persist_please_the_strict(harness: Harness, start: Start) -> None:
+async def test_with_strict_redlock_nodes_that_persist_are_accepted(harness: Harness, start: Start) -> None:
     servers = [start(append_only=True) for _ in range(3)]
     hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
     assert (await ask(harness.client(f"redlock://{hosts}", strict=True).acquire("x", timeout=5))).is_held

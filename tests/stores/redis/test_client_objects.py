@@ -69,25 +69,27 @@ async def test_a_client_object_leads_to_the_same_locks(
         assert list(looking.info("keyspace")) == ["db3"]
 
 
-async def test_a_client_object_with_tls(harness: Harness, tls_proxy: FaultProxy, authority: Authority) -> None:
+async def test_a_client_object_with_tls_is_used_with_tls(
+    harness: Harness, tls_proxy: FaultProxy, authority: Authority
+) -> None:
     client = redis.Redis(port=tls_proxy.port, host="127.0.0.1", ssl=True, ssl_ca_certs=str(authority.authorities))
     await same_locks(harness, client, tls_proxy.server.url)
 
 
-async def test_a_client_object_with_credentials_of_its_own(harness: Harness, start: Callable[..., RedisServer]) -> None:
+async def test_the_credentials_of_a_client_object_are_used(harness: Harness, start: Callable[..., RedisServer]) -> None:
     server = start(password="secret")
     provider = redis.UsernamePasswordCredentialProvider("default", "secret")
     await same_locks(harness, redis.Redis(port=server.port, credential_provider=provider), server.url)
 
 
-async def test_a_cluster_client(harness: Harness, cluster: ClusterDeployment) -> None:
+async def test_a_cluster_client_is_accepted(harness: Harness, cluster: ClusterDeployment) -> None:
     url = "redis+cluster://" + ",".join(f"{host}:{port}" for host, port in cluster.addresses)
     with RedisCluster(startup_nodes=[ClusterNode(host, port) for host, port in cluster.addresses[:1]]) as client:
         await same_locks(harness, client, url)
 
 
 @pytest.mark.parametrize("runtime_name", ["asyncio"])
-async def test_an_asyncio_cluster_client(harness: Harness, cluster: ClusterDeployment) -> None:
+async def test_an_asyncio_cluster_client_is_accepted(harness: Harness, cluster: ClusterDeployment) -> None:
     url = "redis+cluster://" + ",".join(f"{host}:{port}" for host, port in cluster.addresses)
     host, port = cluster.addresses[0]
     client = redis.asyncio.cluster.RedisCluster(host=host, port=port)
@@ -98,7 +100,7 @@ async def test_an_asyncio_cluster_client(harness: Harness, cluster: ClusterDeplo
 
 
 @pytest.mark.parametrize("kind", [Sentinel, redis.asyncio.sentinel.Sentinel], ids=["blocking", "asyncio"])
-async def test_a_sentinels_client(harness: Harness, sentinel: SentinelDeployment, kind: Any) -> None:
+async def test_a_sentinel_client_is_accepted(harness: Harness, sentinel: SentinelDeployment, kind: Any) -> None:
     hosts = ",".join(f"{host}:{port}" for host, port in sentinel.addresses)
     client = kind(sentinel.addresses).master_for(sentinel.service)
     await same_locks(harness, client, f"redis+sentinel://{hosts}/{sentinel.service}")

@@ -87,7 +87,7 @@ async def test_answers_that_come_late_do_not_leave_a_second_connection(harness: 
     await harness.until(lambda: proxy.open == 1, "the first connection is closed")
 
 
-async def test_a_client_that_waits_in_vain_keeps_nothing_of_it(harness: Harness, fresh_server: RedisServer) -> None:
+async def test_a_wait_that_timed_out_leaves_no_state_in_its_client(harness: Harness, fresh_server: RedisServer) -> None:
     locks, other = harness.client(fresh_server.url), harness.client(fresh_server.url)
     await ask(other.acquire("x"))
     for _ in range(20):
@@ -189,7 +189,7 @@ async def test_clients_that_are_gone_leave_only_the_bucket(harness: Harness, fre
     assert bucket_of(fresh_server, harness) == ["\0"]
 
 
-async def test_a_refused_owner_is_forgotten_in_time(harness: Harness, proxy: FaultProxy) -> None:
+async def test_a_tombstone_is_removed_in_time(harness: Harness, proxy: FaultProxy) -> None:
     """A join without an answer leaves a tombstone of its owner, which the sweep removes later."""
     store = harness.store(proxy.server.url)
     await store.leave("x", "late/1", 5.0, tombstone=0.2)

@@ -51,7 +51,7 @@ def owners(store: Store, name: str = "x") -> list[str]:
     return [place.owner for line in lines for place in line.places]
 
 
-def test_a_waiter_that_expired_and_joins_again_stands_in_line_again(each_server: RedisServer) -> None:
+def test_a_waiter_that_expired_and_joins_again_is_in_line_again(each_server: RedisServer) -> None:
     with store_of(each_server) as store:
         join(store, "a")
         join(store, "b", heartbeat=0.05)
@@ -79,7 +79,7 @@ def test_a_line_that_is_broken_harms_no_other_name(each_server: RedisServer) -> 
         assert not caught.value.transient, "it was seen before anything was written, and stays so"
 
 
-def test_steps_too_big_for_one_command(each_server: RedisServer) -> None:
+def test_a_grant_to_thousands_of_readers_fits_in_several_commands(each_server: RedisServer) -> None:
     with store_of(each_server) as store:
         join(store, "writer", capacity=READERS, weight=READERS)
         for number in range(4100):
@@ -90,7 +90,7 @@ def test_steps_too_big_for_one_command(each_server: RedisServer) -> None:
         assert all(place.acquired_at is not None for place in line.places)
 
 
-def test_without_memory_locks_are_kept_and_given_up_but_not_taken(each_server: RedisServer) -> None:
+def test_with_maxmemory_reached_locks_are_renewed_and_released_but_not_acquired(each_server: RedisServer) -> None:
     with store_of(each_server) as store:
         join(store, "holder")
         join(store, "waiter", heartbeat=60.0)
@@ -106,7 +106,7 @@ def test_without_memory_locks_are_kept_and_given_up_but_not_taken(each_server: R
         assert owners(store) == ["waiter"]
 
 
-def test_a_forked_child_does_not_speak_on_its_parents_connection(server: RedisServer, key_prefix: str) -> None:
+def test_a_forked_child_does_not_use_its_parents_connection(server: RedisServer, key_prefix: str) -> None:
     locks = AsyncDistributedLock(server.url, key_prefix=key_prefix)
 
     async def ask_in_child() -> None:
@@ -170,7 +170,7 @@ def oracle() -> Iterator[Callable[[int], Oracle]]:
         each.close()
 
 
-def test_a_primary_that_was_dead_when_it_was_named_is_asked_for_again(
+def test_a_dead_primary_named_by_sentinel_is_looked_up_again(
     server: RedisServer, oracle: Callable[[int], Oracle], key_prefix: str
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:

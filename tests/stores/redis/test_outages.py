@@ -74,7 +74,7 @@ async def test_a_server_that_stalls_for_longer_than_the_ttl_is_signalled_as_a_lo
     assert third.fence > second.fence
 
 
-async def test_a_block_learns_of_the_loss(harness: Harness, fresh_server: RedisServer) -> None:
+async def test_a_loss_is_signalled_to_a_block(harness: Harness, fresh_server: RedisServer) -> None:
     locks = harness.client(fresh_server.url, ttl=TTL)
 
     async def block() -> None:

@@ -212,7 +212,7 @@ def step(pair: Pair, chance: random.Random) -> tuple[Any, ...]:
     return (pair.tick,)
 
 
-def test_random_steps_are_answered_as_the_rule_answers_them(pair: Pair, seed: int) -> None:
+def test_random_steps_get_the_replies_of_the_rule(pair: Pair, seed: int) -> None:
     chance = random.Random(seed)
     history: list[str] = []
     for _ in range(STEPS):
@@ -226,7 +226,7 @@ def test_random_steps_are_answered_as_the_rule_answers_them(pair: Pair, seed: in
             raise
 
 
-def test_random_charges_are_answered_as_the_rule_answers_them(pair: Pair, seed: int) -> None:
+def test_random_rate_requests_get_the_replies_of_the_rule(pair: Pair, seed: int) -> None:
     """Whole ticks are spent, and no limit is near one."""
     chance = random.Random(seed)
     history: list[str] = []

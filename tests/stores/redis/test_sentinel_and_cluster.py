@@ -91,7 +91,7 @@ async def with_retries(harness: Harness, locks: Any, name: str, timeout: float =
             await harness.sleep(0.05)
 
 
-async def test_a_lock_that_its_replica_does_not_confirm_is_not_had(
+async def test_a_lock_that_its_replica_does_not_confirm_is_not_acquired(
     harness: Harness, sentinel: SentinelDeployment
 ) -> None:
     url = f"{sentinel_url(sentinel)}?min_replicas=1"
@@ -135,7 +135,9 @@ async def test_names_of_all_buckets_are_held_and_renewed(harness: Harness, clust
     assert await ask(other.inspect()) == []
 
 
-async def test_names_of_several_buckets_are_not_had_in_one_step(harness: Harness, cluster: ClusterDeployment) -> None:
+async def test_names_of_several_buckets_are_not_acquired_in_one_step(
+    harness: Harness, cluster: ClusterDeployment
+) -> None:
     store = harness.store(cluster_url(cluster))
     assert isinstance(store, RedisStore)
     asks = [Ask(name, f"me/{name}", 30.0, 3.0, queue=False) for name in NAMES]
@@ -253,7 +255,7 @@ async def test_one_node_of_a_cluster_is_refused_as_a_server_of_its_own(
     assert locks
 
 
-async def test_a_server_that_is_no_cluster_is_told_so(harness: Harness, server: RedisServer) -> None:
+async def test_a_server_without_cluster_support_is_an_error(harness: Harness, server: RedisServer) -> None:
     with pytest.raises(StoreError, match="cluster support disabled"):
         await ask(harness.client(f"redis+cluster://127.0.0.1:{server.port}").acquire("x", timeout=1))
 
@@ -270,7 +272,7 @@ async def test_many_callers_that_look_for_the_primary_at_once_share_one_connecti
     assert len({one["id"] for one in connections_to(master)} - before) == 1
 
 
-async def test_a_service_no_sentinel_knows_is_told_so(harness: Harness, sentinel: SentinelDeployment) -> None:
+async def test_a_service_that_no_sentinel_knows_is_an_error(harness: Harness, sentinel: SentinelDeployment) -> None:
     with pytest.raises(StoreError, match="no-service"):
         await ask(harness.client(f"redis+sentinel://{hosts(sentinel.addresses)}/no-service").acquire("x", timeout=1))
 

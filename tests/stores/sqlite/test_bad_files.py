@@ -266,7 +266,7 @@ def replace(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [remove, remove_the_database_only, replace])
-def test_a_holder_whose_file_goes_learns_of_its_loss_by_renewing(
+def test_a_holder_whose_file_is_removed_detects_its_loss_by_renewing(
     peer: Peer, path: Path, spoil: Callable[[Path], None]
 ) -> None:
     ttl = 1.5

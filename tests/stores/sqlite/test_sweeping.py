@@ -77,7 +77,7 @@ def test_names_abandoned_by_processes_that_each_took_only_one_are_swept_too(path
     assert most < 30 + 2 * SWEEP_ROWS + SWEEP_EVERY, "about 30 are alive at a time"
 
 
-def test_refusals_of_late_joins_are_swept(path: Path) -> None:
+def test_tombstones_are_swept(path: Path) -> None:
     clock = Clock()
     store = SqliteStore(ThreadRuntime(), path, clock=clock)
     for number in range(1000):
@@ -89,7 +89,7 @@ def test_refusals_of_late_joins_are_swept(path: Path) -> None:
     assert left <= 10 + SWEEP_EVERY
 
 
-def test_names_abandoned_by_killed_processes_are_had_again_once_they_expire(
+def test_names_abandoned_by_killed_processes_are_acquired_again_once_they_expire(
     peer: Callable[..., Worker], locks: DistributedLock
 ) -> None:
     doomed = peer()

@@ -15,7 +15,7 @@ from lockstead.stores.sqlite.store import SWEEP_EVERY, SqliteStore
 STORM = 3000
 
 
-def test_in_sqlite_a_storm_is_forgotten_with_the_next_few_uses_of_any_name(tmp_path: Path) -> None:
+def test_in_sqlite_expired_tombstones_are_removed_by_the_next_few_uses_of_any_name(tmp_path: Path) -> None:
     now = 1000.0
     path = tmp_path / "locks.db"
     store = SqliteStore(ThreadRuntime(), path, push=False, clock=lambda: now)

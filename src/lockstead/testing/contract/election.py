@@ -40,7 +40,7 @@ async def waits(rig: Rig, client: Any) -> None:
     await rig.until(lambda: has_waiters(client, int(rig.has_line)))
 
 
-def test_one_leads_and_every_client_can_see_which(rig: Rig) -> None:
+def test_one_candidate_leads_and_every_client_sees_the_leader(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
         election = alice.election("x", metadata={"zone": "a"}, ttl=10)
@@ -92,7 +92,7 @@ def test_a_block_leads_and_resigns_at_its_end(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_in_the_background_one_leads_until_it_stops_and_then_another(rig: Rig) -> None:
+def test_in_the_background_one_candidate_leads_until_it_stops_and_then_another(rig: Rig) -> None:
     async def test() -> None:
         diary = Diary()
         alice, bob = (rig.client().election("x", ttl=10, **diary.of(who)) for who in ("alice", "bob"))
@@ -118,7 +118,7 @@ def test_in_the_background_one_leads_until_it_stops_and_then_another(rig: Rig) -
     rig.run(test())
 
 
-def test_the_lock_is_given_up_only_after_on_lost_has_ended(rig: Rig) -> None:
+def test_the_lock_is_released_only_after_on_lost_has_ended(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
         may_end, calls, seen = rig._runtime.event(), [], []

@@ -20,7 +20,7 @@ from lockstead.runtimes.clock import now as clock
 from lockstead.testing.contract.rigs import Rig, ask, block, cannot, line, names
 
 
-def test_one_holds_and_the_other_does_not(rig: Rig) -> None:
+def test_one_client_holds_and_the_other_does_not(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
         handle = await ask(alice.acquire("x"))
@@ -80,7 +80,7 @@ def test_waiters_are_served_and_where_there_is_a_line_in_the_order_they_came(rig
     rig.run(test())
 
 
-def test_a_timeout_says_who_holds_and_leaves_no_place(rig: Rig) -> None:
+def test_a_timeout_names_the_holder_and_leaves_no_place(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
         await ask(alice.acquire("x"))
@@ -188,7 +188,7 @@ def test_an_extension_lengthens_the_hold(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_a_released_handle_is_good_for_nothing_but_being_released_again(rig: Rig) -> None:
+def test_a_released_handle_can_only_be_released_again(rig: Rig) -> None:
     async def test() -> None:
         handle = await ask(rig.client().acquire("x"))
         await ask(handle.release())
@@ -249,7 +249,7 @@ def test_locks_are_listed_by_prefix(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_release_all_gives_everything_back(rig: Rig) -> None:
+def test_release_all_releases_everything(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
         handles = [await ask(alice.acquire(f"name-{number}")) for number in range(5)]
@@ -282,7 +282,7 @@ def test_closing_releases_and_ends_all_use(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_a_forced_release_takes_the_lock_away_and_the_holder_learns_of_it(rig: Rig) -> None:
+def test_a_forced_release_takes_the_lock_away_and_the_loss_is_signalled(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
         handle = await ask(alice.acquire("x", ttl=1))
@@ -379,7 +379,7 @@ def test_a_failing_on_lost_is_logged_and_has_no_other_effect(rig: Rig, caplog: p
     rig.run(test())
 
 
-def test_a_handle_says_what_it_is(rig: Rig) -> None:
+def test_the_repr_of_a_handle_shows_name_fence_and_state(rig: Rig) -> None:
     async def test() -> None:
         handle = await ask(rig.client().acquire("x"))
         assert f"'x' fence={handle.fence} held" in repr(handle)

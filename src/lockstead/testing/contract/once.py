@@ -10,7 +10,7 @@ from lockstead import InvalidInputError, LockAcquisitionError, UnsupportedError
 from lockstead.testing.contract.rigs import Rig, as_function, ask, cannot_reserve
 
 
-def test_what_is_done_once_is_remembered(rig: Rig) -> None:
+def test_once_returns_the_stored_result_to_later_calls(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
         done: list[str] = []
@@ -36,7 +36,7 @@ def test_what_is_done_once_is_remembered(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_what_failed_is_not_done_and_what_cannot_be_kept_is(rig: Rig) -> None:
+def test_once_retries_what_failed_and_does_not_repeat_what_could_not_be_stored(rig: Rig) -> None:
     async def test() -> None:
         client = rig.client()
         if cannot_reserve(client):
@@ -63,7 +63,7 @@ def test_what_failed_is_not_done_and_what_cannot_be_kept_is(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_a_caller_that_comes_while_it_is_being_done_waits_for_the_outcome(rig: Rig) -> None:
+def test_a_call_of_once_during_another_waits_for_its_outcome(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
         if cannot_reserve(alice):
@@ -85,7 +85,7 @@ def test_a_caller_that_comes_while_it_is_being_done_waits_for_the_outcome(rig: R
     rig.run(test())
 
 
-def test_an_attempt_that_died_is_taken_over(rig: Rig) -> None:
+def test_an_attempt_of_once_whose_client_died_is_repeated(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
         if cannot_reserve(alice):

@@ -53,7 +53,7 @@ def test_permits_are_given_by_weight_and_never_too_many(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_permits_of_the_dead_come_back(rig: Rig) -> None:
+def test_permits_of_dead_holders_are_granted_again_after_their_ttl(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
         if await cannot(alice.semaphore("x", 3), alice):
@@ -70,7 +70,7 @@ def test_permits_of_the_dead_come_back(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_a_name_is_one_kind_of_thing_at_a_time(rig: Rig) -> None:
+def test_another_capacity_raises_capacity_mismatch(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
         if await cannot(alice.semaphore("x", 3), alice):

@@ -123,7 +123,7 @@ def test_the_first_to_join_holds(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_the_second_waits_and_learns_which_client_holds(rig: Rig) -> None:
+def test_the_second_to_join_waits_and_gets_the_holder(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         if await cannot_wait(store):
@@ -138,7 +138,7 @@ def test_the_second_waits_and_learns_which_client_holds(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_only_the_first_waiter_gets_a_time_to_look_again(rig: Rig) -> None:
+def test_only_the_first_waiter_gets_a_time_to_recheck(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         if await cannot_wait(store):
@@ -349,7 +349,7 @@ def test_a_waiter_that_gave_up_is_passed_over(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_the_dead_make_room_after_their_ttl(rig: Rig) -> None:
+def test_a_dead_holder_blocks_for_its_ttl(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         dead = await join_without_renewal(rig, make_ask("alice", ttl=0.1))
@@ -367,7 +367,7 @@ def test_the_dead_make_room_after_their_ttl(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_a_waiting_place_lives_for_a_heartbeat_not_for_its_ttl(rig: Rig) -> None:
+def test_a_waiting_place_lasts_for_a_heartbeat_not_for_its_ttl(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         if await cannot_wait(store):
@@ -387,7 +387,7 @@ def test_a_waiting_place_lives_for_a_heartbeat_not_for_its_ttl(rig: Rig) -> None
     rig.run(test())
 
 
-def test_a_place_that_comes_to_hold_buys_its_ttl_with_its_own_claim(rig: Rig) -> None:
+def test_a_granted_waiter_gets_its_ttl_by_a_renewal_that_claims_it(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         if await cannot_wait(store):
@@ -526,7 +526,7 @@ def test_names_are_taken_literally(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_waiting_ends_when_the_time_is_over(rig: Rig) -> None:
+def test_a_wait_ends_at_its_timeout(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         await join(store, make_ask("alice"))

@@ -42,7 +42,7 @@ async def test_a_lock_excludes_every_other_client(user: User, peer: Peer, prefix
         assert peer.could_take(prefix + "another")
 
 
-async def test_a_shared_lock_excludes_those_who_do_not_share(user: User, peer: Peer, prefix: str) -> None:
+async def test_a_shared_lock_excludes_exclusive_locks(user: User, peer: Peer, prefix: str) -> None:
     peer.hold(prefix, shared=True)
     for timeout in (None, 0, 5):
         async with user.lock(prefix, shared=True, timeout=timeout):
