@@ -53,12 +53,12 @@ class TicketsRepeat(FileStore):
         )
 
 
-class RefusalsAreForgotten(FileStore):
+class TombstonesAreForgotten(FileStore):
     async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
         return await super().leave(name, owner, timeout)
 
 
-class WaitersLiveOn(FileStore):
+class WaitersLastTooLong(FileStore):
     """A waiting place gets the ttl of a holding one."""
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:

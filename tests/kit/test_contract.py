@@ -30,8 +30,8 @@ BROKEN = {
     "RenewalsResurrect": "test_a_renewal_never_resurrects",
     "NewcomersOvertake": "test_a_newcomer_does_not_overtake_a_waiter",
     "TicketsRepeat": "test_tickets_grow_over_names_and_over_empty_lines",
-    "RefusalsAreForgotten": "test_a_join_that_arrives_after_its_owner_left_is_refused",
-    "WaitersLiveOn": "test_a_waiting_place_lasts_for_a_heartbeat_not_for_its_ttl",
+    "TombstonesAreForgotten": "test_a_join_that_arrives_after_its_owner_left_is_refused",
+    "WaitersLastTooLong": "test_a_waiting_place_lasts_for_a_heartbeat_not_for_its_ttl",
     "StepsMix": "test_of_many_joins_at_once_one_holds_and_all_have_tickets_of_their_own[threads]",
 }
 """What is broken, and which test says so."""

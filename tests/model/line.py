@@ -70,7 +70,7 @@ Calls = tuple[Call, ...]
 
 class Client(NamedTuple):
     phase: int = IDLE
-    window: int = 0
+    trust_window: int = 0
     """For how long it will trust in its lease."""
     alive: int = 0
     """For how long its waiting place surely does not expire."""
@@ -222,9 +222,9 @@ class LineModel:
 
     def believes(self, client: Client) -> bool:
         """Return whether the client would now answer that it holds."""
-        return client.phase in (HELD, STOPPED) and client.window > 0
+        return client.phase in (HELD, STOPPED) and client.trust_window > 0
 
-    def window(self, age: int) -> int:
+    def trust_window(self, age: int) -> int:
         """Return how long to trust in a reply to a request of that age."""
         return max(self.scope.ttl - self.scope.margin - age, 0)
 
@@ -236,7 +236,7 @@ class LineModel:
         """Return whether to trust in a message that another client sent, which can know all but the place's secret."""
         return False
 
-    def window_by_message(self, client: Client) -> int:
+    def trust_window_by_message(self, client: Client) -> int:
         """Return how long to trust in a message that the place holds: until it may expire."""
         return client.alive
 
@@ -248,11 +248,11 @@ class LineModel:
         if call.answer == 0:
             return self.note_gone(client)
         if call.answer > 0:
-            window = max(client.window, self.window(call.age))
-            if client.phase != HELD and window == 0:
+            trust_window = max(client.trust_window, self.trust_window(call.age))
+            if client.phase != HELD and trust_window == 0:
                 return self.give_up(client, LEAVING_TO_REJOIN)
             fence = client.ticket if client.phase == HELD else call.answer
-            return client._replace(phase=HELD, window=window, alive=0, ticket=fence)
+            return client._replace(phase=HELD, trust_window=trust_window, alive=0, ticket=fence)
         if client.phase == HELD:
             return client
         alive = max(client.alive, self.scope.heartbeat - self.scope.margin - call.age)
@@ -271,7 +271,7 @@ class LineModel:
         return client._replace(tombstone=client.tombstone or call.kind == "join", calls=_without(client.calls, call))
 
     def awakes_with(self, client: Client, call: Call) -> Client | None:
-        """Return what becomes of a stopped client that applies a reply before it checks its window: none does so."""
+        """Return a stopped client after it applies a reply before it checks its trust window: none does so."""
         return None
 
     def needs_tombstone(self, client: Client) -> bool:
@@ -297,7 +297,7 @@ class LineModel:
             yield from self._client_steps(state, number, client)
             for call in client.calls:
                 yield from self._call_steps(state, number, client, call)
-        if not any(client.phase == HELD and client.window == 0 for client in state.clients):
+        if not any(client.phase == HELD and client.trust_window == 0 for client in state.clients):
             yield Step("a tick passes", self._tick(state))
 
     def _client_steps(self, state: State, number: int, client: Client) -> Iterator[Step[State]]:
@@ -325,15 +325,15 @@ class LineModel:
             yield from send("joins", JOIN)
         elif client.phase == WAITING:
             yield from send("asks for its standing", RENEW)
-            held = client._replace(pushed=False, phase=HELD, window=self.window_by_message(client), alive=0)
+            held = client._replace(pushed=False, phase=HELD, trust_window=self.trust_window_by_message(client), alive=0)
             if client.pushed:
                 after = held if self.counts_message(client) else client._replace(pushed=False)
                 yield become("receives the message that it holds", after)
             if self.counts_forged_message(client):
                 yield become("receives a forged message that it holds", held, is_fault=True)
         elif client.phase == HELD:
-            if client.window == 0:
-                yield become("sees that its window is closed", self.give_up(client, LEAVING))
+            if client.trust_window == 0:
+                yield become("detects that its trust window is closed", self.give_up(client, LEAVING))
             else:
                 yield become("releases", self.give_up(client, LEAVING))
                 yield from send("renews", RENEW)
@@ -343,7 +343,7 @@ class LineModel:
             if self.believes(client):
                 yield become("goes on", client._replace(phase=HELD))
             else:
-                yield become("goes on, and sees that its window is closed", self.give_up(client, LEAVING))
+                yield become("goes on, and detects that its trust window is closed", self.give_up(client, LEAVING))
         else:
             leave = LEAVE._replace(answer=int(self.needs_tombstone(client)))
             left = self._deliver(state, number, leave, f"{name} leaves")
@@ -455,8 +455,8 @@ class LineModel:
         calls = client.calls
         if calls:
             calls = tuple(sorted(older for call in calls if (older := self._aged(call))))
-        window, alive = max(client.window - 1, 0), max(client.alive - 1, 0)
-        return client._replace(window=window, alive=alive, calls=calls)
+        trust_window, alive = max(client.trust_window - 1, 0), max(client.alive - 1, 0)
+        return client._replace(trust_window=trust_window, alive=alive, calls=calls)
 
     def _forgetful(self, client: Client) -> Client:
         """Forget the tickets that will not be looked at: of answers so late that nothing can be trusted in."""

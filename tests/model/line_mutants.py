@@ -65,7 +65,7 @@ class WaitingPlacesNeverClaimTheirTtl(LineModel):
 
 
 @mutant()
-class WaitingPlacesLiveForTheirTtl(LineModel):
+class WaitingPlacesLastForTheirTtl(LineModel):
     def ttl_of_waiting(self) -> int:
         return self.scope.ttl
 
@@ -130,19 +130,19 @@ class TheNextIsWokenBeforeALeaveIsSaved(LineModel):
 
 
 @mutant()
-class TheWindowStartsAtTheReply(LineModel):
-    def window(self, age: int) -> int:
-        return super().window(0)
+class TheTrustWindowStartsAtTheReply(LineModel):
+    def trust_window(self, age: int) -> int:
+        return super().trust_window(0)
 
 
 @mutant()
 class ThereIsNoMargin(LineModel):
-    def window(self, age: int) -> int:
+    def trust_window(self, age: int) -> int:
         return max(self.scope.ttl - age, 0)
 
 
 @mutant(Scope(clients=1, ttl=4, late_request_window=6, faults=2, slow=True))
-class AnAnswerOpensAWindowThatWasClosed(LineModel):
+class AReplyReopensATrustWindow(LineModel):
     """A late join may have made another place; another client may have held in between."""
 
     def awakes_with(self, client: Client, call: Call) -> Client | None:
@@ -153,14 +153,14 @@ class AnAnswerOpensAWindowThatWasClosed(LineModel):
 @mutant()
 class NoClientWatchesTheTrustWindow(LineModel):
     def believes(self, client: Client) -> bool:
-        return super().believes(client._replace(window=1))
+        return super().believes(client._replace(trust_window=1))
 
 
 @mutant()
 class UnknownCountsAsRenewed(LineModel):
     def drop_reply(self, client: Client, call: Call) -> Client:
         after = super().drop_reply(client, call)
-        return after._replace(window=self.window(0)) if client.phase == HELD else after
+        return after._replace(trust_window=self.trust_window(0)) if client.phase == HELD else after
 
 
 @mutant(Scope(faults=0))
@@ -171,8 +171,8 @@ class AWaiterWhosePlaceIsGoneGoesOnWaiting(LineModel):
 
 @mutant()
 class AMessageCountsForTheWholeTtl(LineModel):
-    def window_by_message(self, client: Client) -> int:
-        return self.window(0)
+    def trust_window_by_message(self, client: Client) -> int:
+        return self.trust_window(0)
 
 
 @mutant(Scope(ttl=2, late_request_window=2, faults=1))

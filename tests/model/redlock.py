@@ -2,7 +2,7 @@
 
 `docs/model.md` says what is left out, and which code each step stands for.
 
-There is no clock. That time has passed shows in what has ended by then: a window closes at any moment, and only
+There is no clock. That time has passed shows in what has ended by then: a trust window closes at any moment, and only
 then may the places end that it rests on; a pause of the protocol is over once all is over that it outlasts.
 """
 
@@ -45,7 +45,7 @@ VOTES, EMPTY, PROBED, SETTLED, ADMITTED = range(5)
 ADMITTED for the longest ttl to be over."""
 
 ENDS, COVERED, FRESH = range(3)
-"""When a place expires: it may end at any moment; not before its owner's window closes; nor before that of the
+"""When a place expires: it may end at any moment; not before its owner's trust window closes; nor before that of the
 round that is just under way would."""
 
 OUT, NO = 0, -1
@@ -70,7 +70,7 @@ class Member(NamedTuple):
     votes: tuple[int, ...]
     """The vote that each client received from it in the round under way."""
     counted: tuple[bool, ...]
-    """Whose window rests on its vote."""
+    """Whose trust window rests on its vote."""
 
 
 class Client(NamedTuple):
@@ -139,7 +139,7 @@ class RedlockModel:
         return not any(vote > 0 and member.owner != client for client, vote in enumerate(member.votes))
 
     def has_outlived(self, state: State, number: int) -> bool:
-        """Return whether every window is closed that rests on a vote a member has forgotten, if it knows its ttl."""
+        """Return whether every trust window is closed that rests on a vote a member has lost, if it knows its ttl."""
         member = state.members[number]
         return not any(
             counted and member.owner != client and state.clients[client].ttl <= member.longest
@@ -199,7 +199,7 @@ class RedlockModel:
             yield Step(f"{name} renews", self._begin_round(state, number, client._replace(phase=RENEWING)))
         if client.phase in (HELD, RENEWING):
             yield Step(f"{name} releases", self._end(state, number))
-            yield Step(f"{name}'s window closes", self._end(state, number))
+            yield Step(f"{name}'s trust window closes", self._end(state, number))
         else:
             yield Step(f"{name} gives up", self._end(state, number))
             if self.scope.repeats:
@@ -221,8 +221,8 @@ class RedlockModel:
         answered = after._replace(votes=_put(after.votes, number, after.ticket if is_yes else NO))
         yield Step(label, state._replace(members=_put(state.members, which, answered)))
         if is_yes and state.losses:
-            unanswered = after._replace(votes=_put(after.votes, number, NO))
-            after_all = state._replace(members=_put(state.members, which, unanswered), losses=state.losses - 1)
+            without_reply = after._replace(votes=_put(after.votes, number, NO))
+            after_all = state._replace(members=_put(state.members, which, without_reply), losses=state.losses - 1)
             yield Step(f"{label}, but its answer is lost", after_all, is_fault=True)
 
     def _end_of_round(self, state: State, number: int, client: Client) -> Iterator[Step[State]]:
@@ -259,7 +259,7 @@ class RedlockModel:
         return self._begin_round(state._replace(members=members), number, client._replace(phase=JOINING, fence=0))
 
     def _hold(self, state: State, number: int, client: Client, *, renewed: bool = True) -> State:
-        """Let a round's window be the client's; it rests on those who voted in it. Or let it have been in vain."""
+        """Let a round's trust window be the client's, which rests on the votes in it; or let the round have failed."""
         members = []
         for member in state.members:
             counted = member.votes[number] > 0 if renewed else member.counted[number]

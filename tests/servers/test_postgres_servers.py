@@ -336,8 +336,8 @@ class TestPooler:
         with connect(pooler.url) as one, connect(pooler.url) as other:
             assert answer(one, f"SELECT pg_try_advisory_lock({key})")
             assert answer(other, f"SELECT pg_try_advisory_lock({key})")
-        with connect(postgres_server.url) as outsider:
-            assert not answer(outsider, f"SELECT pg_try_advisory_lock({key})"), "it outlives those who took it"
+        with connect(postgres_server.url) as other:
+            assert not answer(other, f"SELECT pg_try_advisory_lock({key})"), "it outlasts the clients that took it"
 
     def test_a_transaction_lock_is_given_to_one_client(self, pooler: Pooler):
         key = time.time_ns()
@@ -369,8 +369,8 @@ class TestPooler:
         with connect(pooler.url) as one, connect(pooler.url) as other:
             assert answer(one, f"SELECT pg_try_advisory_lock({key})")
             assert not answer(other, f"SELECT pg_try_advisory_lock({key})")
-        with connect(postgres_server.url) as outsider:
-            eventually(lambda: answer(outsider, f"SELECT pg_try_advisory_lock({key})"), "it goes with its session")
+        with connect(postgres_server.url) as other:
+            eventually(lambda: answer(other, f"SELECT pg_try_advisory_lock({key})"), "it goes with its session")
 
     def test_clients_wait_for_a_connection(self, start_pooler: StartPooler):
         pooler = start_pooler(pool_size=1)

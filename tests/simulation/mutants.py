@@ -121,7 +121,7 @@ def renewals_shorten(patch: Patch) -> None:
 
 @mutant
 def waiting_places_never_claim_their_ttl(patch: Patch) -> None:
-    """A place that holds must live for the ttl its client trusts in."""
+    """A place that holds must last for the ttl its client trusts in."""
 
     def refresh(ledger, head, own, request, now, *, claim):
         return original(ledger, head, own, request, now, claim=False)
@@ -162,7 +162,7 @@ def tickets_start_over(patch: Patch) -> None:
 
 
 @mutant
-def the_window_starts_at_the_reply(patch: Patch) -> None:
+def the_trust_window_starts_at_the_reply(patch: Patch) -> None:
     def apply(self, lease, sent, duration, standing):
         return original(self, lease, self.runtime.now(), duration, standing)
 
@@ -269,7 +269,7 @@ def the_keeper_waits_for_answers(patch: Patch) -> None:
 
 
 @mutant
-def forgotten_handles_are_renewed_for_ever(patch: Patch) -> None:
+def dropped_handles_are_renewed_for_ever(patch: Patch) -> None:
     """They could never be released."""
     original = Lease.__init__
 
@@ -303,7 +303,7 @@ def several_names_are_waited_for_in_the_order_they_were_given_in(patch: Patch) -
 
 
 @mutant
-def the_first_of_several_lives_for_its_ttl_while_the_others_are_waited_for(patch: Patch) -> None:
+def the_first_of_several_lasts_for_its_ttl_while_the_others_are_waited_for(patch: Patch) -> None:
     """A client that dies waiting would keep it for that long."""
 
     async def acquire_in_order(engine, request):

@@ -298,45 +298,45 @@ def test_a_holder_is_renewed_for_as_long_as_it_wants(setup: Setup) -> None:
     setup.run(scenario())
 
 
-def looks_of(client: Client, *, stumbles: int = 0) -> list[float]:
-    """Note when the client's keeper looks at its leases, and have it fail the first few times."""
-    looks: list[float] = []
-    survey = client.engine.keeper._scan
+def scans_of(client: Client, *, failures: int = 0) -> list[float]:
+    """Note when the client's keeper scans its leases, and have it fail the first few times."""
+    scans: list[float] = []
+    scan = client.engine.keeper._scan
 
-    def look(now: float) -> Any:
-        looks.append(now)
-        if len(looks) <= stumbles:
+    def failing_scan(now: float) -> Any:
+        scans.append(now)
+        if len(scans) <= failures:
             msg = "a mistake of ours"
             raise RuntimeError(msg)
-        return survey(now)
+        return scan(now)
 
-    client.engine.keeper._scan = look  # type: ignore[method-assign]
-    return looks
+    client.engine.keeper._scan = failing_scan  # type: ignore[method-assign]
+    return scans
 
 
 def test_a_keeper_that_failed_soon_retries(setup: Setup) -> None:
     alice = setup.client("alice")
-    looks = looks_of(alice, stumbles=1)
+    scans = scans_of(alice, failures=1)
 
     async def scenario() -> None:
         lease = await alice.acquire(ttl=9.0)
         await alice.engine.runtime.sleep(20.0)
         alice.engine.check(lease)
-        assert looks[1] - looks[0] < 0.2
+        assert scans[1] - scans[0] < 0.2
 
     setup.run(scenario())
 
 
 def test_the_keeper_scans_its_leases_only_when_one_of_them_is_due(setup: Setup) -> None:
     alice = setup.client("alice")
-    looks = looks_of(alice)
+    scans = scans_of(alice)
 
     async def scenario() -> None:
         leases = [await alice.acquire(name=f"x{number}", ttl=9.0) for number in range(20)]
         await alice.engine.runtime.sleep(90.0)
         for lease in leases:
             alice.engine.check(lease)
-        assert 20 <= len(looks) <= 40  # all are renewed together, about every third of their ttl
+        assert 20 <= len(scans) <= 40  # all are renewed together, about every third of their ttl
 
     setup.run(scenario())
 
@@ -408,7 +408,7 @@ def test_a_client_that_resumes_after_a_long_pause_first_detects_its_loss(setup: 
 
 
 def test_a_reply_does_not_reopen_a_trust_window_that_has_ended(setup: Setup) -> None:
-    """Found by `tests/model`: a client that resumes may read it before anything looks at the window."""
+    """Found by `tests/model`: a client that resumes may read it before anything checks the trust window."""
     alice = setup.client("alice")
 
     async def scenario() -> None:

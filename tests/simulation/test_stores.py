@@ -246,8 +246,8 @@ def test_a_broken_store_is_caught(broken: Any, tmp_path: Path, monkeypatch: pyte
 SERVERS = {
     "redis: an_owner_may_leave_for_another": 1,
     "redis: a_renewal_resurrects": 4,
-    "redis: a_line_does_not_add_up": 0,
-    "redis: newcomers_do_not_look_who_waits": 13,
+    "redis: a_line_counts_places_not_weights": 0,
+    "redis: newcomers_ignore_waiters": 13,
     "redis: tickets_start_over": 1,
     "postgres: the_sql_lets_one_more_in": 0,
     "postgres: the_sql_renews_for_less_than_it_says": 0,

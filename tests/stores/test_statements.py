@@ -1,4 +1,4 @@
-"""SQL lives in `statements.sql` files: every statement there is named once, and used."""
+"""SQL is in `statements.sql` files: every statement there is named once, and used."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ from tests.servers.redis import client_of
 PAUSE = 0.01
 """Between two volleys, for the clients have work to do besides."""
 KEPT = 200
-"""How many messages that were overheard are kept."""
+"""How many received messages are kept."""
 
 
-class Outsider(Protocol):
+class Forger(Protocol):
     """A client of the server, none of ours, that may listen and publish."""
 
     def listen(self) -> list[bytes]:
@@ -36,26 +36,26 @@ class Outsider(Protocol):
 
 
 @contextmanager
-def forging(connect: Callable[[], AbstractContextManager[Outsider]], chance: Random) -> Iterator[None]:
+def forging(connect: Callable[[], AbstractContextManager[Forger]], chance: Random) -> Iterator[None]:
     """Publish in the background until the context ends, whatever becomes of the server meanwhile."""
     over = Event()
-    forger = Thread(target=_forge, args=(connect, Random(chance.random()), over), name="forger")
-    forger.start()
+    thread = Thread(target=_forge, args=(connect, Random(chance.random()), over), name="forger")
+    thread.start()
     try:
         yield
     finally:
         over.set()
-        forger.join()
+        thread.join()
 
 
-def _forge(connect: Callable[[], AbstractContextManager[Outsider]], chance: Random, over: Event) -> None:
-    overheard: list[bytes] = [b"nothing yet"]
+def _forge(connect: Callable[[], AbstractContextManager[Forger]], chance: Random, over: Event) -> None:
+    received: list[bytes] = [b"nothing yet"]
     while not over.is_set():
-        with suppress(redis.RedisError, psycopg.Error), connect() as outsider:
+        with suppress(redis.RedisError, psycopg.Error), connect() as forger:
             while not over.wait(PAUSE):
-                overheard = [*overheard, *outsider.listen()][-KEPT:]
-                owners = [guess for owner in outsider.owners() for guess in (owner, _next(owner))]
-                outsider.publish([*owners, chance.choice(overheard), _garbage(chance)])
+                received = [*received, *forger.listen()][-KEPT:]
+                owners = [guess for owner in forger.owners() for guess in (owner, _next(owner))]
+                forger.publish([*owners, chance.choice(received), _garbage(chance)])
         over.wait(PAUSE)
 
 

@@ -32,7 +32,7 @@ def two_hold(history: History, chance: Random) -> bool:
     return False
 
 
-def a_loser_believes_on(history: History, chance: Random) -> bool:
+def a_lost_hold_is_trusted_on(history: History, chance: Random) -> bool:
     for loser, other in _some(chance, _one_after_another(history)):
         at = chance.uniform(other.completed, other.believed_until)
         loser.checks.append(Check(at, at, at + 1))
@@ -74,7 +74,7 @@ def a_fence_goes_back(history: History, chance: Random) -> bool:
     return False
 
 
-def a_fence_goes_back_among_those_who_asked_together(history: History, chance: Random) -> bool:
+def a_fence_goes_back_among_concurrent_requests(history: History, chance: Random) -> bool:
     for one, other in _some(chance, _pairs([hold for hold in _sure(history) if hold.is_exclusive])):
         if other.invoked < one.completed < other.completed:
             one.fence, other.fence = other.fence, one.fence
@@ -82,14 +82,14 @@ def a_fence_goes_back_among_those_who_asked_together(history: History, chance: R
     return False
 
 
-def a_loser_is_told_late(history: History, chance: Random) -> bool:
+def a_loss_is_signalled_late(history: History, chance: Random) -> bool:
     for loser, told in _losers(history, chance):
         loser.lost_at = told
         return True
     return False
 
 
-def a_loser_is_never_told(history: History, chance: Random) -> bool:
+def a_loss_is_never_signalled(history: History, chance: Random) -> bool:
     for loser, told in _losers(history, chance):
         loser.lost_at, loser.watched = inf, True
         history._see(loser.client, told)
@@ -97,7 +97,7 @@ def a_loser_is_never_told(history: History, chance: Random) -> bool:
     return False
 
 
-def a_loser_looks_and_was_not_told(history: History, chance: Random) -> bool:
+def a_check_after_a_loss_shows_no_signal(history: History, chance: Random) -> bool:
     for loser, told in _losers(history, chance):
         loser.lost_at, loser.watched = inf, False
         loser.checks.append(Check(told, told, told))
@@ -180,7 +180,7 @@ def a_wake_up_is_lost(history: History, chance: Random) -> bool:
     return False
 
 
-def no_waiter_in_a_crowd_is_woken(history: History, chance: Random) -> bool:
+def none_of_several_waiters_is_woken(history: History, chance: Random) -> bool:
     """Let all waiters go on waiting when a holder releases, and no client come later."""
     for done in _some(chance, [one for one in history.acquires if one.is_exclusive and one.release is not None]):
         assert done.release is not None
@@ -219,7 +219,7 @@ def an_outcome_is_reported_that_no_client_produced(history: History, chance: Ran
 def an_outcome_is_reported_before_it_was_produced(history: History, chance: Random) -> bool:
     for done in _some(chance, [one for one in history.acquires if one.value is not None and one.is_granted]):
         at = done.released_at - TICK
-        told = replace(done, client="intruder", invoked=at - TICK, completed=at, outcome="remembered", release=None)
+        told = replace(done, client="injected", invoked=at - TICK, completed=at, outcome="remembered", release=None)
         history.add(told)
         return True
     return False
@@ -248,7 +248,7 @@ def a_place_is_left(history: History, chance: Random) -> bool:
     return True
 
 
-def no_client_looks(history: History, chance: Random) -> bool:
+def the_store_is_not_inspected(history: History, chance: Random) -> bool:
     history.inspections.clear()
     return True
 
@@ -270,7 +270,7 @@ def too_much_is_allowed_for_long(history: History, chance: Random) -> bool:
     return False
 
 
-def a_leader_is_told_after_another_was_elected(history: History, chance: Random) -> bool:
+def a_leader_is_notified_after_another_was_elected(history: History, chance: Random) -> bool:
     for leader, other in _terms(history, chance):
         leader.deposed_at = other.elected_at + PROMISES.slack + chance.uniform(0.001, 0.1)
         leader.stopped_at = inf
@@ -286,7 +286,7 @@ def a_leader_stops_after_another_was_elected(history: History, chance: Random) -
     return False
 
 
-def a_leader_is_never_told(history: History, chance: Random) -> bool:
+def a_leader_is_never_notified(history: History, chance: Random) -> bool:
     for leader, other in _terms(history, chance):
         leader.deposed_at = leader.stopped_at = inf
         history._see(leader.client, other.elected_at + PROMISES.slack + TICK)
@@ -303,15 +303,15 @@ def a_leader_is_stopped_that_never_began(history: History, chance: Random) -> bo
 
 INJECTIONS: dict[Injection, str] = {
     two_hold: "exclusion",
-    a_loser_believes_on: "exclusion",
+    a_lost_hold_is_trusted_on: "exclusion",
     trust_is_retracted: "retractions",
     what_is_trusted_is_found_gone: "retractions",
     a_fence_is_given_twice: "fences",
     a_fence_goes_back: "fences",
-    a_fence_goes_back_among_those_who_asked_together: "fences",
-    a_loser_is_told_late: "losses",
-    a_loser_is_never_told: "losses",
-    a_loser_looks_and_was_not_told: "losses",
+    a_fence_goes_back_among_concurrent_requests: "fences",
+    a_loss_is_signalled_late: "losses",
+    a_loss_is_never_signalled: "losses",
+    a_check_after_a_loss_shows_no_signal: "losses",
     a_stale_write_is_accepted: "stale_writes",
     an_overwritten_value_is_read: "linearizability",
     a_value_is_read_before_it_is_written: "linearizability",
@@ -320,7 +320,7 @@ INJECTIONS: dict[Injection, str] = {
     a_waiter_in_line_is_overtaken: "fifo",
     a_later_waiter_returns_before_the_first: "fifo",
     a_wake_up_is_lost: "wake_ups",
-    no_waiter_in_a_crowd_is_woken: "wake_ups",
+    none_of_several_waiters_is_woken: "wake_ups",
     a_reserved_name_is_granted: "reservations",
     what_was_done_is_done_again: "reservations",
     an_outcome_is_reported_that_no_client_produced: "outcomes",
@@ -328,12 +328,12 @@ INJECTIONS: dict[Injection, str] = {
     a_holder_released_by_force_is_renewed: "forced_releases",
     a_holder_released_by_force_is_not_notified: "forced_releases",
     a_place_is_left: "nothing_left",
-    no_client_looks: "nothing_left",
+    the_store_is_not_inspected: "nothing_left",
     too_much_is_allowed_at_once: "rates",
     too_much_is_allowed_for_long: "rates",
-    a_leader_is_told_after_another_was_elected: "elections",
+    a_leader_is_notified_after_another_was_elected: "elections",
     a_leader_stops_after_another_was_elected: "elections",
-    a_leader_is_never_told: "elections",
+    a_leader_is_never_notified: "elections",
     a_leader_is_stopped_that_never_began: "elections",
 }
 """Which checker must find each."""
@@ -405,7 +405,7 @@ def _intruder(one: Acquire, asked: float, returned: float, until: float) -> Acqu
     checks = [Check(returned, returned, until)]
     return replace(
         one,
-        client="intruder",
+        client="injected",
         invoked=asked,
         completed=returned,
         weight=one.capacity,
@@ -425,8 +425,8 @@ def _intruder(one: Acquire, asked: float, returned: float, until: float) -> Acqu
 
 
 def _read(write: Write, at: float, value: object) -> Read:
-    return Read(client="intruder", line=1, invoked=at, completed=at + TICK, name=write.name, value=value)
+    return Read(client="injected", line=1, invoked=at, completed=at + TICK, name=write.name, value=value)
 
 
 def _consume(consume: Consume, at: float, seconds: float) -> Consume:
-    return replace(consume, client="intruder", invoked=at, completed=at + seconds, cost=1, allowed=True)
+    return replace(consume, client="injected", invoked=at, completed=at + seconds, cost=1, allowed=True)

@@ -182,7 +182,7 @@ _shared(
 _shared("sqlite", engine.a_reservation_is_released, "reservations", workloads=LEFT)
 _shared(
     "redis",
-    engine.the_window_starts_at_the_reply,
+    engine.the_trust_window_starts_at_the_reply,
     "exclusion",
     "retractions",
     faults=("unsteady network", "delay network", "hold network"),
@@ -282,12 +282,12 @@ def any_owner_may_renew(patch: pytest.MonkeyPatch, _: str) -> None:
 
 
 @mutant("redis", "exclusion")
-def a_line_does_not_add_up(patch: pytest.MonkeyPatch, _: str) -> None:
+def a_line_counts_places_not_weights(patch: pytest.MonkeyPatch, _: str) -> None:
     _rewrite_line("line.spent = line.spent + place.weight", "line.spent = line.spent + 1")
 
 
 @mutant("redis", "fifo")
-def newcomers_do_not_look_who_waits(patch: pytest.MonkeyPatch, _: str) -> None:
+def newcomers_ignore_waiters(patch: pytest.MonkeyPatch, _: str) -> None:
     for script in (commands.JOIN, commands.JOIN_ALL):
         _rewrite(script, "line.fits = not line.waiting and ", "line.fits = ")
 

@@ -267,7 +267,7 @@ class MixingOutcomesUp(Model):
 
 class LivingOnAfterAForcedRelease(Violent):
     def renew(self, place: Place) -> bool:
-        """Let a place live on, if it is there or not."""
+        """Let a place last on, if it is there or not."""
         line = self.settle(place.owner.name)
         if place not in line:
             line.insert(0, place)
@@ -638,7 +638,7 @@ class TestWakeUps:
         assert not self.find(*readers, self.waiter("q", 6, capacity=9, weight=9))
 
 
-class TestLeftTaken:
+class TestReservations:
     def left(self, until: float, **fields: Any) -> Acquire:
         """Make a hold that was asked for and granted at 1, and released at 2."""
         return hold("p", 1, 9, **{"invoked": 1, "at_least": until - 1, "release": Release(2, 2.1, "done")} | fields)
@@ -667,10 +667,10 @@ class TestLeftTaken:
         assert not find("reservations", history_of(done, hold("q", 4.5, 7)))
 
     def test_a_release_in_doubt_may_have_reserved_nothing(self) -> None:
-        unanswered, other = self.left(6, release=Release(2, 2.1, "error")), hold("q", 5, 7)
-        assert find("reservations", history_of(unanswered, other))
-        assert not find("reservations", history_of(unanswered, other, fault("cut off", 1.5, 2.05)))
-        assert find("reservations", history_of(unanswered, other, fault("cut off", 3, 4)))
+        in_doubt, other = self.left(6, release=Release(2, 2.1, "error")), hold("q", 5, 7)
+        assert find("reservations", history_of(in_doubt, other))
+        assert not find("reservations", history_of(in_doubt, other, fault("cut off", 1.5, 2.05)))
+        assert find("reservations", history_of(in_doubt, other, fault("cut off", 3, 4)))
 
     def test_a_release_after_the_lease_expired_reserves_nothing(self) -> None:
         late = self.left(12, release=Release(8.9, 9.1, "done"))
@@ -844,7 +844,7 @@ class TestElections:
         assert find("elections", history_of(resigned, self.term("q", 4.2, 6)))
         assert not find("elections", history_of(resigned, self.term("q", 4.3, 6)))
 
-    def test_a_leader_that_is_never_notified_leads_for_as_long_as_it_lives(self) -> None:
+    def test_a_leader_that_is_never_notified_leads_for_as_long_as_it_runs(self) -> None:
         never = self.term("p", 1, inf)
         assert not find("elections", history_of(never, self.term("q", 4, 6)))
         assert find("elections", history_of(never, self.term("q", 4, 6), self.term("p", 8, 9)))

@@ -516,7 +516,7 @@ def test_every_fault_on_postgres_is_tested(with_postgres: Postgres) -> None:
     assert set(with_postgres.faults) == set(ON_POSTGRES)
 
 
-def test_connections_are_taken_without_ending_sessions_where_locks_live_on_them(with_postgres: Postgres) -> None:
+def test_connections_are_taken_without_ending_sessions_that_hold_locks(with_postgres: Postgres) -> None:
     with with_postgres.session() as session:
         gentle = PostgresHarm(with_postgres.server, ends_sessions=False)
         with gentle.without_connections(Random(SEED)):

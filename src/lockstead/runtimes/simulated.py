@@ -32,7 +32,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.outsiders = random.Random(-seed - 1)
+        self.forger_random = random.Random(-seed - 1)
         """A separate generator, so that ineffective actions of other clients change no history."""
         self.now = 0.0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []

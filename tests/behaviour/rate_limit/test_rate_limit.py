@@ -57,7 +57,7 @@ class Model:
     def earliest(self, now: Fraction, cost: int) -> Fraction:
         """Find the first moment for an event, after those that were let through before it."""
         moment = max([now, *(at for at, _ in self.events[-1:])])
-        counts = accumulate((spent for _, spent in reversed(self.events)), initial=cost)
+        counts = accumulate((consumed for _, consumed in reversed(self.events)), initial=cost)
         next(counts)
         for (begin, _), count in zip(reversed(self.events), counts, strict=True):
             if cost:

@@ -45,7 +45,7 @@ def test_in_memory_the_cost_of_tombstones_grows_with_their_number() -> None:
     now += LATE_REQUEST_WINDOW
     for number in range(3 * STORM):
         server.leave("x", f"later/{number}", LATE_REQUEST_WINDOW)
-    assert len(server._lines["x"]._tombstones) == 3 * STORM + 1, "those behind one that lives longer are forgotten too"
+    assert len(server._lines["x"]._tombstones) == 3 * STORM + 1, "those behind one that lasts longer are removed too"
     now += 10 * LATE_REQUEST_WINDOW
     server.join(Ask("y", "me/1", 30.0, 3.0))
     assert server.size() == 1

@@ -17,7 +17,7 @@ from tests.stores.postgres.sessions import listening, named
 GARBAGE = ("", "x", "é" * 1000, "\t\n\x01", "0/" * 2000)
 
 
-class Eve:
+class Forger:
     """A role that may read every table and all of pg_stat_activity, and write nothing of ours."""
 
     def __init__(self, server: PostgresServer) -> None:
@@ -45,14 +45,14 @@ class Eve:
 
 
 @pytest.fixture
-def eve(server: PostgresServer) -> Iterator[Eve]:
-    eve = Eve(server)
-    yield eve
-    eve.close()
+def forger(server: PostgresServer) -> Iterator[Forger]:
+    forger = Forger(server)
+    yield forger
+    forger.close()
 
 
 async def test_a_role_that_may_read_everything_makes_no_client_hold(
-    harness: Harness, server: PostgresServer, schema: str, eve: Eve
+    harness: Harness, server: PostgresServer, schema: str, forger: Forger
 ) -> None:
     alice, bob = harness.client(server.url, ttl=60), harness.client(named(server.url, schema), ttl=60)
     first = await ask(alice.acquire("x"))
@@ -61,7 +61,7 @@ async def test_a_role_that_may_read_everything_makes_no_client_hold(
     await harness.until(lambda: listening(server, schema), "the waiter listens")
     owners = [f"{bob.holder_id}/{number}" for number in range(1, 9)]
     for _ in range(3):
-        eve.publish(*owners, *(text[:7999] for text in eve.read_all(schema)), *GARBAGE)
+        forger.publish(*owners, *(text[:7999] for text in forger.read_all(schema)), *GARBAGE)
         await harness.sleep(0.1)
         assert not waiting.is_done
         assert first.is_held
@@ -73,15 +73,17 @@ async def test_a_role_that_may_read_everything_makes_no_client_hold(
     assert waiting.ended_at - released < 1.0, "the waiter still listens, and was woken"
 
 
-async def test_a_message_is_a_grant_only_if_the_place_holds(harness: Harness, server: PostgresServer, eve: Eve) -> None:
+async def test_a_message_is_a_grant_only_if_the_place_holds(
+    harness: Harness, server: PostgresServer, forger: Forger
+) -> None:
     store = harness.store(server.url)
     for owner in ("a/1", "b/1"):
         await store.join(Ask("x", owner, 60.0, 60.0), 5.0)
     while await store.wait("x", "b/1", 0.1):  # what may have been missed before it listened
         pass
     waiting = harness.start(store.wait("x", "b/1", 30.0))
-    await harness.until(eve.channels, "it listens")
-    eve.publish("b/1")
+    await harness.until(forger.channels, "it listens")
+    forger.publish("b/1")
     assert await waiting.result() is Wake.HINT
     waiting = harness.start(store.wait("x", "b/1", 30.0))
     await store.leave("x", "a/1", 5.0)

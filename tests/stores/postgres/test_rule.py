@@ -36,7 +36,7 @@ def pair(postgres_server: PostgresServer, postgres_schema: str) -> Iterator[Pair
 
 
 class Pair:
-    """A server and the rule, told the same."""
+    """A server and the rule, given the same requests."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -44,16 +44,16 @@ class Pair:
         self.model = MemoryServer(clock=lambda: self.time)
         self.store = table.store()
         self._subscriber = table.connect()
-        self._subscriber.add_notify_handler(self._hear)
+        self._subscriber.add_notify_handler(self._on_notify)
         self._subscriber.execute(f"LISTEN {self.store._channel}".encode())
-        self._refused: dict[str, float] = {}
-        self._heard: set[str] = set()
-        """Owners told that they hold, since they last took a place."""
-        self._owed: set[str] = set()
-        """Owners who hold by the rule, and have yet to be told."""
+        self._tombstones: dict[str, float] = {}
+        self._notified: set[str] = set()
+        """Owners notified that they hold, since they last took a place."""
+        self._to_notify: set[str] = set()
+        """Owners that hold by the rule, and were not notified yet."""
 
-    def _hear(self, notice: psycopg.Notify) -> None:
-        self._heard.add(notice.payload)
+    def _on_notify(self, notice: psycopg.Notify) -> None:
+        self._notified.add(notice.payload)
 
     def tick(self, ticks: float = 1) -> None:
         self.table.step_clock(ticks * TICK)
@@ -63,25 +63,25 @@ class Pair:
         self._begin(ask)
         theirs = drive(self.store.join(ask, 5.0))
         ours, woken = self.model.join(ask)
-        assert told(theirs) == told(ours)
+        assert comparable(theirs) == comparable(ours)
         self._check_woken(woken, ask.name)
 
     def renew(self, renewals: list[Renewal]) -> None:
         theirs = drive(self.store.renew(renewals, 5.0))
         ours, woken = self.model.renew(renewals)
-        assert list(map(told, theirs)) == list(map(told, ours))
+        assert list(map(comparable, theirs)) == list(map(comparable, ours))
         self._check_woken(woken)
 
     def leave(self, name: str, owner: str, tombstone: float) -> None:
         theirs = drive(self.store.leave(name, owner, 5.0, tombstone))
-        ours, woken = self.model.leave(name, owner, self._refuse(owner, tombstone))
+        ours, woken = self.model.leave(name, owner, self._lasting_tombstone(owner, tombstone))
         assert theirs == ours
         self._check_woken(woken, name)
 
     def reserve(self, reservation: Reservation) -> None:
         theirs = drive(self.store.reserve(reservation, 5.0))
         ours, woken = self.model.reserve(
-            reservation._replace(tombstone=self._refuse(reservation.owner, reservation.tombstone))
+            reservation._replace(tombstone=self._lasting_tombstone(reservation.owner, reservation.tombstone))
         )
         assert theirs == ours
         self._check_woken(woken, reservation.name, gone={reservation.owner})
@@ -94,26 +94,26 @@ class Pair:
         names = [ask.name for ask in asks]
         gone: set[str] = set()
         if isinstance(ours, Refusal):
-            assert told(theirs) == told(ours)
+            assert comparable(theirs) == comparable(ours)
             names = names[: names.index(ours.name) + 1]
             gone = {ask.owner for ask in asks}
         else:
             assert isinstance(theirs, list)
-            assert list(map(told, theirs)) == list(map(told, ours))
+            assert list(map(comparable, theirs)) == list(map(comparable, ours))
         self._check_woken(woken, *names, gone=gone)
 
     def consume(self, request: RateRequest) -> None:
         assert drive(self.store.consume(request, 5.0)) == self.model.consume(request)
 
     def reserved(self, owner: str) -> bool:
-        """Return whether an owner has left a place behind already: who goes twice was never the same owner."""
+        """Return whether an owner has reserved already: no owner leaves twice."""
         return bool(self.table.sql("SELECT count(*) FROM {s}.distributed_locks WHERE holder = %s", owner + RESERVED))
 
-    def _refuse(self, owner: str, tombstone: float) -> float:
-        """Remember a refusal: here, a second one does not shorten what the first asked for."""
+    def _lasting_tombstone(self, owner: str, tombstone: float) -> float:
+        """Return how long the owner's tombstone lasts: here, a second one does not shorten the first."""
         if tombstone:
-            self._refused[owner] = max(self._refused.get(owner, 0.0), self.time + tombstone)
-            tombstone = self._refused[owner] - self.time
+            self._tombstones[owner] = max(self._tombstones.get(owner, 0.0), self.time + tombstone)
+            tombstone = self._tombstones[owner] - self.time
         return tombstone
 
     def check_lines(self) -> None:
@@ -125,34 +125,34 @@ class Pair:
             assert shown == [(place.owner, "waits" if place.acquired_at is None else "holds") for place in places]
 
     def _begin(self, ask: Ask) -> None:
-        """Forget what an owner was told, or should have been, of a place that is no more."""
+        """Forget notifications, sent or due, of an owner's earlier place."""
         standing = {place.owner for line in self.model.inspect(ask.name, exact=True) for place in line.places}
         if ask.owner not in standing:
-            self._heard.discard(ask.owner)
-            self._owed.discard(ask.owner)
+            self._notified.discard(ask.owner)
+            self._to_notify.discard(ask.owner)
 
     def _check_woken(self, woken: list[str], *settled: str, gone: Collection[str] = ()) -> None:
         """Only a place that holds is woken: when its line is settled, not when a holder renews.
 
-        Those who held only at the moment they were `gone` may be told.
+        Owners that held only at the moment they were `gone` may be notified.
         """
-        before = set(self._heard)
+        before = set(self._notified)
         self._subscriber.execute(f"NOTIFY {self.store._channel}, 'that is all'".encode())
-        self._heard.discard("that is all")
+        self._notified.discard("that is all")
         holding = {
             place.owner
             for line in self.model.inspect("", exact=False)
             for place in line.places
             if place.acquired_at is not None
         }
-        assert self._heard - before <= holding | set(gone)
-        self._owed = (self._owed | set(woken)) & holding - self._heard
-        due = {owner for owner in self._owed if owner.partition("/")[2] in settled}
-        assert not due, f"not told: {due}"
+        assert self._notified - before <= holding | set(gone)
+        self._to_notify = (self._to_notify | set(woken)) & holding - self._notified
+        due = {owner for owner in self._to_notify if owner.partition("/")[2] in settled}
+        assert not due, f"not notified: {due}"
 
 
-def told(answer: object) -> Any:
-    """Give what an answer says but for the clock and the ticket, which are each server's own."""
+def comparable(answer: object) -> Any:
+    """Return a reply without the clock and the ticket, which are each server's own."""
     if isinstance(answer, Standing):
         return "stands", answer.held, answer.holder, rounded(answer.recheck)
     if isinstance(answer, Refusal):
@@ -283,7 +283,7 @@ def test_no_dead_place_outlives_a_clock_that_is_set_back_by_more_than_a_ttl(pair
 
 def assert_fits(table: Table) -> None:
     """Holders are a prefix of the line that fits; none holds for longer than the longest ttl."""
-    spent: dict[str, int] = {}
+    held_weight: dict[str, int] = {}
     waits = set()
     for name, weight, capacity, holds in table.rows(
         "SELECT name, weight, capacity, acquired_at IS NOT NULL FROM {s}.distributed_locks"
@@ -293,17 +293,23 @@ def assert_fits(table: Table) -> None:
             waits.add(name)
             continue
         assert name not in waits
-        spent[name] = spent.get(name, 0) + weight
-        assert spent[name] <= capacity
+        held_weight[name] = held_weight.get(name, 0) + weight
+        assert held_weight[name] <= capacity
 
 
 def test_a_place_behind_the_front_does_not_keep_what_a_clock_set_back_gave_it(pair: Pair) -> None:
     """It asks again in time, so that it is alive; then it dies."""
-    asks = [Ask("x", f"{who}/x", ttl=DURATIONS[2], heartbeat=DURATIONS[0]) for who in ("holder", "first", "second")]
+    asks = [
+        Ask("x", f"{client}/x", ttl=DURATIONS[2], heartbeat=DURATIONS[0]) for client in ("holder", "first", "second")
+    ]
     for ask in asks:
         drive(pair.store.join(ask, 5.0))
     pair.tick(-100)
-    drive(pair.store.renew([Renewal("x", f"{who}/x", DURATIONS[2], DURATIONS[0]) for who in ("holder", "first")], 5.0))
+    drive(
+        pair.store.renew(
+            [Renewal("x", f"{client}/x", DURATIONS[2], DURATIONS[0]) for client in ("holder", "first")], 5.0
+        )
+    )
     drive(pair.store.join(asks[2], 5.0))
     drive(pair.store.leave("x", "holder/x", 5.0))
     pair.tick(0.6)

@@ -436,7 +436,7 @@ def test_a_bound_is_not_raised_above_a_place_renewed_at_the_last_moment(
         user.commit()
         leaver.join(15)
         table.sql(RELEASE, "x", "first")
-        assert table.sql(ACQUIRE, "x", "intruder", 60) is None
+        assert table.sql(ACQUIRE, "x", "third", 60) is None
 
 
 def test_a_leave_or_renewal_reads_only_the_front_of_the_line(table: Table) -> None:

@@ -26,21 +26,21 @@ def flavour(request: pytest.FixtureRequest) -> Flavour:
     return FLAVOURS[request.param]
 
 
-class Eve:
+class Forger:
     """A client that may listen and publish on our channels, and neither read nor write any key."""
 
     def __init__(self, server: RedisServer, key_prefix: str) -> None:
         self._admin = server.client()
-        self._user = f"eve-{secrets.token_hex(4)}"
-        rights = ["on", ">eve", "resetkeys", "resetchannels", f"&{key_prefix}:*", "-@all", "+publish", "+pubsub"]
+        self._user = f"forger-{secrets.token_hex(4)}"
+        rights = ["on", ">forger", "resetkeys", "resetchannels", f"&{key_prefix}:*", "-@all", "+publish", "+pubsub"]
         self._admin.execute_command("ACL", "SETUSER", self._user, *rights, "+psubscribe", "+ping")
         self._prefix = key_prefix
-        self._client = server.client(username=self._user, password="eve", decode_responses=False)
+        self._client = server.client(username=self._user, password="forger", decode_responses=False)
         self._subscriber = self._client.pubsub()
         self._subscriber.psubscribe(f"{key_prefix}:*")
         self._subscriber.get_message(timeout=5)
 
-    def overheard(self) -> list[bytes]:
+    def received(self) -> list[bytes]:
         messages = []
         while message := self._subscriber.get_message(timeout=0.05):
             messages.append(message["data"])
@@ -57,10 +57,10 @@ class Eve:
 
 
 @pytest.fixture
-def eve(server: RedisServer, key_prefix: str) -> Iterator[Eve]:
-    eve = Eve(server, key_prefix)
-    yield eve
-    eve.close()
+def forger(server: RedisServer, key_prefix: str) -> Iterator[Forger]:
+    forger = Forger(server, key_prefix)
+    yield forger
+    forger.close()
 
 
 def guesses(holder_id: str) -> list[str]:
@@ -68,7 +68,7 @@ def guesses(holder_id: str) -> list[str]:
 
 
 async def test_a_role_that_may_only_publish_makes_no_client_hold(
-    harness: Harness, server: RedisServer, eve: Eve
+    harness: Harness, server: RedisServer, forger: Forger
 ) -> None:
     alice, bob = harness.client(server.url, ttl=60), harness.client(server.url, ttl=60)
     first = await ask(alice.acquire("y"))
@@ -79,9 +79,9 @@ async def test_a_role_that_may_only_publish_makes_no_client_hold(
     first = await ask(alice.acquire("x"))
     waiting = harness.start(lambda: bob.acquire("x", timeout=30))
     await harness.waits(alice, "x", 1)
-    eve.publish(*guesses(bob.holder_id), *eve.overheard(), *GARBAGE)
+    forger.publish(*guesses(bob.holder_id), *forger.received(), *GARBAGE)
     for _ in range(3):
-        eve.publish(*guesses(bob.holder_id))
+        forger.publish(*guesses(bob.holder_id))
         await harness.sleep(0.1)
         assert not waiting.is_done
         assert first.is_held
@@ -92,7 +92,7 @@ async def test_a_role_that_may_only_publish_makes_no_client_hold(
 
 
 async def test_an_intercepted_message_grants_nothing_to_the_next_place(
-    harness: Harness, server: RedisServer, eve: Eve
+    harness: Harness, server: RedisServer, forger: Forger
 ) -> None:
     alice, bob = harness.client(server.url, ttl=60), harness.client(server.url, ttl=60)
     for _ in range(3):
@@ -101,27 +101,29 @@ async def test_an_intercepted_message_grants_nothing_to_the_next_place(
         await harness.waits(alice, "x", 1)
         await ask(first.release())
         await ask((await waiting.result()).release())
-    received = eve.overheard()
+    received = forger.received()
     assert len(set(received)) == 3, "each place has a secret of its own"
     assert all(bob.holder_id.encode() not in message for message in received)
     first = await ask(alice.acquire("x"))
     waiting = harness.start(lambda: bob.acquire("x", timeout=30))
     await harness.waits(alice, "x", 1)
-    eve.publish(*received)
+    forger.publish(*received)
     await harness.sleep(0.2)
     assert not waiting.is_done
     await ask(first.release())
     assert (await waiting.result()).is_held
 
 
-async def test_whatever_is_published_is_ignored_and_counted(harness: Harness, server: RedisServer, eve: Eve) -> None:
+async def test_whatever_is_published_is_ignored_and_counted(
+    harness: Harness, server: RedisServer, forger: Forger
+) -> None:
     alice, bob = harness.client(server.url, ttl=60), harness.client(server.url, ttl=60)
     first = await ask(alice.acquire("x"))
     waiting = harness.start(lambda: bob.acquire("x", timeout=30))
     await harness.waits(alice, "x", 1)
     subscriber = bob._engine.store._subscriber
-    await harness.until(lambda: eve._client.pubsub_channels(f"{eve._prefix}:*"), "the waiter listens")
-    eve.publish(*GARBAGE)
+    await harness.until(lambda: forger._client.pubsub_channels(f"{forger._prefix}:*"), "the waiter listens")
+    forger.publish(*GARBAGE)
     await harness.until(lambda: subscriber.ignored >= len(GARBAGE), "all of it has arrived")
     released = time.monotonic()
     await ask(first.release())

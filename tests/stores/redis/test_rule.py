@@ -27,7 +27,7 @@ NAMES = ("x", "y")
 RATES = ("r", "s")
 CLIENTS = range(7)
 STEPS = 1000
-CHARGES = 150
+RATE_REQUESTS = 150
 
 
 @pytest.fixture(params=[flavour.name for flavour in redis_flavours()])
@@ -43,7 +43,7 @@ def pair(start_server: Callable[..., RedisServer], key_prefix: str) -> Iterator[
 
 
 class Pair:
-    """A server and the rule, told the same."""
+    """A server and the rule, given the same requests."""
 
     def __init__(self, server: RedisServer, key_prefix: str) -> None:
         self.time = 0.0
@@ -58,7 +58,7 @@ class Pair:
         self._channel = self._listener.pubsub()
         self._channel.psubscribe(f"{key_prefix}:*")
         self._channel.get_message(timeout=5)
-        self._heard: set[str] = set()
+        self._notified: set[str] = set()
         """Owners woken since they last took a place."""
         self._owners: dict[bytes, str] = {}
         """By the secret that wakes it."""
@@ -73,17 +73,17 @@ class Pair:
         self.time += TICK
 
     def join(self, ask: Ask) -> None:
-        self._begin_to_hear(ask)
+        self._begin(ask)
         self._owners[self.store._subscriber.expect(ask.owner)] = ask.owner
         theirs = drive(self.store.join(ask, 5.0))
         ours, woken = self._model.join(ask)
-        assert told(theirs) == told(ours)
+        assert comparable(theirs) == comparable(ours)
         self._check_woken(woken)
 
     def renew(self, renewals: list[Renewal]) -> None:
         theirs = drive(self.store.renew(renewals, 5.0))
         ours, woken = self._model.renew(renewals)
-        assert told(theirs) == told(ours)
+        assert comparable(theirs) == comparable(ours)
         self._check_woken(woken)
 
     def leave(self, name: str, owner: str, tombstone: float) -> None:
@@ -100,10 +100,10 @@ class Pair:
 
     def join_all(self, asks: list[Ask]) -> None:
         for ask in asks:
-            self._begin_to_hear(ask)
+            self._begin(ask)
         theirs = drive(self.store.join_all(asks, 5.0))
         ours, woken = self._model.join_all(asks)
-        assert told(theirs) == told(ours)
+        assert comparable(theirs) == comparable(ours)
         self._check_woken(woken)
 
     def step(self, ticks: int) -> None:
@@ -126,24 +126,24 @@ class Pair:
         theirs = drive(self.store.inspect())
         assert list(map(seen, theirs)) == list(map(seen, self._model.inspect("", exact=False)))
 
-    def _begin_to_hear(self, ask: Ask) -> None:
+    def _begin(self, ask: Ask) -> None:
         standing = {place.owner for line in self._model.inspect(ask.name, exact=True) for place in line.places}
         if ask.owner not in standing:
-            self._heard.discard(ask.owner)
+            self._notified.discard(ask.owner)
 
     def _check_woken(self, expected: list[str]) -> None:
         """Places that newly hold were woken; by the sweep perhaps a little before a request came."""
         self._listener.publish(f"{self._key_prefix}:", "that is all")
         while (message := self._channel.get_message(timeout=5)) and message["data"] != b"that is all":
             if owner := self._owners.get(message["data"]):
-                self._heard.add(owner)
-        assert self._heard >= set(expected)
+                self._notified.add(owner)
+        assert self._notified >= set(expected)
 
 
-def told(answer: object) -> Any:
-    """Give what an answer says but for the clock and the ticket, which are each server's own."""
+def comparable(answer: object) -> Any:
+    """Return a reply without the clock and the ticket, which are each server's own."""
     if isinstance(answer, list):
-        return list(map(told, answer))
+        return list(map(comparable, answer))
     if isinstance(answer, Standing):
         return "stands", answer.held, answer.holder, ticks(answer.recheck)
     if isinstance(answer, Refusal):
@@ -227,10 +227,10 @@ def test_random_steps_get_the_replies_of_the_rule(pair: Pair, seed: int) -> None
 
 
 def test_random_rate_requests_get_the_replies_of_the_rule(pair: Pair, seed: int) -> None:
-    """Whole ticks are spent, and no limit is near one."""
+    """Costs are whole ticks, and no limit is near one."""
     chance = random.Random(seed)
     history: list[str] = []
-    for _ in range(CHARGES):
+    for _ in range(RATE_REQUESTS):
         if chance.random() < 0.3:
             act: Callable[[Any], None] = pair.step
             arg: Any = chance.choice((1, 1, 2, -1, -2))
@@ -255,7 +255,7 @@ def test_random_rate_requests_get_the_replies_of_the_rule(pair: Pair, seed: int)
 def test_a_join_repeated_after_its_place_has_expired_has_a_place_in_a_line_that_works(pair: Pair) -> None:
     """Its first reply was lost, and it took longer than a heartbeat to ask again."""
     short, _, long = DURATIONS
-    holder, late, other = (Ask("x", f"{who}/1", ttl=long, heartbeat=short) for who in ("holder", "late", "other"))
+    holder, late, other = (Ask("x", f"{client}/1", ttl=long, heartbeat=short) for client in ("holder", "late", "other"))
     pair.join(holder)
     pair.join(late)
     pair.join(other._replace(heartbeat=long))

@@ -86,7 +86,7 @@ def test_dead_tombstones_go_with_the_next_few_uses_of_any_name(server: RedisServ
         if tombstones(server) <= SPARE:
             break
     assert tombstones(server) <= SPARE
-    assert drive(store.leave("held", "me/1", TIMEOUT)), "what lives was left alone"
+    assert drive(store.leave("held", "me/1", TIMEOUT)), "live places were left alone"
     drive(store.close())
 
 

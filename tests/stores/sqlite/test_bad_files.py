@@ -356,7 +356,7 @@ def test_a_holder_locked_out_beyond_its_ttl_knows_that_it_lost_before_another_ca
     holder = peer()
     granted = holder.ask("acquire", "job", ttl=0.6)
     with transaction_of_another_program(path):
-        eventually(lambda: holder.ask("state")["lost"], "the window closes", within=2)
+        eventually(lambda: holder.ask("state")["lost"], "the trust window ends", within=2)
         known = boottime()
     assert known < granted["at"] + 0.6 + 0.6
 
@@ -376,7 +376,7 @@ def test_on_a_full_disk_no_lock_is_granted_and_holders_are_notified_and_all_work
     assert newcomer.ask("acquire", "other")["error"] == "StoreError"
     assert boottime() - began < 2, "it is not tried again"
     assert leaver.ask("release")["error"] == "StoreError"
-    eventually(lambda: holder.ask("state")["lost"], "the window closes", within=2)
+    eventually(lambda: holder.ask("state")["lost"], "the trust window ends", within=2)
     assert boottime() < granted["at"] + 0.6 + 0.6
     disk.is_full = False
     assert newcomer.ask("acquire", "long", timeout=5)["fence"] > left["fence"], "what was released is given up by now"

@@ -155,14 +155,14 @@ def test_a_holder_kept_from_its_file_beyond_its_ttl_is_cancelled_in_time(path: P
     async def main() -> None:
         async with AsyncDistributedLock(url_of(path)) as locks:
             others: list[asyncio.Task[AsyncLockHandle]] = []
-            window = cancelled_at = 0.0
+            trusted_until = cancelled_at = 0.0
 
             async def hold_while_the_file_is_locked() -> None:
-                nonlocal window, cancelled_at
+                nonlocal trusted_until, cancelled_at
                 async with locks.lock("job", ttl=ttl) as handle:
                     others.extend(asyncio.create_task(locks.acquire(f"other-{n}", timeout=1)) for n in range(3))
                     with transaction_of_another_program(path):
-                        window = boottime() + handle.remaining
+                        trusted_until = boottime() + handle.remaining
                         try:
                             await asyncio.sleep(5)
                         finally:
@@ -172,7 +172,7 @@ def test_a_holder_kept_from_its_file_beyond_its_ttl_is_cancelled_in_time(path: P
                 with pytest.raises(LockLostError):
                     await hold_while_the_file_is_locked()
             assert max(gaps) < AWAY
-            assert cancelled_at <= window + max(gaps), "it is cancelled before another client can hold"
+            assert cancelled_at <= trusted_until + max(gaps), "it is cancelled before another client can hold"
             for answer in await asyncio.gather(*others, return_exceptions=True):
                 if isinstance(answer, AsyncLockHandle):
                     await answer.release()

@@ -399,7 +399,7 @@ def test_the_longest_and_shortest_that_are_allowed_work(rig: Rig) -> None:
 
 
 def test_a_lock_is_released_from_whichever_thread_has_the_handle(rig: Rig) -> None:
-    """Ownership lives in the handle, not in the thread."""
+    """The handle owns the lock, not the thread."""
     if rig.runtime_name == "asyncio":
         return
 

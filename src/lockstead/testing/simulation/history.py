@@ -72,7 +72,7 @@ class History:
             repeated=self.random.choice((0.0, 0.02)),
             slow=self.random.choice((0.0, 0.02, 0.1)),
             slowest=self.random.choice((0.2, 2.0, 4.5)),
-            forged=self.world.outsiders.choice((0.0, 0.05, 0.3)),
+            forged=self.world.forger_random.choice((0.0, 0.05, 0.3)),
         )
 
     def run(self) -> History:

@@ -105,7 +105,7 @@ class Monitor:
 
     def _check_heartbeat(self, engine: Engine, place: Place) -> None:
         lease = engine.keeper.leases.get(place.owner)
-        if lease is None or self._server.clock_was_set_back:  # then a place may live longer than was asked
+        if lease is None or self._server.clock_was_set_back:  # then a place may last longer than was asked
             return
         if place.expires_at > self._server.now() + lease.ask.heartbeat + ROUNDING:
             self._fail(f"{place.owner} waits, but expires later than in one heartbeat")
@@ -124,7 +124,7 @@ class Monitor:
             self._check_signalled(process, lease)
 
     def _check_waiting(self, handle: Handle, holding: dict[str, Place]) -> None:
-        if self._server.clock_was_set_back:  # then a place may live longer than was asked
+        if self._server.clock_was_set_back:  # then a place may last longer than was asked
             return
         mine = [lease for lease in handle._engine.keeper.leases.values() if lease.claim() is handle._claim]
         if not any(lease.state is LeaseState.WAITING and not lease.leaving for lease in mine):

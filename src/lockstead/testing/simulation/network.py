@@ -102,7 +102,7 @@ class Server(ABC):
         return self.world.now + self.clock_offset
 
     def set_clock_back(self, seconds: float) -> None:
-        """Step the clock back. A line notices at its next step; until then its places may live longer than promised."""
+        """Step the clock back. A line notices at its next step; until then its places may last longer than promised."""
         self.clock_offset -= seconds
         self.clock_was_set_back = True
 
@@ -121,7 +121,7 @@ class Server(ABC):
 
         It knows every owner, can guess the next one, as they are numbered, and has every message published so far.
         """
-        chance = self.world.outsiders
+        chance = self.world.forger_random
         if chance.random() < self.faults.forged:
             receive = chance.choice(list(self.clients.values()))
             for message in (chance.choice([*self.secrets, "x"]), chance.choice([*self.published, "x"]), "\udcff"):
@@ -153,7 +153,7 @@ class SimulatedStore:
 
     def make_message(self, owner: str) -> str:
         """Make the wake-up message of an owner, which only the server and this client know."""
-        return f"{owner} {self._process.world.outsiders.random()}"
+        return f"{owner} {self._process.world.forger_random.random()}"
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
         if ask.queue and ask.owner not in self._server.secrets:

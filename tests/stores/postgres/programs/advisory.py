@@ -31,7 +31,7 @@ async def hand_over(locks: Any, name: str, times: int, journal: str) -> None:
 
 
 def fork(how: str) -> int:
-    """Fork a child that ends at once, by an exit of this kind, or lives on until it is killed."""
+    """Fork a child that ends at once, by an exit of this kind, or runs on until it is killed."""
     if pid := os.fork():
         if how != "live":
             assert os.waitpid(pid, 0)[1] == 0
