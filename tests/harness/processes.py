@@ -99,7 +99,7 @@ class Program:
 
 
 class Worker(Program):
-    """A program that is told what to do, and answers, in lines of JSON."""
+    """A program that takes requests and replies in lines of JSON."""
 
     def __init__(self, path: str, *args: object, env: Mapping[str, str] | None = None) -> None:
         super().__init__(path, *args, env=env)

@@ -38,7 +38,7 @@ def locks(path: Path) -> Iterator[DistributedLock]:
 
 @pytest.fixture
 def peer(start_worker: Callable[..., Worker], path: Path) -> Callable[..., Worker]:
-    """Start another process with a client of its own, ready to be told what to do."""
+    """Start another process with a client of its own, which takes requests."""
 
     def peer(*flags: str) -> Worker:
         worker = start_worker("harness/programs/peer.py", path, *flags)

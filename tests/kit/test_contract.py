@@ -63,7 +63,7 @@ def test_a_missing_open_store_fixture_is_named(tmp_path: Path) -> None:
 
 
 def run(folder: Path, *tests: str) -> str:
-    """Run tests in a folder of their author's, who has nothing but pytest and is strict."""
+    """Run tests in a folder of their own, with nothing but pytest, and with warnings as errors."""
     (folder / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers --strict-config\nfilterwarnings = error\n")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *tests],

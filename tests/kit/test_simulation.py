@@ -17,8 +17,8 @@ BROKEN: dict[type[FileStore], int] = {
     broken.RenewalsResurrect: 5,
     broken.NewcomersOvertake: 5,
     broken.TicketsRepeat: 1,
-    broken.RefusalsAreForgotten: 8,
-    broken.WaitersLiveOn: 2,
+    broken.TombstonesAreForgotten: 8,
+    broken.WaitersLastTooLong: 2,
 }
 """What is broken, and the seed that has shown it, which is tried first."""
 

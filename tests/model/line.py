@@ -4,7 +4,7 @@
 
 Time passes in ticks. Whatever ends is kept as the ticks it has left, and tickets as ranks: so states repeat, and
 all runs of any length are looked at. A process may stop between any two of its steps for as long as it likes, for
-nothing forces it to take the next; `stop` only tells a holder that could have noticed its loss in time from one
+nothing forces it to take the next; `stop` only separates a holder that could have noticed its loss in time from one
 that could not.
 """
 
@@ -92,7 +92,7 @@ class Place(NamedTuple):
     expires_in: int
     """In ticks; from 0 downward it has expired."""
     holds: bool
-    told: bool
+    notified: bool
     """Whether an answer or a message saying so was sent to its owner."""
     owner: Owner
 
@@ -149,7 +149,7 @@ class LineModel:
             holders += 1
             if not place.holds:
                 woken.append(place.owner)
-            kept.append(place._replace(holds=True, told=True))
+            kept.append(place._replace(holds=True, notified=True))
         return tuple(kept), tuple(woken)
 
     def serve(self, line: Line, barred: Barred, request: Request, last: int) -> Outcome:
@@ -498,7 +498,7 @@ class LineModel:
             if place.expires_in > 0:
                 if place.holds and waits:
                     return "a waiter was overtaken"
-                if place.holds and not place.told:
+                if place.holds and not place.notified:
                     return "a place holds, and its owner was not woken"
                 if place.owner.whose == GONE:
                     return "a place is left of a client that has gone"

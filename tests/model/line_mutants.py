@@ -118,7 +118,7 @@ class ALeaveWakesNoWaiter(LineModel):
 class AHolderByAnExpiryIsNotWoken(LineModel):
     def renew(self, line: Line, barred: Barred, request: Request, last: int) -> Outcome:
         outcome = super().renew(line, barred, request, last)
-        unwoken = tuple(place._replace(told=place.owner not in outcome.woken) for place in outcome.line)
+        unwoken = tuple(place._replace(notified=place.owner not in outcome.woken) for place in outcome.line)
         return outcome._replace(line=unwoken, woken=())
 
 

@@ -149,8 +149,8 @@ class RedlockModel:
     def enough_to_admit(self, others: list[Member]) -> bool:
         return sum(other.is_read for other in others) > (self.scope.members - 1) // 2
 
-    def told(self, member: Member, other: Member) -> Member:
-        """Learn what another member knows, before voting again."""
+    def updated_from(self, member: Member, other: Member) -> Member:
+        """Take over what another member knows, before voting again."""
         counter, longest = max(member.counter, other.counter), max(member.longest, other.longest)
         return member._replace(counter=counter, longest=longest)
 
@@ -318,7 +318,7 @@ class RedlockModel:
         for which, other in enumerate(state.members):
             if which != number and not other.is_read:
                 members = _put(state.members, which, other._replace(is_read=True))
-                members = _put(members, number, self.told(member, other))
+                members = _put(members, number, self.updated_from(member, other))
                 yield Step(f"member {which} is asked for what member {number} forgot", state._replace(members=members))
         if self.enough_to_admit(others):
             after = member._replace(status=ADMITTED)

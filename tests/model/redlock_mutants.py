@@ -81,14 +81,14 @@ class AnAdmittedMemberVotesAtOnce(RedlockModel):
 
 @mutant(FORGETFUL)
 class AnAdmittedMemberCountsFromZero(RedlockModel):
-    def told(self, member: Member, other: Member) -> Member:
-        return super().told(member, other)._replace(counter=member.counter)
+    def updated_from(self, member: Member, other: Member) -> Member:
+        return super().updated_from(member, other)._replace(counter=member.counter)
 
 
 @mutant(FORGETFUL)
 class NoMemberReportsTheLongestTtl(RedlockModel):
-    def told(self, member: Member, other: Member) -> Member:
-        return super().told(member, other)._replace(longest=member.longest)
+    def updated_from(self, member: Member, other: Member) -> Member:
+        return super().updated_from(member, other)._replace(longest=member.longest)
 
 
 @mutant(FORGETFUL)

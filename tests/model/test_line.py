@@ -64,8 +64,8 @@ def test_the_rule_takes_every_step_as_the_model_does(name: str) -> None:
         ledger.catch_up(0.0)
         for place in line:
             held_since = 0.0 if place.holds else None
-            who = f"{place.ticket}" if place.owner.whose > 1 else owner_name(place.owner)
-            ledger._places[who] = Place(place.ticket, who, scope.capacity, 1, place.expires_in, held_since, "{}")
+            owner = f"{place.ticket}" if place.owner.whose > 1 else owner_name(place.owner)
+            ledger._places[owner] = Place(place.ticket, owner, scope.capacity, 1, place.expires_in, held_since, "{}")
         for each, left in barred:
             ledger.add_tombstone(owner_name(each), left)
         assert do(ledger, scope, request) == expected(outcome), (line, barred, request)

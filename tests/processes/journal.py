@@ -1,7 +1,7 @@
 """The counter that only a lock protects, and the record every process keeps of what it did to it.
 
 A section is: note the intent, write the counter, note the end. Each is one write that no page boundary splits,
-so a kill falls between writes, never into one. Whether a section without an end wrote the counter is told by
+so a kill falls between writes, never into one. Whether a section without an end wrote the counter is shown by
 what the next section read.
 """
 

@@ -62,8 +62,8 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     ],
     "recovery": [{"killed": "holder", "case": "redis-py Lock", "idle s": NONE, "x ttl": None}]
     + [
-        {"killed": who, "case": case, "idle s": GAP, "x ttl": 0.75}
-        for who in ("holder", "next in line")
+        {"killed": role, "case": case, "idle s": GAP, "x ttl": 0.75}
+        for role in ("holder", "next in line")
         for case in ("lockstead redis://", "filelock")
     ],
 }
@@ -71,8 +71,8 @@ ROWS: dict[str, list[dict[str, Any]]] = {
 
 def found(program: str, *targets: Target, broken: dict[str, str] | None = None) -> Result:
     said = [{**target._asdict(), "met": target.met} for target in targets]
-    told = {"question": f"{program} on redis7", "machine": "", "rows": ROWS[program], "targets": said}
-    return Result(program, 1.0, True, None, [told | {"broken": broken or {}}])
+    document = {"question": f"{program} on redis7", "machine": "", "rows": ROWS[program], "targets": said}
+    return Result(program, 1.0, True, None, [document | {"broken": broken or {}}])
 
 
 RESULTS = [
@@ -110,9 +110,9 @@ def test_a_figure_is_judged_by_its_bound() -> None:
 
 def test_a_program_prints_what_can_be_read_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows = [{"case": "ours", "gap": Spread(1.0, 0.5, 2.0, nan)}]
-    report("Who?", rows, as_json=True, targets=[Target("gap", nan, 1.0)], broken={"tooz": "gone"})
-    (told,) = _run.documents(capsys.readouterr().out)
-    save(Result("pair", 1.0, False, None, [told]), tmp_path)
+    report("How long?", rows, as_json=True, targets=[Target("gap", nan, 1.0)], broken={"tooz": "gone"})
+    (document,) = _run.documents(capsys.readouterr().out)
+    save(Result("pair", 1.0, False, None, [document]), tmp_path)
     (result,) = load(tmp_path, PROGRAMS)
     assert result.targets[0].verdict == "not measured"
     assert result.broken == {"tooz": "gone"}

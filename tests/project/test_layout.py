@@ -55,7 +55,7 @@ def test_an_init_module_holds_only_imports(path: Path) -> None:
 
 
 def test_no_module_is_hidden_by_an_underscore_or_named_for_nothing() -> None:
-    """Rooms tell what is public: see CONTRIBUTING.md. An underscore would tell it twice."""
+    """Packages say what is public: see CONTRIBUTING.md. An underscore would say it twice."""
     names = {path.stem for path in MODULES} - {"__init__", "__main__"}
     assert not [name for name in names if name.startswith("_") or name in {"utils", "helpers", "common", "misc"}]
 

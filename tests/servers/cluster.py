@@ -122,7 +122,7 @@ class ClusterDeployment:
 
     def _join(self, masters: list[RedisServer], replicas: list[RedisServer]) -> None:
         for number, node in enumerate(self.nodes, 1):
-            # Nodes that meet with the same epoch would have to settle first who of them has it.
+            # Nodes that meet with the same epoch would have to settle first which of them has it.
             _ask(node, "CLUSTER", "SET-CONFIG-EPOCH", number)
         for number, node in enumerate(masters):
             slots = range(SLOTS * number // len(masters), SLOTS * (number + 1) // len(masters))
@@ -176,10 +176,10 @@ class SlotMove:
 class _Seen:
     """What a node says of another."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        self.name: str = told["node_id"]
-        self.flags: list[str] = told["flags"].split(",")
-        self.slots = {slot for span in told["slots"] for slot in range(int(span[0]), int(span[-1]) + 1)}
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.name: str = fields["node_id"]
+        self.flags: list[str] = fields["flags"].split(",")
+        self.slots = {slot for span in fields["slots"] for slot in range(int(span[0]), int(span[-1]) + 1)}
 
 
 def _view(node: RedisServer) -> dict[str, _Seen]:

@@ -1,4 +1,4 @@
-"""What goes over a connection, told apart by requests and their replies, so that a proxy can lose one of them."""
+"""What goes over a connection, split into requests and their replies, so that a proxy can lose one of them."""
 
 from __future__ import annotations
 

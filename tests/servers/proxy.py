@@ -25,7 +25,7 @@ class Upstream(Protocol):
 class FaultProxy(proxy.FaultProxy):
     """With `tls`, it speaks TLS to the clients, for Redis servers that do not.
 
-    Commands are not told apart on connections that subscribe.
+    Commands are not distinguished on connections that subscribe.
     """
 
     def __init__(self, server: Upstream, *, tls: Authority | None = None) -> None:

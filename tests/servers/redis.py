@@ -277,7 +277,7 @@ def _ahead(client: redis.Redis) -> float:
 
 
 def _is_nearer(value: float, to: float, than: float) -> bool:
-    """Tell the two apart, unless it is by less than a clock can."""
+    """Return whether a clock is nearer to one time than to the other, or as near within its resolution."""
     return abs(value - to) <= abs(value - than) + 1e-6
 
 

@@ -298,7 +298,7 @@ def a_wake_up_says_nothing_but_its_owner(patch: Patch) -> None:
 
 @mutant
 def several_names_are_waited_for_in_the_order_they_were_given_in(patch: Patch) -> None:
-    """Two who wait for each other wait for ever."""
+    """Two clients that wait for each other wait for ever."""
     patch.setattr(plans, "in_order", lambda names: list(dict.fromkeys(names)))
 
 

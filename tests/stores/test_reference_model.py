@@ -34,7 +34,7 @@ class NaivePlace:
 
 
 class NaiveLine:
-    """All that is known of a line is a list; who holds is counted afresh every time."""
+    """All that is known of a line is a list; the holders are counted afresh every time."""
 
     def __init__(self) -> None:
         self.places: list[NaivePlace] = []

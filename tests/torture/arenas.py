@@ -144,7 +144,7 @@ def sentinel(directory: Path) -> Iterator[Arena]:
     with SentinelDeployment() as deployment:
         arena = ArenaOfOurs(
             name="sentinel",
-            # Its networks are good: Sentinels tell clients the address by which they themselves watch, and a proxy that
+            # Its networks are good: Sentinels send clients the address by which they themselves watch, and a proxy that
             # a busy machine holds up for two seconds would be a failover that was not recorded.
             url=f"redis+sentinel://{_hosts(deployment.addresses)}/{deployment.service}",
             # "A failover to a replica that lacks the newest writes".
@@ -265,7 +265,7 @@ ARENAS = {arena.__name__: arena for arena in (memory, sqlite, redis, sentinel, c
 
 
 class Server(Protocol):
-    """What can be asked of any server, and is told to its process, its clock and its disk."""
+    """A server with faults of its process, its clock and its disk."""
 
     @property
     def is_running(self) -> bool: ...
@@ -466,7 +466,7 @@ def sentinel_faults(deployment: SentinelDeployment) -> list[Fault]:
             yield
         finally:
             if chance.random() < 0.5:
-                # It takes itself for the primary until it is told otherwise, and serves who still asks it.
+                # It takes itself for the primary until a Sentinel demotes it, and serves clients that still ask it.
                 old.resume()
                 time.sleep(chance.uniform(0.0, 0.5))
             deployment.restore()
@@ -491,7 +491,7 @@ def sentinel_faults(deployment: SentinelDeployment) -> list[Fault]:
 class Sextet:
     """A cluster of three primaries with a replica each, all behind networks that can be bad.
 
-    Only what its nodes tell each other goes past those, so a bad network alone leads to no failover.
+    Only what its nodes send each other goes past those, so a bad network alone leads to no failover.
     """
 
     def __init__(self) -> None:
@@ -588,7 +588,7 @@ class Sextet:
 
 
 SKEWS = (0.0, 1.5, -1.5, 4.0, -4.0)
-"""How far the clocks of five nodes are off: by what they tell alone, fences would not grow."""
+"""How far the clocks of five nodes are off: by their clocks alone, fences would not grow."""
 
 
 class Quintet:

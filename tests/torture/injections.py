@@ -83,24 +83,24 @@ def a_fence_goes_back_among_concurrent_requests(history: History, chance: Random
 
 
 def a_loss_is_signalled_late(history: History, chance: Random) -> bool:
-    for loser, told in _losers(history, chance):
-        loser.lost_at = told
+    for loser, signalled in _losers(history, chance):
+        loser.lost_at = signalled
         return True
     return False
 
 
 def a_loss_is_never_signalled(history: History, chance: Random) -> bool:
-    for loser, told in _losers(history, chance):
+    for loser, signalled in _losers(history, chance):
         loser.lost_at, loser.watched = inf, True
-        history._see(loser.client, told)
+        history._see(loser.client, signalled)
         return True
     return False
 
 
 def a_check_after_a_loss_shows_no_signal(history: History, chance: Random) -> bool:
-    for loser, told in _losers(history, chance):
+    for loser, signalled in _losers(history, chance):
         loser.lost_at, loser.watched = inf, False
-        loser.checks.append(Check(told, told, told))
+        loser.checks.append(Check(signalled, signalled, signalled))
         return True
     return False
 
@@ -219,8 +219,8 @@ def an_outcome_is_reported_that_no_client_produced(history: History, chance: Ran
 def an_outcome_is_reported_before_it_was_produced(history: History, chance: Random) -> bool:
     for done in _some(chance, [one for one in history.acquires if one.value is not None and one.is_granted]):
         at = done.released_at - TICK
-        told = replace(done, client="injected", invoked=at - TICK, completed=at, outcome="remembered", release=None)
-        history.add(told)
+        early = replace(done, client="injected", invoked=at - TICK, completed=at, outcome="remembered", release=None)
+        history.add(early)
         return True
     return False
 
@@ -352,7 +352,7 @@ def _sure(history: History) -> list[Acquire]:
 
 
 def _one_after_another(history: History) -> list[tuple[Acquire, Acquire]]:
-    """Pair those who do not fit beside each other and held one after the other."""
+    """Pair holds that do not fit beside each other and that followed one another."""
     return [
         (one, other)
         for one, other in _pairs(_sure(history))
@@ -363,12 +363,14 @@ def _one_after_another(history: History) -> list[tuple[Acquire, Acquire]]:
 def _losers(history: History, chance: Random) -> Iterator[tuple[Acquire, float]]:
     """Find a hold that was succeeded, turn its release into a loss, and return when it is too late to signal that."""
     for loser, other in _some(chance, _one_after_another(history)):
-        ended, told = loser.believed_until, other.completed + PROMISES.slack + chance.uniform(0.001, 1)
-        if not history.harm(PROMISES.may_stop_clients, loser.client, ended - PROMISES.slack, told + PROMISES.slack):
+        ended, signalled = loser.believed_until, other.completed + PROMISES.slack + chance.uniform(0.001, 1)
+        if not history.harm(
+            PROMISES.may_stop_clients, loser.client, ended - PROMISES.slack, signalled + PROMISES.slack
+        ):
             looks = [look for look in loser.checks if look.is_sure and look.at < ended]
             loser.checks[:] = [look._replace(until=min(look.until, ended)) for look in looks]
             loser.release = None
-            yield loser, told
+            yield loser, signalled
 
 
 def _terms(history: History, chance: Random) -> Iterator[tuple[Acquire, Acquire]]:

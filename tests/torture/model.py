@@ -252,7 +252,7 @@ class Model:
         return place.holds or self.now >= due
 
     def _request(self, client: Client, act: Callable[[], bool]) -> Generator[Any, None, bool | None]:
-        """Ask the store; it does not answer those who are cut off, and may not have been asked."""
+        """Ask the store; a client that is cut off gets no reply, and its request may be lost."""
         yield self._travel()
         is_cut_off = self.now < client.cut_off_until
         answer = None if is_cut_off and self.random.random() < 0.7 else act()

@@ -1,4 +1,4 @@
-"""Deliberate bugs in the engine, the scripts and the SQL. Workers have them that are told to; nothing in src knows.
+"""Deliberate bugs in the engine, the scripts and the SQL, which only the workers have that a test names; src has none.
 
 Each is for one arena, and the harness must find it there. Those of the engine are shared with the simulation. A bug may
 name the circumstances in which it shows, so that it need not be waited for: the harm that is done, and how long ttls
@@ -39,7 +39,7 @@ from tests.simulation import test_election_histories as elections
 from tests.torture.arenas import ARENAS
 
 Install = Callable[[pytest.MonkeyPatch, str], None]
-"""Puts the bug in; it is told the store's URL."""
+"""Puts the bug in, given the store's URL."""
 
 
 class Mutant(NamedTuple):
@@ -131,7 +131,7 @@ def _shared(arena: str, bug: Callable[[pytest.MonkeyPatch], None], *rules: str, 
 
 
 def _rewrite(script: commands.Script, old: str, new: str) -> None:
-    """Change a script's text; and its digest, so that the server learns the new one."""
+    """Change a script's text; and its digest, so that the server is sent the new one."""
     text = script._text.decode()
     assert old in text, f"{old!r} is not there any more"
     script._text = text.replace(old, new).encode()

@@ -694,24 +694,24 @@ class TestReservations:
 
 
 class TestOutcomes:
-    def told(self, at: float, value: object) -> Acquire:
+    def reported(self, at: float, value: object) -> Acquire:
         return hold("q", at, at, outcome="remembered", value=value, checks=[])
 
     def test_an_outcome_is_reported_as_it_was_produced(self) -> None:
         done = hold("p", 1, 4, value=42, release=Release(2, 3, "done"))
-        assert not find("outcomes", history_of(done, self.told(3, 42)))
-        assert not find("outcomes", history_of(done, self.told(2.5, 42)))
-        assert find("outcomes", history_of(done, self.told(3, 43)))
-        assert find("outcomes", history_of(done, self.told(1.9, 42)))
+        assert not find("outcomes", history_of(done, self.reported(3, 42)))
+        assert not find("outcomes", history_of(done, self.reported(2.5, 42)))
+        assert find("outcomes", history_of(done, self.reported(3, 43)))
+        assert find("outcomes", history_of(done, self.reported(1.9, 42)))
 
     def test_what_failed_has_no_outcome(self) -> None:
         failed = hold("p", 1, 4, release=Release(2, 3, "done"))
-        assert find("outcomes", history_of(failed, self.told(3, 42)))
-        assert find("outcomes", history_of(failed, self.told(3, None)))
+        assert find("outcomes", history_of(failed, self.reported(3, 42)))
+        assert find("outcomes", history_of(failed, self.reported(3, None)))
 
     def test_another_name_has_another_outcome(self) -> None:
         done = hold("p", 1, 4, name="b", value=42, release=Release(2, 3, "done"))
-        assert find("outcomes", history_of(done, self.told(3, 42)))
+        assert find("outcomes", history_of(done, self.reported(3, 42)))
 
 
 def forced_release(start: float, end: float, *fences: int, name: str = "a") -> ForcedRelease:
@@ -922,7 +922,7 @@ class TestRecording:
         recorder.write("r", "y", 8)
         recorder.close()
         history = History.read([tmp_path / "p.jsonl"])
-        granted, refused, done, told = history.acquires
+        granted, refused, done, reported = history.acquires
         assert granted == Acquire(
             client="p",
             line=2,
@@ -948,7 +948,7 @@ class TestRecording:
         )
         assert (refused.outcome, refused.queue) == ("refused", False)
         assert (done.renew, done.at_least, done.period, done.value) == (False, 1, 2, 42)
-        assert (told.outcome, told.value) == ("remembered", 42)
+        assert (reported.outcome, reported.value) == ("remembered", 42)
         assert [(one.name, one.fences, one.is_known) for one in history.forced_releases] == [("c", [7], True)]
         assert [one.outcome for one in history.writes] == ["accepted", "unknown"]
         assert [(one.value, one.fence) for one in history.reads] == [("x", 7)]

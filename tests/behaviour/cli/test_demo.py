@@ -1,4 +1,4 @@
-"""`lockstead demo` proves what it tells."""
+"""`lockstead demo` proves what it prints."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def test_the_demo_succeeds_and_prints_what_happened(lockstead: Lockstead) -> Non
 
 def test_the_demo_runs_on_a_given_store_and_prints_json(lockstead: Lockstead) -> None:
     finished = lockstead("demo", "--workers", "5", "--url", lockstead.url, "--json")
-    told = json.loads(finished.stdout)
-    assert (finished.returncode, told["ok"]) == (0, True)
-    assert all(check["passed"] for check in told["checks"])
-    assert {event["who"] for event in told["events"]} >= {"worker 1", "worker 3", "worker 5"}
+    output = json.loads(finished.stdout)
+    assert (finished.returncode, output["ok"]) == (0, True)
+    assert all(check["passed"] for check in output["checks"])
+    assert {event["who"] for event in output["events"]} >= {"worker 1", "worker 3", "worker 5"}
     assert lockstead.json("ls") == []

@@ -34,8 +34,8 @@ def test_ls_shows_the_holder_of_each_lock(lockstead: Lockstead) -> None:
         assert two.startswith("job:b ")
         (only,) = lockstead("ls", "cron:").stdout.splitlines()[1:]
         assert only.startswith("cron:a ")
-        (told,) = lockstead.json("ls", "cron:")
-        assert (told["name"], told["fence"], told["waiting"]) == ("cron:a", first.fence, 0)
+        (output,) = lockstead.json("ls", "cron:")
+        assert (output["name"], output["fence"], output["waiting"]) == ("cron:a", first.fence, 0)
 
 
 def test_ls_counts_waiters(lockstead: Lockstead) -> None:
@@ -50,15 +50,15 @@ def test_show_prints_the_holder_fence_expiry_and_metadata(lockstead: Lockstead) 
         assert (shown["name"], shown["holder"], shown["fence"]) == ("job", locks.holder_id, str(handle.fence))
         assert (shown["waiting"], shown["metadata"]) == ("0", "by=me")
         assert "unless renewed" in shown["expires"]
-        told = lockstead.json("show", "job")
-        assert (told["holder_id"], told["metadata"]) == (locks.holder_id, {"by": "me"})
+        output = lockstead.json("show", "job")
+        assert (output["holder_id"], output["metadata"]) == (locks.holder_id, {"by": "me"})
 
 
 def test_show_of_a_free_lock_exits_with_1(lockstead: Lockstead) -> None:
     finished = lockstead("show", "job")
     assert (finished.returncode, finished.stdout, finished.stderr) == (1, "", "lockstead: 'job' is free\n")
-    told = json.loads(lockstead("show", "job", "--json").stderr)
-    assert told == {"error": "free", "exit_code": 1, "message": "'job' is free", "name": "job"}
+    output = json.loads(lockstead("show", "job", "--json").stderr)
+    assert output == {"error": "free", "exit_code": 1, "message": "'job' is free", "name": "job"}
 
 
 def test_release_without_force_only_explains(lockstead: Lockstead) -> None:

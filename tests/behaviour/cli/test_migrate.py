@@ -49,8 +49,8 @@ def test_a_database_is_brought_up_to_date_once(lockstead: Lockstead, postgres_ur
         handle = locks.acquire("x")
         assert lockstead("migrate", "--url", postgres_url).stdout == f"{where} (was: 2)\n"
         handle.extend(30)
-    told = lockstead.json("migrate", "--url", postgres_url)
-    assert (told["schema"], told["version"], told["was"]) == ("lockstead", 2, 2)
+    output = lockstead.json("migrate", "--url", postgres_url)
+    assert (output["schema"], output["version"], output["was"]) == ("lockstead", 2, 2)
 
 
 @pytest.mark.parametrize("way", ["--schema", "URL"])
@@ -67,7 +67,7 @@ def test_concurrent_migrations_do_not_collide(lockstead: Lockstead, postgres_url
     commands = [lockstead.start("migrate", "--url", postgres_url) for _ in range(3)]
     ends = [command.communicate(timeout=30) for command in commands]
     assert [error for _, error in ends] == ["", "", ""]
-    assert sum("was: none" in told for told, _ in ends) == 1
+    assert sum("was: none" in output for output, _ in ends) == 1
 
 
 def test_the_printed_migration_does_the_same(lockstead: Lockstead, postgres_url: str) -> None:
@@ -164,7 +164,7 @@ def test_an_old_table_is_brought_up_to_date_while_locks_are_held(
         store = open_store(url, ThreadRuntime())
         assert isinstance(store, TableStore)
         with DistributedLock(url) as locks, psycopg.connect(postgres_url) as user:
-            query(url, "SELECT lockstead.acquire_lock('x', 'who knows the old table', 60)")
+            query(url, "SELECT lockstead.acquire_lock('x', 'holder of the old table', 60)")
             found = lockstead("doctor", "--url", url)
             assert found.returncode == 1
             assert "lease table of version 1" in found.stdout
@@ -174,15 +174,15 @@ def test_an_old_table_is_brought_up_to_date_while_locks_are_held(
             assert not caught.value.transient
             done: list[str] = []
             with pytest.raises(StoreError, match="run `lockstead migrate"):
-                locks.once("z", period=60).run(lambda: done.append("in vain"))
+                locks.once("z", period=60).run(lambda: done.append("too early"))
             assert done == []
 
             user.execute("SELECT lockstead.acquire_lock('kept in a transaction', 'me', 60)")
-            told = lockstead.json("migrate", "--url", postgres_url)
-            assert (told["was"], told["version"]) == (1, 2)
+            output = lockstead.json("migrate", "--url", postgres_url)
+            assert (output["was"], output["version"]) == (1, 2)
             assert not any("too old" in finding.message for finding in locks.examine())
             assert not locks.try_acquire("x")
-            query(url, "SELECT lockstead.release_lock('x', 'who knows the old table')")
+            query(url, "SELECT lockstead.release_lock('x', 'holder of the old table')")
             with locks.lock("x"):
                 locks.once("z", period=60).run(lambda: done.append("once"))
             assert done == ["once"]

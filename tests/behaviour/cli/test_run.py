@@ -93,9 +93,9 @@ def test_busy_names_the_holder_and_how_long_it_has_held(lockstead: Lockstead, ti
 def test_busy_as_json_has_the_whole_holder(lockstead: Lockstead) -> None:
     lockstead.hold("job", "--metadata", "host=web-1")
     finished = lockstead("run", "job", "--timeout", "0", "--json", "--", "echo", "ran")
-    told = json.loads(finished.stderr)
-    assert (finished.returncode, told["exit_code"], told["error"], told["name"]) == (75, 75, "busy", "job")
-    assert told["holder"]["metadata"] == {"host": "web-1"}
+    output = json.loads(finished.stderr)
+    assert (finished.returncode, output["exit_code"], output["error"], output["name"]) == (75, 75, "busy", "job")
+    assert output["holder"]["metadata"] == {"host": "web-1"}
 
 
 def test_without_a_timeout_it_waits_for_its_turn(lockstead: Lockstead) -> None:
@@ -138,11 +138,11 @@ def test_a_terminated_command_takes_its_descendants_along(lockstead: Lockstead, 
 
 
 def test_user_signals_are_for_the_command_alone(lockstead: Lockstead, tmp_path: Path) -> None:
-    script = "trap 'touch told' USR1; sleep 60 & echo $! > pid; wait; wait"
+    script = "trap 'touch signalled' USR1; sleep 60 & echo $! > pid; wait; wait"
     process = lockstead.start("run", "job", "--", "sh", "-c", script, cwd=tmp_path)
     descendant = int(eventually(lambda: text_of(tmp_path / "pid"), "the descendant runs"))
     process.send_signal(signal.SIGUSR1)
-    eventually((tmp_path / "told").exists, "the command got it")
+    eventually((tmp_path / "signalled").exists, "the command got it")
     assert is_alive(descendant)
 
 
@@ -214,7 +214,7 @@ def test_an_unreachable_store_is_reported_as_json(lockstead: Lockstead, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["run", "job"], "after --: lockstead run job -- CMD"),
         (["run", "job", "echo", "hi"], "lockstead run job -- echo hi"),
@@ -243,16 +243,16 @@ def test_an_unreachable_store_is_reported_as_json(lockstead: Lockstead, tmp_path
         (["demo", "--workers", "3"], "4 to 12"),
     ],
 )
-def test_bad_input_gives_2_and_says_what_is_wrong(lockstead: Lockstead, arguments: list[str], told: str) -> None:
+def test_bad_input_gives_2_and_says_what_is_wrong(lockstead: Lockstead, arguments: list[str], message: str) -> None:
     finished = lockstead(*arguments)
     assert (finished.returncode, finished.stdout) == (2, "")
-    assert told in finished.stderr
+    assert message in finished.stderr
     assert "Traceback" not in finished.stderr
 
 
 def test_bad_input_is_reported_as_json(lockstead: Lockstead) -> None:
-    told = json.loads(lockstead("run", "job", "--json", "--grace", "99", "--", "true").stderr)
-    assert (told["error"], told["exit_code"]) == ("bad_input", 2)
+    output = json.loads(lockstead("run", "job", "--json", "--grace", "99", "--", "true").stderr)
+    assert (output["error"], output["exit_code"]) == ("bad_input", 2)
 
 
 def test_the_commands_own_json_option_is_not_ours(lockstead: Lockstead) -> None:

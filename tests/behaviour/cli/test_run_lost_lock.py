@@ -52,7 +52,7 @@ class Victim:
         return [int(self._lines(path)[0]) for path in self._journals]
 
     def last_alive(self) -> float:
-        """Wait until both are dead, and tell when the last of them was alive."""
+        """Wait until both are dead, and return when the last of them was alive."""
         eventually(lambda: not any(map(is_alive, self.pids)), "both are dead", within=5)
         return max(float(self._lines(path)[-1]) for path in self._journals)
 
@@ -63,7 +63,7 @@ class Victim:
 
 @contextmanager
 def unusable(database: Path) -> Iterator[float]:
-    """Keep a database locked, and tell when, on the boot clock, the lease in it ends."""
+    """Keep a database locked, and yield when, on the boot clock, the lease in it ends."""
     with closing(sqlite3.connect(database, timeout=5, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         (expires_at,) = connection.execute("SELECT expires_at FROM place").fetchone()
@@ -155,9 +155,9 @@ def test_a_loss_is_acted_on_as_soon_as_a_renewal_reports_it(
 def test_a_loss_that_shows_only_at_the_release_counts(lockstead: Lockstead) -> None:
     take_away = f"{sys.executable} -m lockstead release job --force"
     finished = lockstead("run", "job", "--json", "--", "sh", "-c", f"{take_away}; exit 3")
-    told = json.loads(finished.stderr)
-    assert finished.returncode == told["exit_code"] == 74
-    assert (told["error"], told["name"], told["ending"]) == ("lease_lost", "job", 3)
+    output = json.loads(finished.stderr)
+    assert finished.returncode == output["exit_code"] == 74
+    assert (output["error"], output["name"], output["ending"]) == ("lease_lost", "job", 3)
 
 
 def test_max_hold_ends_the_command_in_time(lockstead: Lockstead, tmp_path: Path) -> None:
@@ -183,17 +183,17 @@ def test_a_stopped_wrapper_checks_its_lease_before_anything_else(lockstead: Lock
 
 def test_loss_as_json_is_one_object(lockstead: Lockstead) -> None:
     finished = lockstead("run", "job", "--max-hold", "0.6", "--json", "--", "sleep", "60")
-    told = json.loads(finished.stderr)
-    assert (finished.returncode, told["error"], told["ending"]) == (74, "lease_lost", -signal.SIGTERM)
+    output = json.loads(finished.stderr)
+    assert (finished.returncode, output["error"], output["ending"]) == (74, "lease_lost", -signal.SIGTERM)
 
 
 def test_a_command_stopped_by_another_process_is_resumed_to_be_ended(lockstead: Lockstead, tmp_path: Path) -> None:
     process = lockstead.start(
         "run",
-        *("job", "--max-hold", "2", "--", "sh", "-c", "trap 'touch told; exit' TERM; touch ready; kill -STOP $$"),
+        *("job", "--max-hold", "2", "--", "sh", "-c", "trap 'touch signalled; exit' TERM; touch ready; kill -STOP $$"),
         cwd=tmp_path,
         stderr=subprocess.DEVNULL,
     )
     assert process.wait(10) == 74
     assert (tmp_path / "ready").exists()
-    assert (tmp_path / "told").exists()
+    assert (tmp_path / "signalled").exists()

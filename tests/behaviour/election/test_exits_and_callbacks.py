@@ -70,11 +70,11 @@ asyncio.run(main())
 FORKED = """
 import os, sys, threading, time
 from lockstead import DistributedLock
-locks, told = DistributedLock(sys.argv[1], ttl=2), []
-background = locks.election("chief", on_elected=lambda _: told.append("elected"), on_lost=lambda _: told.append("lost"))
+locks, seen = DistributedLock(sys.argv[1], ttl=2), []
+background = locks.election("chief", on_elected=lambda _: seen.append("elected"), on_lost=lambda _: seen.append("lost"))
 background.start()
-by_hand = locks.election("deputy", on_lost=lambda _: told.append("lost")).campaign()
-while not told:
+by_hand = locks.election("deputy", on_lost=lambda _: seen.append("lost")).campaign()
+while not seen:
     time.sleep(0.01)
 pid = os.fork()
 if not pid:
@@ -83,7 +83,7 @@ if not pid:
     by_hand.resign()
     background.stop()
     assert time.monotonic() - began < 1
-    assert told == ["elected"]
+    assert seen == ["elected"]
     background.start()  # and stands behind its parent
     sys.exit(0)
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
@@ -91,7 +91,7 @@ assert by_hand.is_leader
 assert background.leader().is_me
 by_hand.resign()
 background.stop()
-print(told)
+print(seen)
 """
 
 
@@ -225,8 +225,8 @@ def test_a_closed_client_does_not_stand() -> None:
 
 
 def test_on_lost_has_been_called_when_a_client_was_closed_right_after_its_election() -> None:
-    told: list[str] = []
+    seen: list[str] = []
     for number in range(1, 21):
         with DistributedLock("memory://") as locks:
-            locks.election("chief", on_lost=lambda _: told.append("lost")).campaign()
-        assert len(told) == number
+            locks.election("chief", on_lost=lambda _: seen.append("lost")).campaign()
+        assert len(seen) == number

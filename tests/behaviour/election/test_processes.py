@@ -67,9 +67,9 @@ class Office:
             leader = self._election.leader()
             if leader is None or leader.fence <= after:
                 return None
-            who = next(one for one in self.candidates if str(one.journal) == leader.metadata["journal"])
-            first, _ = who.beliefs().get(leader.fence, (None, None))
-            return None if first is None else (who, leader.fence, first)
+            candidate = next(one for one in self.candidates if str(one.journal) == leader.metadata["journal"])
+            first, _ = candidate.beliefs().get(leader.fence, (None, None))
+            return None if first is None else (candidate, leader.fence, first)
 
         return eventually(look, f"a candidate leads after {after}")  # type: ignore[no-any-return]
 

@@ -34,7 +34,7 @@ def in_line(gate: FenceGate, resource: str, count: int) -> None:
 
 
 class Writer:
-    """A thread that stays in a checked block until it is told to finish."""
+    """A thread that stays in a checked block until `finish` is set."""
 
     def __init__(self, pool: ThreadPoolExecutor, gate: FenceGate, fence: int, journal: list[int]) -> None:
         self.entered, self.finish = threading.Event(), threading.Event()

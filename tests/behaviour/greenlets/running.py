@@ -12,7 +12,7 @@ LONGEST = 60.0
 
 
 def run(order: str, program: str, *args: str, when_ready: Callable[[], object] | None = None) -> None:
-    """Run a program to its end and print what it wrote; once it writes `ready`, call that, and tell it.
+    """Run a program to its end and print what it wrote; once it writes `ready`, call that, and let the program go on.
 
     See `tests.behaviour.greenlets.programs` for the order.
     """

@@ -1,4 +1,4 @@
-"""eventlet is refused, and trio is told what to do."""
+"""eventlet is refused, and an error names what users of trio can use."""
 
 from __future__ import annotations
 

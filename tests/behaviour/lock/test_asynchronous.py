@@ -250,14 +250,14 @@ async def test_with_lock_returns_what_the_function_returns(locks: AsyncDistribut
 
 @on_a_loop
 async def test_an_asynchronous_on_lost_is_awaited(locks: AsyncDistributedLock) -> None:
-    told = asyncio.Event()
+    notified = asyncio.Event()
 
     async def on_lost(handle: object) -> None:
         await asyncio.sleep(0)
-        told.set()
+        notified.set()
 
     handle = await locks.acquire("x", ttl=0.2, renew=False, on_lost=on_lost)
-    await asyncio.wait_for(told.wait(), 5)
+    await asyncio.wait_for(notified.wait(), 5)
     assert not handle.is_held
 
 

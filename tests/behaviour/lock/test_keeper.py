@@ -23,15 +23,15 @@ from tests.harness.conditions import eventually
 
 
 class UnreliableStore(MemoryStore):
-    """Answers until it is told not to, and counts what it was asked in vain."""
+    """Replies until `down` is set, and counts the requests it refused."""
 
     down = False
     transient = True
-    asked_in_vain = 0
+    refused_requests = 0
 
     def _refuse_if_down(self) -> None:
         if self.down:
-            self.asked_in_vain += 1
+            self.refused_requests += 1
             raise StoreError("down", transient=self.transient)
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
@@ -56,7 +56,7 @@ def test_a_keeper_does_not_spin_while_the_store_is_down() -> None:
         released.release()
     locks._engine.keeper.release_in_background(held._leases[0])
     time.sleep(1.0)  # a leave is tried again every 0.3 s
-    assert store.asked_in_vain < 20
+    assert store.refused_requests < 20
     store.down = False
     eventually(lambda: not locks._engine.keeper.leases, "what was to be released is released", within=10)
 

@@ -102,7 +102,7 @@ def scenarios(draw: st.DrawFn, *, waiting: bool) -> Scenario:
 
 
 def follows(scenario: Scenario, take: Callable[[float, int, float], RateDecision]) -> None:
-    """Compare what comes of every step, and what is told of it, with the model."""
+    """Compare every step's decision and its times with the model."""
     model = Model(scenario.limit, scenario.per, scenario.burst)
     now = Fraction(START)
     for step in scenario.steps:
@@ -163,7 +163,7 @@ def test_the_largest_burst_is_let_through_to_the_last_event(per: float) -> None:
 
 
 class VirtualTime(ThreadRuntime):
-    """Threads whose clock only sleep moves, and who wake up early: so do event loops that count in milliseconds."""
+    """Threads whose clock only sleep moves, and that wake up early: so do event loops that count in milliseconds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -305,7 +305,7 @@ def test_many_waiters_are_served_in_order_and_as_fast_as_allowed_but_no_faster(l
     while world.step():
         pass
 
-    late = 0.01  # what messages take, and with them turns are told late
+    late = 0.01  # what messages take, so replies arrive that late
     assert len(turns) == 30
     for first, begin in enumerate(turns):
         for count, end in enumerate(turns[first:], start=1):

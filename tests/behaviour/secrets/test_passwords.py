@@ -77,7 +77,7 @@ def is_recognizable(secret: str, shape: str) -> bool:
     return "&port=" not in secret or "password=" not in shape
 
 
-def told(error: BaseException) -> Iterator[str]:
+def texts_of(error: BaseException) -> Iterator[str]:
     """Give every text of an error, and of all that it stands for."""
     seen: list[BaseException | None] = []
     pending: list[BaseException | None] = [error]
@@ -120,7 +120,7 @@ class Pool:
 
 
 def use(source: object) -> Iterator[str]:
-    """Open a store and ask it something; give all that is told."""
+    """Open a store and ask it something; yield all texts that users see."""
     said = io.StringIO()
     handler = logging.StreamHandler(said)
     logging.getLogger("lockstead").addHandler(handler)
@@ -136,7 +136,7 @@ def use(source: object) -> Iterator[str]:
             finally:
                 drive(store.close())
     except (LockError, ImportError) as error:
-        yield from told(error)
+        yield from texts_of(error)
     finally:
         logging.getLogger("lockstead").removeHandler(handler)
         yield said.getvalue()

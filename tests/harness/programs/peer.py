@@ -1,4 +1,4 @@
-"""Another process with a client of its own, told what to do line by line: [verb, arguments, options]."""
+"""Another process with a client of its own, which takes a request per line: [verb, arguments, options]."""
 
 import json
 import sys

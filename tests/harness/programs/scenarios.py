@@ -48,7 +48,7 @@ def holds() -> None:
 
 
 def holds_a_block() -> None:
-    """Hold in a block until told to end it, and say how it ended."""
+    """Hold in a block until a request ends it, and print how it ended."""
     try:
         with client(ttl=1.5).lock("x") as handle:
             print("holds", flush=True)

@@ -172,7 +172,7 @@ def _square_under_lock(number: int) -> int:
 
 
 def multiprocessing_fork() -> None:
-    """A pool of forked processes uses the client it inherited. Who waits for a processor keeps the others waiting."""
+    """A pool of forked processes uses the client it inherited. One that waits for a processor delays the others."""
     handle = locks.acquire("job", ttl=5)
     with multiprocessing.get_context("fork").Pool(4) as pool:
         assert pool.map(_square_under_lock, range(40), chunksize=1) == [n * n for n in range(40)]

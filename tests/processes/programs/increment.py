@@ -1,4 +1,4 @@
-"""Increment a counter under a lock, so many times, and die at a given point of a given section if told to."""
+"""Increment a counter under a lock a number of times; on request, die at a given point of a given section."""
 
 import os
 import signal

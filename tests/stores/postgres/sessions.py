@@ -1,4 +1,4 @@
-"""What a server knows of a client's sessions and of the lease table, told apart by the URL's application_name."""
+"""What a server knows of a client's sessions and of the lease table, by the URL's application_name."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def asking(server: PostgresServer, application: str) -> list[int]:
 
 
 def places(harness: Harness, server: PostgresServer) -> list[tuple[Any, ...]]:
-    """List who has a place, by name and in the order of fences, dead ones too."""
+    """List the owners of places, by name and in the order of fences, dead ones too."""
     return server.sql(f"SELECT name, holder FROM {harness.options['schema']}.distributed_locks ORDER BY name, fence")

@@ -87,7 +87,7 @@ def locks(url: str) -> Iterator[DistributedLock]:
 
 @pytest.fixture
 def start_peer(start_worker: Callable[..., Worker], url: str) -> Callable[..., Worker]:
-    """Start another process with a client of its own, ready to be told what to do."""
+    """Start another process with a client of its own, which takes requests."""
 
     def start(runtime_name: str = "threads", at: str = url) -> Worker:
         worker = start_worker("stores/postgres/programs/advisory.py", at, runtime_name)
@@ -117,12 +117,12 @@ def join(store: Store, ask_: Ask) -> Any:
 
 def test_a_holder_whose_session_ends_is_notified_at_once(rig: Rig, server: PostgresServer) -> None:
     async def test() -> None:
-        told: list[Any] = []
-        handle = await ask(rig.client().acquire("x", ttl=30, on_lost=told.append))
+        notified: list[Any] = []
+        handle = await ask(rig.client().acquire("x", ttl=30, on_lost=notified.append))
         (pid,) = held(server)
         server.terminate(pid)
         assert await rig.until(lambda: not handle.is_held) < AT_ONCE
-        assert await rig.until(lambda: told) < AT_ONCE
+        assert await rig.until(lambda: notified) < AT_ONCE
         with pytest.raises(LockLostError):
             handle.check()
 
@@ -647,7 +647,7 @@ def test_an_unlock_that_fails_is_repeated(locks: DistributedLock, server: Postgr
     session = locks._engine.store._common  # type: ignore[attr-defined]
     with psycopg.connect(server.url) as vacuum:
         vacuum.execute("LOCK TABLE pg_catalog.pg_proc IN ACCESS EXCLUSIVE MODE")
-        releasing = threading.Thread(target=_release_in_vain, args=(handle,))
+        releasing = threading.Thread(target=_release_that_fails, args=(handle,))
         releasing.start()
         blocked = "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
         eventually(lambda: vacuum.execute(blocked, [session.pid]).fetchone(), "the unlock is stuck")
@@ -658,7 +658,7 @@ def test_an_unlock_that_fails_is_repeated(locks: DistributedLock, server: Postgr
     assert is_clean(server)
 
 
-def _release_in_vain(handle: Any) -> None:
+def _release_that_fails(handle: Any) -> None:
     with suppress(StoreError):
         handle.release()
 

@@ -54,8 +54,8 @@ async def refusal(
         await ask(locks.acquire(name, timeout=5.0, metadata=metadata))
     assert time.monotonic() - began < within
     error = raised.value
-    told = "".join(traceback.format_exception(error)) + "".join(map(repr, chain(error))) + repr(locks)
-    assert SECRET not in told + (caplog.text if caplog is not None else "")
+    shown = "".join(traceback.format_exception(error)) + "".join(map(repr, chain(error))) + repr(locks)
+    assert SECRET not in shown + (caplog.text if caplog is not None else "")
     assert error.transient == is_transient, error
     return str(error)
 
@@ -222,7 +222,7 @@ async def test_one_of_several_servers_that_is_silent_or_down_is_passed_over(
         began = time.monotonic()
         for number in range(3):
             await ask((await ask(locks.acquire(f"y-{number}"))).release())
-        assert time.monotonic() - began < 1.0, "who is silent is tried last for a while"
+        assert time.monotonic() - began < 1.0, "a silent host is tried last for a while"
         released = time.monotonic()
         await ask(held.release())
         await waiting.result()

@@ -87,7 +87,7 @@ def test_an_older_writer_waits_for_the_newer_ones_transaction(table: Table, ends
 
 
 def test_a_newer_writer_waits_for_the_older_ones_transaction(table: Table) -> None:
-    """Who was first with its check is first with its write: the newer one sees it."""
+    """The writer that checks first writes first: the newer one sees its write."""
     older, newer = table.connect(autocommit=False), table.connect(autocommit=False)
     table.sql(CHECK, "ledger", 8, on=older)
     table.sql("SET lock_timeout = '50ms'", on=newer)

@@ -47,7 +47,7 @@ class Worker(threading.Thread):
         """Where each owner of ours holds, and until when that is promised."""
         self.acquired = 0
         self.woken = Counter[Wake]()
-        """How those who waited learnt that they hold."""
+        """How waiters were notified that they hold."""
         self.longest_wait = 0.0
         self.failures: list[str] = []
 
@@ -62,7 +62,7 @@ class Worker(threading.Thread):
 
     def _act(self) -> None:
         kind = self._chance.random()
-        # In the order of names, else those who wait for each other would.
+        # In the order of names, or two workers could wait for each other.
         free = list(NAMES)[max((list(NAMES).index(name) + 1 for name, _ in self._own.values()), default=0) :]
         if not self._own or (free and kind < 0.35):
             self._acquire(self._chance.choice(free))
@@ -88,12 +88,12 @@ class Worker(threading.Thread):
         assert isinstance(answer, Standing), answer
         while not answer.held:
             if time.monotonic() > began + 12:
-                self.failures.append(f"{owner} waits for {name} in vain: {answer}")
+                self.failures.append(f"{owner} waited for {name} and got {answer}")
                 return
             pause = min(HEARTBEAT / 3, answer.recheck if answer.recheck != inf else HEARTBEAT)
             woken = drive(self._store.wait(name, owner, max(pause, 0.0)))
             sent = time.monotonic()
-            others = [Renewal(where, who, TTL, HEARTBEAT) for who, (where, _) in self._own.items()]
+            others = [Renewal(where, each, TTL, HEARTBEAT) for each, (where, _) in self._own.items()]
             first, *rest = drive(self._store.renew([Renewal(name, owner, TTL, HEARTBEAT), *others], 5.0))
             self._take(others, rest, sent)
             if first is None:  # a machine under load may be too slow for its heartbeat
@@ -177,13 +177,13 @@ def test_six_clients_that_take_several_names_each_get_all_or_none_and_never_dead
         """Return whether the machine was too slow so far for all four to have been taken a few times."""
         return counts["took 4"] <= 2 and time.monotonic() < until + 20
 
-    def work(who: str, chance: random.Random) -> None:
+    def work(client: str, chance: random.Random) -> None:
         store, own = table.store(), table.connect()
         sequence = 0
         while not failures and (time.monotonic() < until or proves_nothing()):
             sequence += 1
             names = chance.sample("abcd", chance.randint(1, 4))
-            owner = f"{who}/{sequence}"
+            owner = f"{client}/{sequence}"
             asks = [Ask(name, owner, 30.0, 10.0, queue=False) for name in names]
             single = len(asks) == 1 and chance.random() < 0.5
             answer = drive(store.join(asks[0], 5.0)) if single else drive(store.join_all(asks, 5.0))
@@ -200,9 +200,9 @@ def test_six_clients_that_take_several_names_each_get_all_or_none_and_never_dead
                 del holders[name]
                 drive(store.leave(name, owner, 5.0))
 
-    def attempt(who: str, chance: random.Random) -> None:
+    def attempt(client: str, chance: random.Random) -> None:
         try:
-            work(who, chance)
+            work(client, chance)
         except Exception as error:
             failures.append(f"{type(error).__name__}: {error} ({error.__cause__!r})")
 

@@ -56,13 +56,13 @@ async def test_a_hundred_waiters_of_one_process_are_served_in_order_by_a_handful
         await harness.sleep(0.01)
     for work in works:
         await work.result()
-    print(f"{before} connections of those who wait, at most {most} of those who are served")
+    print(f"{before} connections of waiters, at most {most} while they are served")
     assert [(fence,) for fence in served] == in_line[1:]
     assert not places(harness, server)
     assert sum(before) <= A_HANDFUL
     assert most <= A_HANDFUL
     if harness.runtime_name != "threads":
-        assert most <= 4, "one for requests, one for heartbeats, one that listens, one for those who are many at a name"
+        assert most <= 4, "one for requests, one for heartbeats, one that listens, one for many requests of one name"
 
 
 @pytest.mark.parametrize("waiters", [2, 20])
@@ -83,7 +83,7 @@ async def test_a_contended_acquisition_takes_few_statements(
     for work in [harness.start(take_turns()) for _ in range(waiters)]:
         await work.result(within=60)
     await ask(locks.close())
-    await harness.until(lambda: not asking(server, me), "its sessions are gone, and have told what they did")
+    await harness.until(lambda: not asking(server, me), "its sessions are gone, and have reported what they did")
     calls = statements(harness, server)
     print(calls)
     assert calls["line_join"] == calls["line_leave"] == waiters * rounds
@@ -274,7 +274,7 @@ async def test_a_name_stuck_in_a_transaction_does_not_hold_up_the_others(
         waiting = harness.start(lambda: locks.acquire("w", timeout=10))
         await harness.sleep(1.1)
         assert not waiting.is_done
-        assert all(handle.is_held for handle in handles.values()), "who is only waited for is not stuck"
+        assert all(handle.is_held for handle in handles.values()), "a name that is only waited for is not stuck"
         other_session.execute(f"SELECT {schema}.extend_lock('x', %s, 1)".encode(), [owner])
         await harness.until(handles["x"].lost.is_set, "the stuck one is lost", within=3)
         assert handles["y"].is_held

@@ -119,7 +119,7 @@ async def test_a_full_notify_queue_fails_no_release_and_waiters_poll(
     culprit.close()
     await hand_over(harness, locks, other)
     standing = await store.join(Ask("y", "first", 30.0, 3.0), 5.0)
-    assert standing.recheck == inf, "it is told again"
+    assert standing.recheck == inf, "it is notified again"
     assert not [finding for finding in await ask(locks.examine()) if "NOTIFY queue" in finding.message]
 
 

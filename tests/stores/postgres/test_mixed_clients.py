@@ -1,4 +1,4 @@
-"""Eight processes that take the same names in every way there is. Who shares a way of locking excludes each other."""
+"""Eight processes that take the same names in every way there is. Clients of one kind of lock exclude each other."""
 
 from __future__ import annotations
 

@@ -35,11 +35,11 @@ PATIENT = RetryPolicy(max_retries=30, max_delay=0.2)
 
 
 async def hold(harness: Harness, url: str, name: str = "x", ttl: float = TTL, **options: Any) -> Any:
-    """Acquire with a client of its own, and note when the loss is told."""
-    told: list[float] = []
+    """Acquire with a client of its own, and note when the loss is signalled."""
+    notified: list[float] = []
     locks = harness.client(url, ttl=ttl)
-    handle = await ask(locks.acquire(name, timeout=15, on_lost=lambda _: told.append(time.monotonic()), **options))
-    handle.told = told
+    handle = await ask(locks.acquire(name, timeout=15, on_lost=lambda _: notified.append(time.monotonic()), **options))
+    handle.notified = notified
     handle.lost  # noqa: B018 - from now on its loss is watched for
     return handle
 
@@ -186,15 +186,15 @@ async def test_a_server_that_stalls_for_longer_than_the_ttl_is_signalled_as_a_lo
     waiting = harness.start(hold(harness, fresh.url))
     await harness.waits(harness.client(fresh.url), "x")
     fresh.pause()
-    await harness.until(handle.lost.is_set, "the loss is told", within=TTL + SLACK)
-    await harness.until(lambda: handle.told, "on_lost is called", within=SLACK)
+    await harness.until(handle.lost.is_set, "the loss is signalled", within=TTL + SLACK)
+    await harness.until(lambda: handle.notified, "on_lost is called", within=SLACK)
     assert not handle.is_held
     with pytest.raises(LockLostError):
         handle.check()
     assert not waiting.is_done
     fresh.resume()
     second = await waiting.result()
-    assert handle.told[0] < waiting.ended_at
+    assert handle.notified[0] < waiting.ended_at
     assert second.fence > handle.fence
     with pytest.raises(LockLostError):
         await ask(handle.release())
@@ -278,7 +278,7 @@ async def test_a_server_that_is_gone_for_good_is_an_error_for_waiters_and_a_loss
     fresh.kill()
     with pytest.raises(StoreError, match=str(fresh.port)):
         await waiting.result()
-    await harness.until(handle.lost.is_set, "the loss is told", within=TTL + SLACK)
+    await harness.until(handle.lost.is_set, "the loss is signalled", within=TTL + SLACK)
     with pytest.raises(LockLostError):
         await ask(handle.release())
 
@@ -299,7 +299,7 @@ async def test_a_clock_stepped_forward_ends_leases_and_back_keeps_them_and_fence
     waiting = harness.start(hold(harness, clocked.url))
     await harness.waits(harness.client(clocked.url), "x")
     clocked.step_clock(60)
-    await harness.until(first.lost.is_set, "the loss is told", within=TTL)
+    await harness.until(first.lost.is_set, "the loss is signalled", within=TTL)
     second = await waiting.result()
     assert second.fence > first.fence
     await harness.sleep(TTL / 2)  # its clock is read for the first time

@@ -73,7 +73,8 @@ async def test_a_waiter_behind_a_transaction_pooler_is_warned_once_that_it_canno
     assert "pooler=session" in warning
     assert str(watched.port) in warning
     await harness.until(
-        lambda: watched.open <= (2 if harness.runtime_name != "threads" else 3), "who cannot listen hangs up"
+        lambda: watched.open <= (2 if harness.runtime_name != "threads" else 3),
+        "a client that cannot listen disconnects",
     )
 
 

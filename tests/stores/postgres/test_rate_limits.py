@@ -123,7 +123,7 @@ def test_the_limit_is_allowed_in_every_interval(timed: Table) -> None:
     timed.step_clock(19.9)
     assert timed.rows(CHECK, 3, minute) == [(False, 0, timedelta(seconds=0.1))]
     timed.step_clock(0.1)
-    assert timed.rows(CHECK, 3, minute) == [(True, 0, nothing)], "when it was told to come"
+    assert timed.rows(CHECK, 3, minute) == [(True, 0, nothing)], "after the time of the reply"
     timed.step_clock(3600)
     look = "SELECT * FROM {s}.check_rate('mail', 3, %s, cost => 0)"
     assert timed.rows(look, minute) == timed.rows(look, minute) == [(True, 3, nothing)]
@@ -140,7 +140,7 @@ def test_a_burst_and_a_cost_are_respected(timed: Table) -> None:
 
 @pytest.mark.parametrize("events", [1, 3, 7, 10, 49])
 def test_rounding_of_fractions_refuses_no_allowed_request(timed: Table, events: int) -> None:
-    """A part of a second has no end in binary, and many of them are no whole one; come when told, and you may."""
+    """A fraction of a second is not exact in binary; a request after the time of the reply is allowed nevertheless."""
     statement = "SELECT * FROM {s}.check_rate('mail', %s, '1 second', cost => %s)"
     for left in reversed(range(events)):
         assert timed.rows(statement, events, 1) == [(True, left, timedelta(0))]
@@ -206,7 +206,9 @@ def test_sweeps_remove_levels_that_have_drained(timed: Table) -> None:
     store = timed.store()
     store._joins = 255
     drive(store.consume(RateRequest("rate-kept", 0.0, 1.0), 5.0))
-    eventually(lambda: timed.sql("SELECT count(*) FROM {s}.rate_limits") == 1, "those who only consume sweep as well")
+    eventually(
+        lambda: timed.sql("SELECT count(*) FROM {s}.rate_limits") == 1, "clients that only consume sweep as well"
+    )
 
 
 def test_a_sweep_goes_on_where_the_last_one_ended(timed: Table) -> None:

@@ -159,9 +159,9 @@ def test_the_migration_runs_nothing_that_is_planted(hostile: Hostile, schema: st
 
 
 @on_each_flavour
-@pytest.mark.parametrize("who", ["app", "owner"])
-def test_the_functions_run_nothing_that_is_planted(ready: Hostile, schema: str, who: str) -> None:
-    with psycopg.connect(ready.as_role(getattr(ready, who)), autocommit=True) as connection:
+@pytest.mark.parametrize("role", ["app", "owner"])
+def test_the_functions_run_nothing_that_is_planted(ready: Hostile, schema: str, role: str) -> None:
+    with psycopg.connect(ready.as_role(getattr(ready, role)), autocommit=True) as connection:
         call(connection, INTERNAL, schema)
         call(connection, CALLS, schema)
         refuse(connection, REFUSED, schema)
@@ -236,7 +236,7 @@ async def test_a_client_behind_a_pooler_runs_nothing_that_is_temporary(
 async def use_leases(harness: Harness, url: str) -> None:
     """Do everything that a client of the lease table can."""
     locks, other = harness.client(url), harness.client(url)
-    held = await ask(locks.acquire("x", metadata={"who": "me"}))
+    held = await ask(locks.acquire("x", metadata={"by": "me"}))
     await ask(held.extend(30))
     waiting = harness.start(lambda: other.acquire("x", timeout=10))
     await harness.waits(locks, "x")

@@ -135,10 +135,10 @@ def test_psql_and_python_exclude_each_other(table: Table) -> None:
     assert caught.value.holder == "psql:1"
     assert table.psql("SELECT {s}.release_lock('x', 'psql:1')") == "t"
 
-    with locks.lock("x", metadata={"who": "python"}) as handle:
+    with locks.lock("x", metadata={"by": "python"}) as handle:
         assert handle.fence > fence
         assert table.psql("SELECT {s}.acquire_lock('x', 'psql:1', 30) IS NULL") == "t"
-        assert table.psql("SELECT metadata->>'who' FROM {s}.locks WHERE name = 'x'") == "python"
+        assert table.psql("SELECT metadata->>'by' FROM {s}.locks WHERE name = 'x'") == "python"
     assert int(table.psql("SELECT {s}.acquire_lock('x', 'psql:1', 30)")) > handle.fence
 
 

@@ -1,4 +1,4 @@
-"""Users that may not do all that a script does: told at once which right is missing, and nothing is half done."""
+"""Users that may not do all that a script does: the error names the missing right at once, and nothing is half done."""
 
 from __future__ import annotations
 

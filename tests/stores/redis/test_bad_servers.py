@@ -65,8 +65,8 @@ async def refusal(
         await ask(locks.acquire("x", timeout=timeout))
     assert time.monotonic() - began < AT_ONCE
     error = raised.value
-    told = "".join(traceback.format_exception(error)) + "".join(map(repr, chain(error))) + repr(locks)
-    assert SECRET not in told + (caplog.text if caplog is not None else "")
+    shown = "".join(traceback.format_exception(error)) + "".join(map(repr, chain(error))) + repr(locks)
+    assert SECRET not in shown + (caplog.text if caplog is not None else "")
     return str(error)
 
 
@@ -399,8 +399,8 @@ async def test_too_many_clients_for_one_more_subscription_is_an_error(harness: H
 def test_a_mistaken_url_is_refused_when_the_client_is_made(url: str) -> None:
     with pytest.raises(InvalidInputError) as raised:
         open_store(url, ThreadRuntime())
-    told = "".join(traceback.format_exception(raised.value)) + "".join(map(repr, chain(raised.value)))
-    assert SECRET not in told.replace(f"{url!r}, ThreadRuntime", "")
+    shown = "".join(traceback.format_exception(raised.value)) + "".join(map(repr, chain(raised.value)))
+    assert SECRET not in shown.replace(f"{url!r}, ThreadRuntime", "")
     assert len(str(raised.value)) > 20
 
 

@@ -132,6 +132,6 @@ async def test_the_main_paths_work_on_uvloop(harness: Harness, proxy: FaultProxy
     assert held.is_held
     proxy.refuse()
     proxy.reset_all()
-    await harness.until(held.lost.is_set, "the loss is told", within=2)
+    await harness.until(held.lost.is_set, "the loss is signalled", within=2)
     proxy.heal()
     assert (await ask(locks.acquire("y", timeout=5))).fence > held.fence

@@ -124,7 +124,7 @@ def line_of(site: Site) -> Fields:
     """Make a line of four, one of which holds, beside a name in good order."""
     assert isinstance(site.join("h/1", "fine"), Standing)
     for owner in OWNERS:
-        site.join(owner, metadata='{"who": "me"}')
+        site.join(owner, metadata='{"by": "me"}')
     return site.fields()
 
 
@@ -166,7 +166,7 @@ def test_one_bad_record_keeps_no_other_from_being_listed(site: Site) -> None:
     line_of(site)
     site.damage(b"x\0b/1", b"nonsense")
     site.damage(b"y", b"")
-    site.damage(b"\xff\xfe", b"who wrote this?")
+    site.damage(b"\xff\xfe", b"not a name")
     listed = site.command("ls")
     assert listed.returncode == Exit.DAMAGED
     assert [line.split()[0] for line in listed.stdout.splitlines()] == ["NAME", "fine"]
@@ -175,9 +175,9 @@ def test_one_bad_record_keeps_no_other_from_being_listed(site: Site) -> None:
     assert all(repr(site.key) in complaint for complaint in complaints)
     assert sum("release x --force" in complaint for complaint in complaints) == 1
     assert sum("HDEL" in complaint for complaint in complaints) == 1
-    told = site.command("ls", "--json")
-    assert told.returncode == Exit.DAMAGED
-    entries = {entry["name"]: entry for entry in json.loads(told.stdout)}
+    listed = site.command("ls", "--json")
+    assert listed.returncode == Exit.DAMAGED
+    entries = {entry["name"]: entry for entry in json.loads(listed.stdout)}
     assert sorted(entries) == ["\\xff\\xfe", "fine", "x", "y"]
     assert entries["fine"]["damage"] is None
     assert "release x --force" in entries["x"]["damage"]
@@ -420,7 +420,7 @@ def steps(site: Site, chance: random.Random, *, is_member: bool = False) -> list
         lambda: site.join("new/2", queue=False),
         lambda: site.join("new/3", "z", queue=False, floor=sweeping),
         lambda: drive(
-            store.renew([Renewal(name, who, 600.0, 5.0) for name, who in (("x", owner), ("fine", "h/1"))], TIMEOUT)
+            store.renew([Renewal(name, each, 600.0, 5.0) for name, each in (("x", owner), ("fine", "h/1"))], TIMEOUT)
         ),
         lambda: drive(store.renew([Renewal("x", owner, 600.0, 5.0, floor=sweeping)], TIMEOUT)),
         lambda: drive(store.leave("x", owner, TIMEOUT)),
@@ -439,7 +439,7 @@ def steps(site: Site, chance: random.Random, *, is_member: bool = False) -> list
 
 
 def answer(step: Callable[[], Any]) -> Any:
-    """Ask, and check that what comes back is an answer, or an error that says that asking again is in vain."""
+    """Send a request, and check that its result is a reply, or an error that is not transient."""
     try:
         answer = step()
     except DamagedError as error:

@@ -164,7 +164,7 @@ async def test_with_confirm_grants_a_message_is_only_a_hint(
     reader = server.client(decode_responses=False)
     record = reader.hgetall(f"{key_prefix}:bucket:0")
     secret = bob._engine.store._subscriber.expect(f"{bob.holder_id}/1")
-    assert any(secret in value for value in record.values()), "who reads the key knows the secret"
+    assert any(secret in value for value in record.values()), "a client that reads the key has the secret"
     for channel in reader.pubsub_channels(f"{key_prefix}:*"):
         reader.publish(channel, secret)
     await harness.sleep(0.3)

@@ -130,7 +130,7 @@ def test_a_forked_child_does_not_use_its_parents_connection(server: RedisServer,
 
 
 class Oracle:
-    """A Sentinel that names whichever primary it is told to."""
+    """A Sentinel that names the primary that a test chooses."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -161,11 +161,11 @@ class Oracle:
 def oracle() -> Iterator[Callable[[int], Oracle]]:
     oracles: list[Oracle] = []
 
-    def tell(port: int) -> Oracle:
+    def make(port: int) -> Oracle:
         oracles.append(Oracle(port))
         return oracles[-1]
 
-    yield tell
+    yield make
     for each in oracles:
         each.close()
 

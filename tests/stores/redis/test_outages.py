@@ -21,11 +21,11 @@ Start = Callable[..., RedisServer]
 
 
 async def hold(harness: Harness, server: RedisServer, name: str = "x", ttl: float = TTL) -> Any:
-    """Acquire with a client of its own, and note when the loss is told."""
-    told: list[float] = []
+    """Acquire with a client of its own, and note when the loss is signalled."""
+    notified: list[float] = []
     locks = harness.client(server.url, ttl=ttl)
-    handle = await ask(locks.acquire(name, timeout=10, on_lost=lambda _: told.append(time.monotonic())))
-    handle.told = told
+    handle = await ask(locks.acquire(name, timeout=10, on_lost=lambda _: notified.append(time.monotonic())))
+    handle.notified = notified
     handle.lost  # noqa: B018 - from now on its loss is watched for
     return handle
 
@@ -55,15 +55,15 @@ async def test_a_server_that_stalls_for_longer_than_the_ttl_is_signalled_as_a_lo
     waiting = harness.start(hold(harness, fresh_server))
     await harness.waits(harness.client(fresh_server.url), "x")
     fresh_server.pause()
-    await harness.until(handle.lost.is_set, "the loss is told", within=TTL + SLACK)
-    await harness.until(lambda: handle.told, "on_lost is called", within=SLACK)
+    await harness.until(handle.lost.is_set, "the loss is signalled", within=TTL + SLACK)
+    await harness.until(lambda: handle.notified, "on_lost is called", within=SLACK)
     assert not handle.is_held
     with pytest.raises(LockLostError):
         handle.check()
     assert not waiting.is_done
     fresh_server.resume()
     second = await waiting.result()
-    assert handle.told[0] < waiting.ended_at
+    assert handle.notified[0] < waiting.ended_at
     assert second.fence > handle.fence
     with pytest.raises(LockLostError):
         await ask(handle.release())
@@ -127,7 +127,7 @@ async def test_a_server_restarted_empty_is_signalled_as_a_loss_and_waiters_are_s
     fresh_server.restart()
     second = await waiting.result()
     assert second.fence > handle.fence
-    await harness.until(handle.lost.is_set, "the loss is told", within=TTL)
+    await harness.until(handle.lost.is_set, "the loss is signalled", within=TTL)
     with pytest.raises(LockLostError):
         await ask(handle.release())
     assert second.is_held
@@ -143,7 +143,7 @@ async def test_flushing_everything_is_signalled_as_a_loss_and_waiters_are_served
         client.flushall()
     second = await waiting.result()
     assert second.fence > handle.fence
-    await harness.until(handle.lost.is_set, "the loss is told", within=TTL)
+    await harness.until(handle.lost.is_set, "the loss is signalled", within=TTL)
     assert second.is_held
 
 
@@ -173,7 +173,7 @@ async def test_a_server_that_is_gone_for_good_is_an_error_for_waiters_and_a_loss
     fresh_server.kill()
     with pytest.raises(StoreError, match=str(fresh_server.port)):
         await waiting.result()
-    await harness.until(handle.lost.is_set, "the loss is told", within=TTL + SLACK)
+    await harness.until(handle.lost.is_set, "the loss is signalled", within=TTL + SLACK)
     with pytest.raises(LockLostError):
         await ask(handle.release())
 
@@ -184,7 +184,7 @@ async def test_a_clock_stepped_far_forward_ends_every_lease_and_fences_grow(harn
     waiting = harness.start(hold(harness, server))
     await harness.waits(harness.client(server.url), "x")
     server.step_clock(60)
-    await harness.until(handle.lost.is_set, "the loss is told", within=TTL)
+    await harness.until(handle.lost.is_set, "the loss is signalled", within=TTL)
     second = await waiting.result()
     assert second.fence > handle.fence
     await ask(second.release())

@@ -277,7 +277,7 @@ def test_a_holder_whose_file_is_removed_detects_its_loss_by_renewing(
     gone = boottime()
     second = eventually(lambda: (answer := other.ask("acquire", "job", ttl=30)).get("fence") and answer, "it is had")
     assert second["fence"] > first["fence"], "fences grow even without the counter"
-    eventually(lambda: holder.ask("state")["lost"], "the holder learns of its loss", within=ttl + 1)
+    eventually(lambda: holder.ask("state")["lost"], "the loss is signalled", within=ttl + 1)
     assert boottime() < gone + 0.6 * ttl, "it takes a renewal, not the whole ttl"
     assert holder.ask("state")["check"] == "LockLostError"
     assert holder.ask("release")["error"] == "LockLostError"
@@ -304,7 +304,7 @@ def test_a_file_that_goes_again_and_again_never_has_two_trusting_holders_of_its_
             remove(path)
         else:
             replace(path)
-    eventually(lambda: not any(handle.is_held for handle in handles), "every one of them learns of its loss")
+    eventually(lambda: not any(handle.is_held for handle in handles), "every one of them has lost")
     for client in clients:
         client.close()
 

@@ -105,7 +105,7 @@ def test_the_loop_turns_on_when_it_first_waits_in_line_while_the_file_is_locked(
                 await may_wait.wait()
                 return answer
 
-            def transact_and_tell(*args: Any, **kwargs: Any) -> Any:
+            def transact_and_notify(*args: Any, **kwargs: Any) -> Any:
                 asking.set()
                 return transact(*args, **kwargs)
 
@@ -116,7 +116,7 @@ def test_the_loop_turns_on_when_it_first_waits_in_line_while_the_file_is_locked(
                 busy = threading.Event()
                 other_program = asyncio.create_task(asyncio.to_thread(keep_busy, path, busy))
                 await eventually_async(busy.is_set, "the other program has the file", within=10)
-                store._transact = transact_and_tell  # type: ignore[method-assign]
+                store._transact = transact_and_notify  # type: ignore[method-assign]
                 looker = asyncio.create_task(locks.inspect())
                 await eventually_async(asking.is_set, "another task asks for it too", within=10)
                 may_wait.set()

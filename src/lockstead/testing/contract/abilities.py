@@ -158,7 +158,7 @@ def test_a_late_join_after_a_reservation_in_doubt_is_refused(rig: Rig) -> None:
         if not isinstance(store, Reserving):
             return
         await join(store, make_ask("alice"))
-        another = rig.store()  # which knows as little of her joins as the engine of such a holder does
+        another = rig.store()  # that has no record of the owner's joins, like a client after a lost reply
         assert isinstance(another, Reserving)
         assert await another.reserve(reservation("alice", 0.001, tombstone=30.0), TIMEOUT)
 

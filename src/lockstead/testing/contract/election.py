@@ -15,19 +15,22 @@ from lockstead.core.runtime import drive
 from lockstead.testing.contract.rigs import Rig, ask
 
 
-class Diary:
+class CallbackRecorder:
     """Callbacks that record their calls, in order, with the leadership they were given."""
 
     def __init__(self) -> None:
-        self.entries: list[tuple[str, str]] = []
+        self.calls: list[tuple[str, str]] = []
         self.threads: set[str] = set()
 
-    def of(self, who: str) -> dict[str, Any]:
-        return {"on_elected": lambda _: self.write(who, "elected"), "on_lost": lambda _: self.write(who, "lost")}
+    def callbacks(self, client_name: str) -> dict[str, Any]:
+        return {
+            "on_elected": lambda _: self.record(client_name, "elected"),
+            "on_lost": lambda _: self.record(client_name, "lost"),
+        }
 
-    def write(self, who: str, what: str) -> None:
+    def record(self, client_name: str, what: str) -> None:
         self.threads.add(threading.current_thread().name)
-        self.entries.append((who, what))
+        self.calls.append((client_name, what))
 
 
 async def has_waiters(client: Any, number: int) -> bool:
@@ -94,26 +97,26 @@ def test_a_block_leads_and_resigns_at_its_end(rig: Rig) -> None:
 
 def test_in_the_background_one_candidate_leads_until_it_stops_and_then_another(rig: Rig) -> None:
     async def test() -> None:
-        diary = Diary()
-        alice, bob = (rig.client().election("x", ttl=10, **diary.of(who)) for who in ("alice", "bob"))
+        recorder = CallbackRecorder()
+        alice, bob = (rig.client().election("x", ttl=10, **recorder.callbacks(name)) for name in ("alice", "bob"))
         alice.start()
         alice.start()
-        await rig.until(lambda: diary.entries == [("alice", "elected")])
+        await rig.until(lambda: recorder.calls == [("alice", "elected")])
         bob.start()
         await waits(rig, rig.client())
         await ask(alice.stop())
-        assert diary.entries[:2] == [("alice", "elected"), ("alice", "lost")]
-        await rig.until(lambda: diary.entries[2:] == [("bob", "elected")], seconds=3)
+        assert recorder.calls[:2] == [("alice", "elected"), ("alice", "lost")]
+        await rig.until(lambda: recorder.calls[2:] == [("bob", "elected")], seconds=3)
         await ask(alice.stop())
         alice.start()
         await waits(rig, rig.client())
         await ask(alice.stop())
         assert await has_waiters(rig.client(), 0)
         await ask(bob.stop())
-        assert diary.entries[3:] == [("bob", "lost")]
+        assert recorder.calls[3:] == [("bob", "lost")]
         assert await ask(bob.leader()) is None
         if rig.runtime_name == "threads":
-            assert diary.threads <= {"lockstead-elected", "lockstead-candidate"}
+            assert recorder.threads <= {"lockstead-elected", "lockstead-candidate"}
 
     rig.run(test())
 
@@ -153,12 +156,12 @@ def test_a_failing_on_elected_resigns_and_a_failing_on_lost_has_no_other_effect(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test() -> None:
-        diary = Diary()
+        recorder = CallbackRecorder()
 
         def fail(what: str) -> Any:
             def callback(leadership: Any) -> None:
-                diary.write("alice", what)
-                msg = f"{what} in vain"
+                recorder.record("alice", what)
+                msg = f"{what} raised this"
                 raise ValueError(msg)
 
             return callback
@@ -166,28 +169,28 @@ def test_a_failing_on_elected_resigns_and_a_failing_on_lost_has_no_other_effect(
         alice = rig.client().election("x", on_elected=fail("elected"), on_lost=fail("lost"))
         alice.start()
         once = [("alice", "elected"), ("alice", "lost")]
-        await rig.until(lambda: diary.entries[:4] == once * 2)
+        await rig.until(lambda: recorder.calls[:4] == once * 2)
         await ask(alice.stop())
-        assert diary.entries == once * (len(diary.entries) // 2)
+        assert recorder.calls == once * (len(recorder.calls) // 2)
         assert await ask(alice.leader()) is None
-        assert "elected in vain" in caplog.text
-        assert "lost in vain" in caplog.text
+        assert "elected raised this" in caplog.text
+        assert "lost raised this" in caplog.text
 
     rig.run(test())
 
 
 def test_a_callback_may_stop_the_election(rig: Rig) -> None:
     async def test() -> None:
-        diary = Diary()
+        recorder = CallbackRecorder()
         mine: dict[str, Any] = {}
 
         def stop(leadership: Any) -> Any:
-            diary.write("alice", "elected")
+            recorder.record("alice", "elected")
             return mine["election"].stop()
 
-        mine["election"] = rig.client().election("x", on_elected=stop, on_lost=diary.of("alice")["on_lost"])
+        mine["election"] = rig.client().election("x", on_elected=stop, on_lost=recorder.callbacks("alice")["on_lost"])
         mine["election"].start()
-        await rig.until(lambda: diary.entries == [("alice", "elected"), ("alice", "lost")])
+        await rig.until(lambda: recorder.calls == [("alice", "elected"), ("alice", "lost")])
 
         async def is_free() -> bool:
             return await ask(mine["election"].leader()) is None
@@ -201,15 +204,15 @@ def test_a_leader_deposed_by_force_is_notified_and_stands_again(rig: Rig) -> Non
     async def test() -> None:
         if not rig.can.records:
             return  # a session's lock cannot be taken away by another
-        diary = Diary()
-        alice = rig.client().election("x", ttl=1.5, **diary.of("alice"))
+        recorder = CallbackRecorder()
+        alice = rig.client().election("x", ttl=1.5, **recorder.callbacks("alice"))
         alice.start()
-        await rig.until(lambda: diary.entries)
+        await rig.until(lambda: recorder.calls)
         await ask(rig.client().force_release("x"))
         once = [("alice", "elected"), ("alice", "lost")]
-        await rig.until(lambda: diary.entries[:3] == [*once, once[0]])
+        await rig.until(lambda: recorder.calls[:3] == [*once, once[0]])
         await ask(alice.stop())
-        assert diary.entries == once * 2
+        assert recorder.calls == once * 2
 
     rig.run(test())
 
@@ -218,9 +221,9 @@ def test_a_block_whose_leadership_is_lost_ends_with_an_error(rig: Rig) -> None:
     async def test() -> None:
         if not rig.can.records:
             return
-        diary = Diary()
+        recorder = CallbackRecorder()
         alice, bob = rig.client(), rig.client()
-        guard = alice.election("x", ttl=0.5, **diary.of("alice")).lead()
+        guard = alice.election("x", ttl=0.5, **recorder.callbacks("alice")).lead()
         with pytest.raises(LockLostError):
             if rig.runtime_name == "threads":
                 with guard as leadership:
@@ -231,7 +234,7 @@ def test_a_block_whose_leadership_is_lost_ends_with_an_error(rig: Rig) -> None:
                 async with guard as leadership:
                     await bob.force_release("x")
                     await asyncio.sleep(5)
-        assert diary.entries == [("alice", "elected"), ("alice", "lost")]
+        assert recorder.calls == [("alice", "elected"), ("alice", "lost")]
 
     rig.run(test())
 
@@ -268,7 +271,7 @@ def test_watching_shows_every_leader_and_every_vacancy(rig: Rig) -> None:
             await rig.until(partial(was_last, client.holder_id))
             await ask(leadership.resign())
             await rig.until(lambda: seen[-1] is None)
-        known = [who for who in seen if who in {None, alice.holder_id, bob.holder_id}]
+        known = [leader for leader in seen if leader in {None, alice.holder_id, bob.holder_id}]
         assert known == [None, alice.holder_id, None, bob.holder_id, None]
         assert known == seen or not rig.can.records, "a session that is just letting go may show under its own name"
         stopped = True
@@ -280,14 +283,14 @@ def test_watching_shows_every_leader_and_every_vacancy(rig: Rig) -> None:
 
 def test_closing_a_client_ends_its_elections_in_order(rig: Rig) -> None:
     async def test() -> None:
-        diary = Diary()
+        recorder = CallbackRecorder()
         client, other = rig.client(), rig.client()
-        client.election("x", **diary.of("background")).start()
-        await ask(client.election("y", **diary.of("hand")).campaign())
-        await rig.until(lambda: len(diary.entries) == 2)
-        client.election("y", **diary.of("waiting")).start()
+        client.election("x", **recorder.callbacks("background")).start()
+        await ask(client.election("y", **recorder.callbacks("hand")).campaign())
+        await rig.until(lambda: len(recorder.calls) == 2)
+        client.election("y", **recorder.callbacks("waiting")).start()
         await ask(client.close())
-        assert sorted(diary.entries[2:]) == [("background", "lost"), ("hand", "lost")]
+        assert sorted(recorder.calls[2:]) == [("background", "lost"), ("hand", "lost")]
         for name in ("x", "y"):
             assert await ask(other.info(name)) is None
 
@@ -296,12 +299,12 @@ def test_closing_a_client_ends_its_elections_in_order(rig: Rig) -> None:
 
 def test_release_all_calls_on_lost_first(rig: Rig) -> None:
     async def test() -> None:
-        diary = Diary()
+        recorder = CallbackRecorder()
         client = rig.client()
-        leadership = await ask(client.election("x", **diary.of("alice")).campaign())
-        await rig.until(lambda: diary.entries)
+        leadership = await ask(client.election("x", **recorder.callbacks("alice")).campaign())
+        await rig.until(lambda: recorder.calls)
         assert await ask(client.release_all()) == 1
-        assert diary.entries == [("alice", "elected"), ("alice", "lost")]
+        assert recorder.calls == [("alice", "elected"), ("alice", "lost")]
         assert not leadership.is_leader
         await ask(leadership.resign())
 

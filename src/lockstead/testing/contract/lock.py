@@ -143,8 +143,8 @@ def test_a_short_lease_is_renewed_while_it_is_held(rig: Rig) -> None:
 def test_without_renewal_a_lease_expires_and_its_holder_is_notified(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
-        told: list[Any] = []
-        handle = await ask(alice.acquire("x", ttl=1.5, renew=False, on_lost=told.append))
+        notified: list[Any] = []
+        handle = await ask(alice.acquire("x", ttl=1.5, renew=False, on_lost=notified.append))
         lost = handle.lost
         successor = await ask(bob.acquire("x", timeout=10))
         assert lost.is_set(), "signalled before another client holds"
@@ -156,8 +156,8 @@ def test_without_renewal_a_lease_expires_and_its_holder_is_notified(rig: Rig) ->
             await ask(handle.extend(5))
         with pytest.raises(LockLostError):
             await ask(handle.release())
-        await rig.until(lambda: told)
-        assert told == [handle]
+        await rig.until(lambda: notified)
+        assert notified == [handle]
         assert successor.is_held, "releasing a lost lock takes nothing from its successor"
         assert (await ask(bob.info("x"))).fence == successor.fence
 

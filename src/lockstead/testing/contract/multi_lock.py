@@ -65,8 +65,8 @@ def test_several_names_are_held_together_or_not_at_all(rig: Rig) -> None:
 def test_the_loss_of_one_of_several_names_is_the_loss_of_all(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
-        told: list[Any] = []
-        guard = alice.multi_lock(["a", "b", "c"], ttl=0.3, on_lost=told.append)
+        notified: list[Any] = []
+        guard = alice.multi_lock(["a", "b", "c"], ttl=0.3, on_lost=notified.append)
         handle = await ask(guard.acquire())
         await ask(bob.force_release("b"))
         await ask(bob.force_release("c"))
@@ -83,9 +83,9 @@ def test_the_loss_of_one_of_several_names_is_the_loss_of_all(rig: Rig) -> None:
                     await bob.force_release("b")
                     await asyncio.sleep(10)
             assert await names(bob) == []
-            await rig.until(lambda: told == [handle, cancelled])
-        await rig.until(lambda: told)
-        assert told.count(handle) == 1
+            await rig.until(lambda: notified == [handle, cancelled])
+        await rig.until(lambda: notified)
+        assert notified.count(handle) == 1
         successor = await ask(bob.multi_lock(["a", "b", "c"]).acquire(0))
         await ask(handle.release())
         assert successor.is_held

@@ -24,10 +24,10 @@ def lead(leadership: Leadership) -> None:
         time.sleep(0.003)
 
 
-told = threading.Event()
-signal.signal(signal.SIGTERM, lambda *_: told.set())
+stopped = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: stopped.set())
 with DistributedLock(url, **dict(pair.split("=", 1) for pair in pairs)) as locks:  # type: ignore[arg-type]
     election = locks.election("chief", ttl=float(ttl), metadata={"journal": journal_path}, on_elected=lead)
     election.start()
-    told.wait()
+    stopped.wait()
     election.stop()

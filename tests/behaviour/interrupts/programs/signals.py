@@ -97,7 +97,7 @@ def handling() -> None:
 
 
 def terminated() -> None:
-    """Fork children that close their client when they are told to end, and look at what they leave."""
+    """Fork children that close their client on SIGTERM, and look at what they leave."""
     for _ in range(max(TIMES // 10, 5)):
         delay = chance.uniform(0.0, 2 * LONGEST)
         reader, writer = os.pipe()

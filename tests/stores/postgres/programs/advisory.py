@@ -1,4 +1,4 @@
-"""Another process with a client of its own: advisory.py URL DRIVER, told line by line [verb, arguments, {}]."""
+"""Another process with a client of its own: advisory.py URL DRIVER; a request per line: [verb, arguments, {}]."""
 
 import asyncio
 import inspect

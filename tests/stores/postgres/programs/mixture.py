@@ -27,7 +27,7 @@ def now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Diary:
+class Journal:
     """What this process held, and when, with its fence if there is one."""
 
     def __init__(self, log: TextIO, chance: random.Random) -> None:
@@ -46,28 +46,28 @@ class Diary:
         self._log.flush()
 
 
-def hold(diary: Diary, name: str, fence: int) -> None:
+def hold(journal: Journal, name: str, fence: int) -> None:
     entered = now()
-    time.sleep(diary.pause())
-    diary.write(name, fence, entered)
+    time.sleep(journal.pause())
+    journal.write(name, fence, entered)
 
 
-def lease(url: str, diary: Diary) -> None:
+def lease(url: str, journal: Journal) -> None:
     with DistributedLock(url, ttl=TTL) as locks:
         while True:
-            with locks.lock(diary.name()) as handle:
-                hold(diary, handle.name, handle.fence)
-            time.sleep(diary.pause())
+            with locks.lock(journal.name()) as handle:
+                hold(journal, handle.name, handle.fence)
+            time.sleep(journal.pause())
 
 
-def lease_async(url: str, diary: Diary) -> None:
+def lease_async(url: str, journal: Journal) -> None:
     async def go_on(locks: AsyncDistributedLock) -> None:
         while True:
-            async with locks.lock(diary.name()) as handle:
+            async with locks.lock(journal.name()) as handle:
                 entered = now()
-                await asyncio.sleep(diary.pause())
-                diary.write(handle.name, handle.fence, entered)
-            await asyncio.sleep(diary.pause())
+                await asyncio.sleep(journal.pause())
+                journal.write(handle.name, handle.fence, entered)
+            await asyncio.sleep(journal.pause())
 
     async def together() -> None:
         async with AsyncDistributedLock(url, ttl=TTL) as locks:
@@ -76,7 +76,7 @@ def lease_async(url: str, diary: Diary) -> None:
     asyncio.run(together())
 
 
-def functions(url: str, diary: Diary) -> None:
+def functions(url: str, journal: Journal) -> None:
     """Call acquire_lock and release_lock as any language would, in line."""
     plain, schema = split(url)
     me = f"sql-{os.getpid()}"
@@ -88,14 +88,14 @@ def functions(url: str, diary: Diary) -> None:
             return row[0] if row else None
 
         while True:
-            name = diary.name()
+            name = journal.name()
             while (fence := call("acquire_lock", name, me, TTL, "{}", True)) is None:
                 time.sleep(0.003)
-            hold(diary, name, fence)
+            hold(journal, name, fence)
             assert call("release_lock", name, me)
 
 
-def psql(url: str, diary: Diary) -> None:
+def psql(url: str, journal: Journal) -> None:
     """The same with a new psql for every call, which only asks whether it is free."""
     plain, schema = split(url)
     me = f"psql-{os.getpid()}"
@@ -105,24 +105,24 @@ def psql(url: str, diary: Diary) -> None:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
     while True:
-        name = diary.name()
+        name = journal.name()
         if fence := call(f"acquire_lock('{name}', '{me}', {TTL})"):
-            hold(diary, name, int(fence))
+            hold(journal, name, int(fence))
             assert call(f"release_lock('{name}', '{me}')") == "t"
 
 
-def advisory(url: str, diary: Diary) -> None:
-    lease(split(url)[0].replace("postgresql://", "postgresql+advisory://", 1), diary)
+def advisory(url: str, journal: Journal) -> None:
+    lease(split(url)[0].replace("postgresql://", "postgresql+advisory://", 1), journal)
 
 
-def transactions(url: str, diary: Diary) -> None:
+def transactions(url: str, journal: Journal) -> None:
     plain, _ = split(url)
     with psycopg.connect(plain) as connection:
         while True:
-            name = diary.name()
+            name = journal.name()
             with taken(connection, name):
-                hold(diary, name, 0)
-            time.sleep(diary.pause())
+                hold(journal, name, 0)
+            time.sleep(journal.pause())
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def split(url: str) -> tuple[str, str]:
     return url.partition("?")[0], parse_qs(parts.query)["schema"][0]
 
 
-WAYS: dict[str, Callable[[str, Diary], None]] = {
+WAYS: dict[str, Callable[[str, Journal], None]] = {
     "lease": lease,
     "lease-async": lease_async,
     "functions": functions,
@@ -151,7 +151,7 @@ TABLE = {"lease", "lease-async", "functions", "psql"}
 def main() -> None:
     way, url, path, seed = sys.argv[1:]
     with open(path, "w", encoding="utf-8") as log:
-        WAYS[way](url, Diary(log, random.Random(int(seed))))
+        WAYS[way](url, Journal(log, random.Random(int(seed))))
 
 
 if __name__ == "__main__":

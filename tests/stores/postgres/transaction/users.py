@@ -1,4 +1,4 @@
-"""Those who lock: one user for each kind of connection, all spoken to alike, and the peer they contend with."""
+"""One user for each kind of connection, with one interface, and the peer they contend with."""
 
 from __future__ import annotations
 
