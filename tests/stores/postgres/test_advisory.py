@@ -39,7 +39,6 @@ from tests.harness.conditions import eventually
 from tests.harness.forks import in_child, succeeds
 from tests.harness.processes import Worker, boottime
 from tests.servers.binaries import POSTGRES18, PostgresFlavour
-from tests.servers.pooler import OwnPooler
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import FaultProxy
 
@@ -601,32 +600,6 @@ def test_too_many_connections_are_an_error_and_leave_nothing_behind() -> None:
         assert locks.acquire("y").is_held, "what needs no session of its own goes on"
         handle.release()
         assert locks.acquire("x", timeout=1).is_held
-
-
-@pytest.mark.parametrize("runtime_name", RUNTIME_NAMES)
-def test_a_transaction_pooler_is_refused_and_a_session_pooler_accepted_if_declared(
-    server: PostgresServer, runtime_name: str
-) -> None:
-    with OwnPooler(server) as pooler, OwnPooler(server, pool_mode="session", pool_size=4) as honest:
-        rig = Rig(runtime_name, lambda runtime: open_store(advisory(pooler.url), runtime))
-
-        async def refused() -> None:
-            with pytest.raises(StoreError, match=r"pooler=session .* lease table"):
-                await ask(rig.client().acquire("x"))
-
-        rig.run(refused())
-        assert is_clean(server)
-        rig = Rig(runtime_name, lambda runtime: open_store(f"{advisory(honest.url)}?pooler=session", runtime))
-
-        async def accepted() -> None:
-            alice, bob = rig.client(), rig.client()
-            handle = await ask(alice.acquire("x"))
-            with pytest.raises(LockAcquisitionError):
-                await ask(bob.acquire("x", timeout=0.05))
-            assert handle.is_held
-            assert not held(server, granted=False)
-
-        rig.run(accepted())
 
 
 @pytest.mark.parametrize("option", ["schema=mine", "push=no", "listen=postgresql://elsewhere"])

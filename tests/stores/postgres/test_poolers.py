@@ -1,4 +1,4 @@
-"""Poolers between the clients and the server."""
+"""Poolers between the clients and the server: of the lease table, and of advisory locks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lockstead import StoreError
+from lockstead import LockAcquisitionError, StoreError
+from lockstead.stores import open_store
+from lockstead.testing.contract.rigs import RUNTIME_NAMES, Rig
 from tests.harness.clients import Harness, ask
-from tests.servers.pooler import Pooler
+from tests.harness.conditions import eventually
+from tests.servers.pooler import OwnPooler, Pooler
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import FaultProxy
 from tests.stores.postgres.sessions import places
+from tests.stores.postgres.test_advisory import advisory, held, is_clean
 
 SLACK = 1.0
 PROMPTLY = 0.5
@@ -125,6 +129,33 @@ async def test_a_direct_connection_is_not_taken_for_a_pooler(harness: Harness, s
     assert locks._engine.store.capabilities.push
     await ask(held.release())
     await waiting.result()
+
+
+@pytest.mark.parametrize("runtime_name", RUNTIME_NAMES)
+def test_for_advisory_locks_a_transaction_pooler_is_refused_and_a_session_pooler_accepted_if_declared(
+    server: PostgresServer, runtime_name: str
+) -> None:
+    eventually(lambda: is_clean(server), "the sessions of the test before have ended")
+    with OwnPooler(server) as pooler, OwnPooler(server, pool_mode="session", pool_size=4) as declared:
+        rig = Rig(runtime_name, lambda runtime: open_store(advisory(pooler.url), runtime))
+
+        async def refused() -> None:
+            with pytest.raises(StoreError, match=r"pooler=session .* lease table"):
+                await ask(rig.client().acquire("x"))
+
+        rig.run(refused())
+        assert is_clean(server)
+        rig = Rig(runtime_name, lambda runtime: open_store(f"{advisory(declared.url)}?pooler=session", runtime))
+
+        async def accepted() -> None:
+            alice, bob = rig.client(), rig.client()
+            handle = await ask(alice.acquire("x"))
+            with pytest.raises(LockAcquisitionError):
+                await ask(bob.acquire("x", timeout=0.05))
+            assert handle.is_held
+            assert not held(server, granted=False)
+
+        rig.run(accepted())
 
 
 def is_listening(server: PostgresServer) -> bool:

@@ -1,25 +1,19 @@
-"""Lines as the scripts keep them, where they once broke."""
+"""Lines as the scripts keep them: joined again, broken, very long, and without memory."""
 
 from __future__ import annotations
 
-import asyncio
-import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from lockstead import AsyncDistributedLock, DamagedError, DistributedLock, StoreError
+from lockstead import DamagedError, StoreError
 from lockstead.core.model import Ask, Renewal, Standing
 from lockstead.core.runtime import drive
 from lockstead.core.store import Store
-from lockstead.errors import LockError
-from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores import open_store
 from tests.harness.conditions import eventually
-from tests.harness.forks import in_child, succeeds
 from tests.servers.binaries import redis_flavours
 from tests.servers.redis import RedisServer
 
@@ -104,98 +98,3 @@ def test_with_maxmemory_reached_locks_are_renewed_and_released_but_not_acquired(
         assert drive(store.leave("y", "lone", TIMEOUT))
         assert drive(store.leave("x", "holder", TIMEOUT))
         assert owners(store) == ["waiter"]
-
-
-def test_a_forked_child_does_not_use_its_parents_connection(server: RedisServer, key_prefix: str) -> None:
-    locks = AsyncDistributedLock(server.url, key_prefix=key_prefix)
-
-    async def ask_in_child() -> None:
-        with pytest.raises(LockError):
-            await locks.is_locked("x")
-
-    def child() -> None:
-        asyncio.events._set_running_loop(None)
-        asyncio.run(ask_in_child())
-
-    async def parent() -> None:
-        async with locks, AsyncDistributedLock(server.url, key_prefix=key_prefix) as other:
-            assert await other.try_acquire("theirs") is not None
-            assert not await locks.is_locked("x")
-            succeeds(in_child(child))
-            taken, busy = await asyncio.gather(locks.try_acquire("free"), locks.try_acquire("theirs"))
-            assert taken is not None
-            assert busy is None
-
-    asyncio.run(parent())
-
-
-class Oracle:
-    """A Sentinel that names the primary that a test chooses."""
-
-    def __init__(self, port: int) -> None:
-        self.port = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"redis+sentinel://127.0.0.1:{self._listener.getsockname()[1]}/service"
-
-    def _serve(self) -> None:
-        with suppress(OSError):
-            while True:
-                connection, _ = self._listener.accept()
-                threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
-
-    def _talk(self, connection: socket.socket) -> None:
-        with connection:
-            while connection.recv(4096):
-                port = str(self.port).encode()
-                connection.sendall(b"*2\r\n$9\r\n127.0.0.1\r\n$%d\r\n%s\r\n" % (len(port), port))
-
-    def close(self) -> None:
-        self._listener.close()
-
-
-@pytest.fixture
-def oracle() -> Iterator[Callable[[int], Oracle]]:
-    oracles: list[Oracle] = []
-
-    def make(port: int) -> Oracle:
-        oracles.append(Oracle(port))
-        return oracles[-1]
-
-    yield make
-    for each in oracles:
-        each.close()
-
-
-def test_a_dead_primary_named_by_sentinel_is_looked_up_again(
-    server: RedisServer, oracle: Callable[[int], Oracle], key_prefix: str
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        sentinel = oracle(free.getsockname()[1])
-    with DistributedLock(sentinel.url, key_prefix=key_prefix) as locks:
-        with pytest.raises(StoreError):
-            locks.acquire("x")
-        sentinel.port = server.port
-        locks.acquire("x").release()
-
-
-def test_one_callers_timeout_cancels_no_other_caller(oracle: Callable[[int], Oracle]) -> None:
-    async def test() -> None:
-        with RedisServer() as server:
-            store = open_store(oracle(server.port).url, AsyncRuntime())
-            await store.join(Ask("x", "o", 60.0, 3.0), TIMEOUT)
-            server.client().client_kill_filter(_type="normal", skipme=True)
-            server.pause()
-            renewals = [Renewal("x", "o", 60.0, 3.0)]
-            patient = asyncio.create_task(store.renew(renewals, 2.0))
-            await asyncio.sleep(0)
-            hasty = asyncio.create_task(store.renew(renewals, 0.2))
-            outcomes = await asyncio.gather(patient, hasty, return_exceptions=True)
-            assert all(isinstance(outcome, StoreError) for outcome in outcomes), outcomes
-            server.resume()
-            await store.close()
-
-    asyncio.run(test())

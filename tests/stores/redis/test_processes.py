@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 from collections.abc import Callable
@@ -9,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from lockstead import AsyncDistributedLock
+from lockstead.errors import LockError
 from tests.harness.clients import Harness, ask
+from tests.harness.forks import in_child, succeeds
 from tests.harness.processes import Program
 from tests.servers.redis import RedisServer
 
@@ -114,3 +118,26 @@ async def test_a_process_that_ends_or_forks_leaves_nothing_behind(
     assert errors == ""
     assert process.status == status
     assert harness.client(server.url).inspect() == []
+
+
+def test_a_forked_child_does_not_use_its_parents_connection(server: RedisServer, key_prefix: str) -> None:
+    locks = AsyncDistributedLock(server.url, key_prefix=key_prefix)
+
+    async def ask_in_child() -> None:
+        with pytest.raises(LockError):
+            await locks.is_locked("x")
+
+    def child() -> None:
+        asyncio.events._set_running_loop(None)
+        asyncio.run(ask_in_child())
+
+    async def parent() -> None:
+        async with locks, AsyncDistributedLock(server.url, key_prefix=key_prefix) as other:
+            assert await other.try_acquire("theirs") is not None
+            assert not await locks.is_locked("x")
+            succeeds(in_child(child))
+            taken, busy = await asyncio.gather(locks.try_acquire("free"), locks.try_acquire("theirs"))
+            assert taken is not None
+            assert busy is None
+
+    asyncio.run(parent())

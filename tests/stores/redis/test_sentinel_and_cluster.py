@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
 from redis.crc import key_slot
 
-from lockstead import LockAcquisitionError, StoreError
-from lockstead.core.model import Ask, RateRequest, RateResult, Refusal
+from lockstead import DistributedLock, LockAcquisitionError, StoreError
+from lockstead.core.model import Ask, RateRequest, RateResult, Refusal, Renewal
+from lockstead.runtimes.aio import AsyncRuntime
+from lockstead.stores import open_store
 from lockstead.stores.redis.store import RedisStore
 from tests.harness.clients import Harness, ask
 from tests.servers.cluster import ClusterDeployment
@@ -280,3 +285,75 @@ async def test_a_service_that_no_sentinel_knows_is_an_error(harness: Harness, se
 async def test_a_sentinel_that_is_down_is_passed_over(harness: Harness, sentinel: SentinelDeployment) -> None:
     sentinel.sentinels[0].kill()
     assert (await ask(harness.client(sentinel_url(sentinel)).acquire("x", timeout=5))).is_held
+
+
+class FakeSentinel:
+    """A Sentinel that names the primary that a test chooses."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"redis+sentinel://127.0.0.1:{self._listener.getsockname()[1]}/service"
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        with connection:
+            while connection.recv(4096):
+                port = str(self.port).encode()
+                connection.sendall(b"*2\r\n$9\r\n127.0.0.1\r\n$%d\r\n%s\r\n" % (len(port), port))
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.fixture
+def fake_sentinel() -> Iterator[Callable[[int], FakeSentinel]]:
+    sentinels: list[FakeSentinel] = []
+
+    def make(port: int) -> FakeSentinel:
+        sentinels.append(FakeSentinel(port))
+        return sentinels[-1]
+
+    yield make
+    for each in sentinels:
+        each.close()
+
+
+def test_a_dead_primary_named_by_sentinel_is_looked_up_again(
+    server: RedisServer, fake_sentinel: Callable[[int], FakeSentinel], key_prefix: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        sentinel = fake_sentinel(free.getsockname()[1])
+    with DistributedLock(sentinel.url, key_prefix=key_prefix) as locks:
+        with pytest.raises(StoreError):
+            locks.acquire("x")
+        sentinel.port = server.port
+        locks.acquire("x").release()
+
+
+def test_one_callers_timeout_cancels_no_other_caller(fake_sentinel: Callable[[int], FakeSentinel]) -> None:
+    async def test() -> None:
+        with RedisServer() as server:
+            store = open_store(fake_sentinel(server.port).url, AsyncRuntime())
+            await store.join(Ask("x", "o", 60.0, 3.0), 5.0)
+            server.client().client_kill_filter(_type="normal", skipme=True)
+            server.pause()
+            renewals = [Renewal("x", "o", 60.0, 3.0)]
+            patient = asyncio.create_task(store.renew(renewals, 2.0))
+            await asyncio.sleep(0)
+            hasty = asyncio.create_task(store.renew(renewals, 0.2))
+            outcomes = await asyncio.gather(patient, hasty, return_exceptions=True)
+            assert all(isinstance(outcome, StoreError) for outcome in outcomes), outcomes
+            server.resume()
+            await store.close()
+
+    asyncio.run(test())
