@@ -97,6 +97,7 @@ def test_every_test_of_a_subject_runs_on_our_stores_and_is_named_where_it_runs(s
     wanted = names_and_tests(vars(getattr(contract, subject)))
     assert wanted
     assert {name: vars(module).get(name) for name in wanted} == wanted
+    assert f"`lockstead.testing.contract.{subject}`" in (module.__doc__ or ""), "it says where the bodies are"
     assert set(wanted) <= set(re.findall(r"^    (test_\w+),$", path.read_text("utf-8"), re.MULTILINE)), "not by a star"
     marks = module.pytestmark if isinstance(module.pytestmark, list) else [module.pytestmark]
     assert "every_store" in {mark.name for mark in marks}

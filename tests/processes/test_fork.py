@@ -25,8 +25,8 @@ from tests.harness.sqlite import rows
         pytest.param("child_leaves_its_own_behind", id="a_child_gives_up_at_its_exit_only_what_it_took_itself"),
         pytest.param("grandchildren", id="forks_of_forks_work"),
         pytest.param("multiprocessing_fork", id="a_forked_pool_uses_the_client_it_inherited"),
-        pytest.param("hammered", id="threads_at_the_store_do_not_trouble_a_fork"),
-        pytest.param("hammered_with_new_clients", id="clients_made_during_a_fork_do_not_trouble_it"),
+        pytest.param("hammered", id="threads_at_the_store_do_not_break_a_fork"),
+        pytest.param("hammered_with_new_clients", id="clients_made_during_a_fork_do_not_break_it"),
     ],
 )
 def test_a_fork_leaves_parent_and_child_with_working_clients(scenario: str, path: Path, locks: DistributedLock) -> None:

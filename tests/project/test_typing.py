@@ -28,7 +28,7 @@ def test_a_decorated_function_keeps_its_type() -> None:
 
 
 def test_a_decorated_coroutine_function_makes_coroutines() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with AsyncDistributedLock("memory://typing") as locks, asyncio.TaskGroup() as group:
 
             @locks.rate_limiter("async rate", 100, 1)
@@ -46,4 +46,4 @@ def test_a_decorated_coroutine_function_makes_coroutines() -> None:
             assert_type(tasks, tuple[asyncio.Task[int], asyncio.Task[int | None]])
             assert (await tasks[0], await tasks[1]) == (1, 2)
 
-    asyncio.run(story())
+    asyncio.run(scenario())

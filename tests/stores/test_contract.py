@@ -1,4 +1,8 @@
-"""What every store promises the engine."""
+"""What every store promises the engine.
+
+The bodies are in `lockstead.testing.contract.store`, and in `lockstead.testing.contract.abilities` for what a store may
+lack: reservations, several names at once, rate limits.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ TICK = 1e-4
 def two_hold(history: History, chance: Random) -> bool:
     for hold in _some(chance, _sure(history)):
         at = chance.uniform(hold.completed, hold.believed_until)
-        history.add(_intruder(hold, at - TICK, at, at + 1))
+        history.add(_injected_hold(hold, at - TICK, at, at + 1))
         return at > hold.completed
     return False
 
@@ -147,7 +147,7 @@ def a_waiter_in_line_is_overtaken(history: History, chance: Random) -> bool:
     for waiter in _some(chance, history.acquires):
         if waiter.in_line_by + 2 * TICK < waiter.surely_waited_until:
             asked = chance.uniform(waiter.in_line_by, waiter.surely_waited_until - 2 * TICK)
-            history.add(_intruder(waiter, asked + TICK / 2, asked + TICK, asked + TICK))
+            history.add(_injected_hold(waiter, asked + TICK / 2, asked + TICK, asked + TICK))
             return True
     return False
 
@@ -156,7 +156,7 @@ def a_later_waiter_returns_before_the_first(history: History, chance: Random) ->
     for waiter in _some(chance, _sure(history)):
         if waiter.in_line_by + 2 * TICK < waiter.completed:
             asked = chance.uniform(waiter.in_line_by, waiter.completed - 2 * TICK)
-            history.add(_intruder(waiter, asked + TICK / 2, asked + TICK, asked + 2 * TICK))
+            history.add(_injected_hold(waiter, asked + TICK / 2, asked + TICK, asked + 2 * TICK))
             return True
     return False
 
@@ -388,7 +388,7 @@ def _is_had_early(history: History, chance: Random, holds: list[Acquire]) -> boo
         taken = _reservation(history, hold, PROMISES)
         if taken is not None and taken.end > taken.start + TICK:
             at = chance.uniform(taken.start + TICK, taken.end - TICK / 2)
-            history.add(_intruder(hold, at - TICK / 2, at, at + 1))
+            history.add(_injected_hold(hold, at - TICK / 2, at, at + 1))
             return True
     return False
 
@@ -402,7 +402,7 @@ def _force_release(history: History, hold: Acquire, chance: Random) -> float:
     return at
 
 
-def _intruder(one: Acquire, asked: float, returned: float, until: float) -> Acquire:
+def _injected_hold(one: Acquire, asked: float, returned: float, until: float) -> Acquire:
     """Make a hold of the whole capacity, in the line of another."""
     checks = [Check(returned, returned, until)]
     return replace(

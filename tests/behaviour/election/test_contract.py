@@ -1,4 +1,4 @@
-"""Leader elections, on every store."""
+"""Leader elections, on every store. The bodies are in `lockstead.testing.contract.election`."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_tasks_wait_without_stopping_their_loop_and_may_be_cancelled() -> None:
             await finish.wait()
             journal.append(fence)
 
-    async def story() -> None:
+    async def scenario() -> None:
         finish = asyncio.Event()
         tasks = [asyncio.create_task(write(fence, finish)) for fence in (7, 8, 8, 8)]
         await asyncio.sleep(0)
@@ -169,7 +169,7 @@ def test_tasks_wait_without_stopping_their_loop_and_may_be_cancelled() -> None:
             await asyncio.wait(tasks)
         assert [task.cancelled() for task in tasks] == [False, True, False, True]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert journal == [7, 8]
     assert not gate._queues
 
@@ -181,7 +181,7 @@ def test_a_task_cancelled_as_its_turn_comes_passes_it_on() -> None:
         async with gate.checked("ledger", 7):
             await finish.wait()
 
-    async def story() -> None:
+    async def scenario() -> None:
         finish = asyncio.Event()
         finish.set()
         with gate.checked("ledger", 7):
@@ -192,7 +192,7 @@ def test_a_task_cancelled_as_its_turn_comes_passes_it_on() -> None:
             await last
         assert cancelled.cancelled()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert not gate._queues
 
 

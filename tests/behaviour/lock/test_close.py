@@ -56,7 +56,7 @@ def test_a_release_that_crosses_a_close_is_no_loss(server: MemoryServer) -> None
             await self.first_answered.wait()
             return was_there
 
-    async def story() -> None:
+    async def scenario() -> None:
         store = Crossing()
         client = AsyncDistributedLock(store)
         handle = await client.acquire("x")
@@ -66,7 +66,7 @@ def test_a_release_that_crosses_a_close_is_no_loss(server: MemoryServer) -> None
         await client.close()
         await release
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_store_is_closed_even_if_a_release_fails(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

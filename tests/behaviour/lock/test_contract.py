@@ -1,4 +1,4 @@
-"""Locks of both façades, on every store."""
+"""Locks of both façades, on every store. The bodies are in `lockstead.testing.contract.lock`."""
 
 from __future__ import annotations
 

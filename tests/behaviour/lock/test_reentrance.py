@@ -1,4 +1,4 @@
-"""Re-entrance: which thread may re-enter what, and what is left when it has."""
+"""Re-entrance of threads, corner cases; the promise itself is in `lockstead.testing.contract.lock`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several names held at once, on every store."""
+"""Several names held at once, on every store. The bodies are in `lockstead.testing.contract.multi_lock`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done once and remembered, on every store."""
+"""Idempotency keys, on every store. The bodies are in `lockstead.testing.contract.once`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rate limits, on every store."""
+"""Rate limits, on every store. The bodies are in `lockstead.testing.contract.rate_limit`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read-write locks, on every store."""
+"""Read-write locks, on every store. The bodies are in `lockstead.testing.contract.read_write`."""
 
 from __future__ import annotations
 

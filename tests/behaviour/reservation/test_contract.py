@@ -1,4 +1,4 @@
-"""Names that stay reserved after their release, on every store."""
+"""Reservations: `at_least`, on every store. The bodies are in `lockstead.testing.contract.reservation`."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.harness.contention import OccupancyCounter, Work, run_concurrently
 pytestmark = pytest.mark.each_family
 
 
-def test_fifty_clients_share_five_permits_while_some_time_out_and_some_die(rig: Rig) -> None:
+def test_fifty_clients_share_five_permits_while_some_give_up_and_some_die(rig: Rig) -> None:
     counter = OccupancyCounter(5)
     served: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Semaphores, on every store."""
+"""Semaphores, on every store. The bodies are in `lockstead.testing.contract.semaphore`."""
 
 from __future__ import annotations
 

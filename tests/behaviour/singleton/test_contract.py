@@ -1,4 +1,4 @@
-"""Jobs that one of many clients runs, on every store."""
+"""Jobs that one of many clients runs, on every store. The bodies are in `lockstead.testing.contract.singleton`."""
 
 from __future__ import annotations
 

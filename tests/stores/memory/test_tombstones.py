@@ -1,4 +1,4 @@
-"""Tombstones in memory: no more of them than still count, and little trouble with many."""
+"""Tombstones in memory: no more of them than still count, at a cost that grows with their number."""
 
 from __future__ import annotations
 

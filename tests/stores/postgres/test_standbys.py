@@ -88,8 +88,8 @@ async def test_a_lock_that_an_asynchronous_standby_has_not_received_may_be_held_
 
 def follower(primary: PostgresServer, port: int, start_postgres: Start) -> PostgresServer:
     """Start a standby that is a copy of the primary, and listens to it at a port."""
-    heard_at = f"host=127.0.0.1 port={port} user=postgres"
-    standby = start_postgres(fsync="off", hot_standby="on", primary_conninfo=heard_at)
+    primary_at = f"host=127.0.0.1 port={port} user=postgres"
+    standby = start_postgres(fsync="off", hot_standby="on", primary_conninfo=primary_at)
     standby.stop()
     shutil.rmtree(standby._data)
     address = ["-h", "127.0.0.1", "-p", str(primary.port), "-U", "postgres"]
