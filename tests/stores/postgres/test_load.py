@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from math import inf
@@ -14,6 +15,7 @@ import pytest
 
 from lockstead import AsyncDistributedLock, LockAcquisitionError, StoreError
 from lockstead.core.model import Ask, Renewal, Standing
+from lockstead.stores.postgres.libpq import Lane
 from lockstead.stores.transport.pipeline import QueuedError
 from tests.harness.clients import Harness, ask
 from tests.servers.postgres import PostgresServer
@@ -68,6 +70,35 @@ def test_a_request_that_opens_a_connection_for_itself_and_then_runs_out_of_time_
             assert proxy.accepted > opened, "it opened a connection"
             assert isinstance(caught.value.__cause__, StoreError)
             assert isinstance(caught.value.__cause__.__cause__, QueuedError)
+            proxy.heal()
+
+    asyncio.run(scenario())
+
+
+def test_requests_that_run_out_of_time_do_not_end_a_new_connection_for_the_others(
+    server: PostgresServer, proxy: FaultProxy, schema: str
+) -> None:
+    """Opening takes some 0.1 s here: impatient requests run out of time before it, after it and in that moment."""
+
+    async def scenario() -> None:
+        async with AsyncDistributedLock(proxy.url, schema=schema) as locks:
+            await (await locks.acquire("warm")).release()
+            store: Any = locks._engine.store
+
+            async def ask_within(timeout: float) -> object:
+                try:
+                    return await store._server.ask(store._statements.holds, (b"x", b"y"), timeout, Lane.BLOCKED)
+                except StoreError as error:
+                    return type(error.__cause__)
+
+            proxy.delay(0.01)
+            impatient = [asyncio.create_task(ask_within(0.03 + 0.001 * number)) for number in range(150)]
+            patient = [asyncio.create_task(ask_within(5.0)) for _ in range(50)]
+            while not all(task.done() for task in patient):
+                time.sleep(0.004)  # noqa: ASYNC251 (a busy loop: timers are late, and several requests end at once)
+                await asyncio.sleep(0)
+            assert [task.result() for task in patient] == [[]] * 50
+            assert set(map(str, await asyncio.gather(*impatient))) <= {"[]", str(TimeoutError), str(QueuedError)}
             proxy.heal()
 
     asyncio.run(scenario())

@@ -235,13 +235,21 @@ class PipelinedServer:
         """
         common = self._lanes[Lane.COMMON].connection
         try:
-            connection = await self._open(lane, deadline - self._runtime.now())
+            connection = await self._open_good(lane, deadline)
             self.is_pooled = connection.is_pooled
             return await ask_on(connection, self._address, statement, params, deadline - self._runtime.now())
         except TimeoutError:
             if common is not None and common.is_answering(MIN_CONNECT_TIMEOUT):
                 raise QueuedError from None
             raise
+
+    async def _open_good(self, lane: Lane, deadline: float) -> Connection:
+        """Open a lane's connection; once more if another request has ended it before this task could use it."""
+        while (left := deadline - self._runtime.now()) > 0:
+            connection = await self._open(lane, left)
+            if connection.is_good and self._runtime.now() < deadline:
+                return connection
+        raise TimeoutError
 
     async def _open(self, lane: Lane, timeout: float) -> Connection:
         """Open a lane's connection. If the server has none left for renewals, they use the common one."""

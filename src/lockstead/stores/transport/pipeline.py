@@ -46,7 +46,7 @@ class Pipeline:
         self._is_retired = False
         self._loop = loop
         self._requests: deque[Request] = deque()
-        self._answered_at = loop.time()
+        self._opened_at = self._answered_at = loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
 
@@ -91,16 +91,18 @@ class Pipeline:
     def _expire_requests(self) -> None:
         """Fail the requests whose deadline is over, and set the timer for the next one.
 
-        A connection on which answers arrive stays in use: another one would only add to the server's load.
+        A connection on which answers arrive stays in use: another one would only add to the server's load. So does one
+        that was opened a moment ago: a request that had little time left must not end it for those after it.
         """
         now = self._loop.time()
         is_answering = self.is_answering()
+        is_new = is_answering and self._answered_at == self._opened_at
         self._timer, self._timer_at = None, inf
         waiting = [request for request in self._requests if not request.answer.done()]
         for request in waiting:
             if request.deadline <= now:
                 is_busy = is_answering and request.sent < self._answered_at
-                self.is_good = self.is_good and is_busy
+                self.is_good = self.is_good and (is_busy or is_new)
                 request.answer.set_exception(QueuedError() if is_busy else TimeoutError())
         left = [request.deadline for request in waiting if request.deadline > now]
         if left:
