@@ -45,7 +45,7 @@ def test_a_killed_holder_is_followed_when_its_ttl_ends_and_not_before(
     assert second["at"] <= min(expires, killed + ttl) + SLACK
 
 
-def test_a_holder_that_lives_keeps_its_lock_many_times_its_ttl(peer: Peer, locks: DistributedLock) -> None:
+def test_a_running_holder_keeps_its_lock_many_times_its_ttl(peer: Peer, locks: DistributedLock) -> None:
     holder, waiter = peer(), peer()
     granted = holder.ask("acquire", "job", ttl=1)
     waiter.send("acquire", "job", ttl=1)

@@ -93,7 +93,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_program_asks_a_question_has_a_main_and_takes_part(path: Path) -> None:
+def test_a_benchmark_asks_a_question_has_a_main_and_is_run(path: Path) -> None:
     program = ast.parse(path.read_text("utf-8"))
     assert (ast.get_docstring(program) or "").partition("\n")[0].endswith("?")
     assert any(isinstance(part, ast.FunctionDef) and part.name == "main" for part in program.body)

@@ -12,7 +12,7 @@ from tests.model.test_redlock import SCOPES as REDLOCK_SCOPES
 PAGE = (ROOT / "docs/model.md").read_text("utf-8")
 
 
-def test_the_code_that_steps_stand_for_is_there() -> None:
+def test_the_code_that_the_steps_of_a_model_name_is_there() -> None:
     files = [path for path in (ROOT / "src").rglob("*") if path.suffix in {".py", ".lua", ".sql"}]
     code = "\n".join(path.read_text("utf-8") for path in files)
     rows = PAGE.partition("## What is left out")[0].splitlines()

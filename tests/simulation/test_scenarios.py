@@ -286,7 +286,7 @@ def test_a_dead_heavy_waiter_does_not_block_a_lighter_one_behind_it(setup: Setup
     setup.run(scenario())
 
 
-def test_a_holder_is_renewed_for_as_long_as_it_wants(setup: Setup) -> None:
+def test_a_holder_is_renewed_until_it_releases(setup: Setup) -> None:
     alice = setup.client("alice")
 
     async def scenario() -> None:

@@ -25,7 +25,7 @@ ABILITIES: dict[str, set[type]] = {
 }
 
 
-def test_a_store_can_do_what_it_is_said_to_and_no_more(rig: Rig, request: pytest.FixtureRequest) -> None:
+def test_a_store_has_exactly_the_optional_protocols_listed_for_it(rig: Rig, request: pytest.FixtureRequest) -> None:
     async def test() -> None:
         store = rig.store()
         kind = request.node.callspec.params["rig"].partition("-")[0]

@@ -51,7 +51,7 @@ def join(store: Store, owner: str, ttl: float = 10.0) -> Any:
     return drive(store.join(Ask("x", owner, ttl, 3.0, queue=False), 5.0))
 
 
-def test_a_clock_set_back_does_not_let_the_dead_hold_for_longer(open_store, clock: Clock) -> None:
+def test_a_clock_set_back_does_not_let_dead_holders_hold_for_longer(open_store, clock: Clock) -> None:
     store = open_store()
     join(store, "dead/1")
     clock.now -= 600.0
@@ -90,7 +90,7 @@ def test_tickets_grow_past_the_floor_if_the_counter_is_lost(clock: Clock, tmp_pa
         drive(store.close())
 
 
-def test_memory_forgets_names_that_are_not_in_use(clock: Clock) -> None:
+def test_the_memory_store_drops_names_that_are_not_in_use(clock: Clock) -> None:
     server = MemoryServer(clock.read, clock.floor)
     for number in range(10_000):
         server.join(Ask(f"name-{number}", f"owner/{number}", 5.0, 3.0))

@@ -833,7 +833,7 @@ class TestElections:
         assert not find("elections", history_of(self.term("p", 1, 4), self.term("q", 4, 6)))
         assert find("elections", history_of(self.term("p", 1, 4), self.term("q", 3.9, 6)))
 
-    def test_a_leader_that_needs_no_more_than_its_grace_has_ended(self) -> None:
+    def test_an_on_lost_within_its_grace_ends_before_the_next_election(self) -> None:
         assert find("elections", history_of(self.term("p", 1, 4, 4.09), self.term("q", 4.03, 6)))
         assert not find("elections", history_of(self.term("p", 1, 4, 4.2), self.term("q", 4.03, 6)))
 

@@ -77,7 +77,7 @@ def test_a_killed_leader_is_followed_within_the_ttl(lockstead: Lockstead, tmp_pa
     second.leads(2)
 
 
-def test_a_deposed_leader_stops_its_command_and_stands_again(lockstead: Lockstead, tmp_path: Path) -> None:
+def test_a_deposed_leader_stops_its_command_and_campaigns_again(lockstead: Lockstead, tmp_path: Path) -> None:
     leader = Candidate(lockstead, tmp_path / "leader", "--ttl", "0.6")
     leader.leads()
     assert lockstead("release", "chief", "--force").returncode == 0

@@ -29,7 +29,7 @@ def test_a_command_killed_by_a_signal_gives_128_and_its_number(lockstead: Lockst
     assert lockstead("run", "job", "--", "sh", "-c", "kill -USR1 $$").returncode == 128 + signal.SIGUSR1
 
 
-def test_the_command_knows_name_and_fence(lockstead: Lockstead) -> None:
+def test_the_command_gets_name_and_fence_in_its_environment(lockstead: Lockstead) -> None:
     show = f"{sys.executable} -m lockstead show job --json"
     finished = lockstead("run", "job", "--", "sh", "-c", f"echo $LOCKSTEAD_NAME $LOCKSTEAD_FENCE; {show}")
     first, _, rest = finished.stdout.partition("\n")
@@ -43,7 +43,7 @@ def test_the_fence_grows_from_run_to_run(lockstead: Lockstead) -> None:
     assert fences == sorted(set(fences))
 
 
-def test_nothing_is_held_afterwards(lockstead: Lockstead) -> None:
+def test_run_releases_its_lock_after_the_command(lockstead: Lockstead) -> None:
     lockstead("run", "job", "--", "true")
     assert lockstead.info("job") is None
 

@@ -216,7 +216,7 @@ def test_a_leadership_without_callbacks_ends_when_it_is_dropped() -> None:
         eventually(lambda: election.leader() is None, "it has ended", within=3)
 
 
-def test_a_closed_client_does_not_stand() -> None:
+def test_a_closed_client_is_no_candidate() -> None:
     locks = DistributedLock("memory://")
     election = locks.election("chief")
     locks.close()

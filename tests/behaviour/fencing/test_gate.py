@@ -61,7 +61,7 @@ def test_the_same_and_newer_fences_pass_and_an_older_one_does_not() -> None:
     gate.check("another", 1)
 
 
-def test_handles_of_both_kinds_stand_for_their_fences() -> None:
+def test_handles_of_both_facades_are_accepted_for_their_fences() -> None:
     gate = FenceGate()
 
     async def overtake() -> None:
@@ -101,7 +101,7 @@ def test_what_is_no_resource_or_no_fence_is_refused(resource: str, fence: int) -
 
 
 @pytest.mark.parametrize("most", [0, -1, True, 1.5, float("nan"), "3"])
-def test_a_gate_remembers_a_whole_number_of_resources(most: int) -> None:
+def test_the_size_of_a_gate_is_a_whole_number(most: int) -> None:
     with pytest.raises(InvalidInputError, match="max_resources must be"):
         FenceGate(max_resources=most)
 
@@ -274,7 +274,7 @@ def test_threads_and_tasks_of_several_loops_write_one_at_a_time_in_order_of_fenc
 
 @settings(deadline=None)
 @given(st.none() | st.integers(1, 4), st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 20))))
-def test_nothing_stale_gets_in_however_little_a_gate_remembers(most: int | None, asked: list[tuple[str, int]]) -> None:
+def test_no_stale_fence_passes_however_small_the_gate_is(most: int | None, asked: list[tuple[str, int]]) -> None:
     gate = FenceGate(max_resources=most)
     newest: dict[str, int] = {}
     for resource, fence in asked:
@@ -289,7 +289,7 @@ def test_nothing_stale_gets_in_however_little_a_gate_remembers(most: int | None,
         assert len(gate._newest) <= (inf if most is None else most)
 
 
-def test_a_gate_forgets_the_resource_that_was_not_used_for_longest() -> None:
+def test_a_gate_evicts_the_least_recently_used_resource() -> None:
     gate = FenceGate(max_resources=2)
     for number in range(4, 9):
         gate.check("leader", 3)
@@ -299,7 +299,7 @@ def test_a_gate_forgets_the_resource_that_was_not_used_for_longest() -> None:
     gate.check("job 7", 7)
 
 
-def test_what_was_forgotten_first_stays_refused() -> None:
+def test_a_stale_fence_of_an_evicted_resource_stays_refused() -> None:
     gate = FenceGate(max_resources=2)
     for resource, fence in [("old", 1), ("new", 9), ("old", 1), ("newer", 10), ("newest", 11)]:
         gate.check(resource, fence)

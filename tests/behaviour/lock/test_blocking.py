@@ -67,7 +67,7 @@ def test_a_loss_does_not_mask_the_blocks_own_exception(locks: DistributedLock) -
     assert "was lost" in caught.value.__notes__[0]
 
 
-def test_releasing_inside_the_block_is_fine(locks: DistributedLock) -> None:
+def test_releasing_inside_the_block_is_allowed(locks: DistributedLock) -> None:
     with locks.lock("x") as handle:
         handle.release()
         with locks.lock("x", timeout=0):

@@ -105,7 +105,7 @@ def test_an_acquire_that_is_joining_when_its_client_is_closed_raises() -> None:
     asyncio.run(main())
 
 
-def test_clients_come_and_go_while_others_are_woken(server: MemoryServer) -> None:
+def test_clients_open_and_close_while_others_are_woken(server: MemoryServer) -> None:
     failures: list[BaseException] = []
     done = threading.Event()
 

@@ -28,7 +28,7 @@ from lockstead.testing.contract.lock import (
     test_re_entrance_is_for_the_same_thread_or_task_only,
     test_re_entrance_is_opt_in_and_counts,
     test_release_all_releases_everything,
-    test_releasing_inside_the_block_is_fine,
+    test_releasing_inside_the_block_is_allowed,
     test_the_longest_and_shortest_that_are_allowed_work,
     test_the_repr_of_a_handle_shows_name_fence_and_state,
     test_waiters_are_served_and_where_there_is_a_line_in_the_order_they_came,

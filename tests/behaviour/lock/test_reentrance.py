@@ -37,7 +37,7 @@ def test_a_thread_does_not_re_enter_what_an_ended_one_of_the_same_number_holds(l
     pytest.fail("no number was used again: this proves nothing")
 
 
-def test_a_released_handle_does_not_keep_a_forgotten_inner_one_alive(locks: DistributedLock) -> None:
+def test_a_released_handle_does_not_keep_a_dropped_inner_one_alive(locks: DistributedLock) -> None:
     outer = locks.acquire("x", reentrant=True, ttl=0.5)
     locks.acquire("x", reentrant=True, ttl=0.5)
     outer.release()

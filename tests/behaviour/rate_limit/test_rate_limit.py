@@ -415,7 +415,7 @@ def test_what_could_never_be_allowed_is_refused_at_once(
     assert limiter.try_acquire(0).reset_after == 0
 
 
-def test_a_store_without_rates_says_where_they_are() -> None:
+def test_a_store_without_rate_limits_names_the_stores_that_have_them() -> None:
     class Plain:
         """A store, and nothing more."""
 

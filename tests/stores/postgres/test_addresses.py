@@ -69,7 +69,7 @@ def test_a_bad_url_is_refused_without_showing_its_password(url: str, reason: str
         ("postgresql+psycopg://u@h/db?sslmode=require", {"host": "h", "sslmode": "require"}),
     ],
 )
-def test_an_engine_leads_where_its_url_does(url: str, settings: dict[str, str]) -> None:
+def test_an_engine_connects_where_its_url_does(url: str, settings: dict[str, str]) -> None:
     for engine in (sa.create_engine(url), create_async_engine(url)):
         assert settings.items() <= from_object(engine).settings.items()
     asyncpg = create_async_engine("postgresql+asyncpg://u:p@h:1/db")
@@ -105,7 +105,7 @@ def silent() -> Iterator[int]:
         yield listening.getsockname()[1]
 
 
-async def test_a_host_that_is_silent_does_not_take_the_time_of_the_next(
+async def test_a_silent_host_leaves_time_for_the_next_host(
     harness: Harness, server: PostgresServer, silent: int
 ) -> None:
     _, _, place = server.url.partition("@")
@@ -115,13 +115,13 @@ async def test_a_host_that_is_silent_does_not_take_the_time_of_the_next(
     await ask(handle.release())
 
 
-async def test_a_name_that_leads_nowhere_does_not_keep_from_the_next(harness: Harness, server: PostgresServer) -> None:
+async def test_a_host_name_that_cannot_be_resolved_is_skipped(harness: Harness, server: PostgresServer) -> None:
     database = server.url.rpartition("/")[2]
     url = f"postgresql://postgres@nowhere.invalid:{server.port},127.0.0.1:{server.port}/{database}"
     await ask((await ask(harness.client(url).acquire("x", timeout=10))).release())
 
 
-async def test_a_slow_look_up_of_a_host_name_stops_no_other_client(
+async def test_a_slow_lookup_of_a_host_name_stops_no_other_client(
     harness: Harness, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer, asked = threading.Event(), threading.Event()

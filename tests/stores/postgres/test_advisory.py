@@ -162,7 +162,7 @@ def test_the_body_of_an_async_with_is_cancelled_when_the_session_ends(url: str, 
 
 
 @pytest.mark.parametrize("blow", ["pg_terminate_backend", "pg_cancel_backend"])
-def test_a_waiter_whose_wait_is_ended_stands_in_line_again(rig: Rig, server: PostgresServer, blow: str) -> None:
+def test_a_waiter_whose_wait_is_ended_waits_in_line_again(rig: Rig, server: PostgresServer, blow: str) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
         first = await ask(alice.acquire("x"))
@@ -189,7 +189,7 @@ def waits_since(server: PostgresServer) -> Any:
     return rows[0][0] if rows else None
 
 
-def test_a_server_that_crashes_takes_the_locks_with_it_and_the_holder_knows(rig: Rig) -> None:
+def test_a_server_that_crashes_ends_the_locks_and_the_loss_is_signalled(rig: Rig) -> None:
     with PostgresServer(POSTGRES18) as server:
         rig._open_store = lambda runtime: open_store(advisory(server.url), runtime)
 
@@ -269,7 +269,7 @@ def test_a_waiter_that_is_killed_is_passed_over(
     assert locks.try_acquire("x") is not None
 
 
-def test_a_holder_that_is_stopped_goes_on_holding_but_knows_that_its_time_was_up(
+def test_a_stopped_holder_keeps_its_advisory_lock_but_detects_that_its_trust_window_ended(
     start_peer: Callable[..., Worker], locks: DistributedLock
 ) -> None:
     worker = start_peer()

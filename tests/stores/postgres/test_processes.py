@@ -68,7 +68,7 @@ async def test_a_killed_waiter_delays_the_next_by_a_heartbeat(
 
 @pytest.mark.parametrize("runtime_name", ["threads"])
 @pytest.mark.parametrize("scenario", ["holds_a_block", "holds_a_block_in_asyncio"])
-async def test_a_holder_that_was_stopped_for_longer_than_its_ttl_knows_that_it_lost(
+async def test_a_holder_that_was_stopped_for_longer_than_its_ttl_detects_its_loss(
     harness: Harness, server: PostgresServer, spawn: Spawn, scenario: str
 ) -> None:
     locks = harness.client(server.url)
@@ -89,7 +89,7 @@ async def test_a_holder_that_was_stopped_for_longer_than_its_ttl_knows_that_it_l
 
 
 @pytest.mark.parametrize("runtime_name", ["threads"])
-async def test_a_loop_that_was_blocked_for_longer_than_its_ttl_knows_that_it_lost(
+async def test_a_holder_whose_loop_was_blocked_for_longer_than_its_ttl_detects_its_loss(
     harness: Harness, server: PostgresServer, spawn: Spawn
 ) -> None:
     locks = harness.client(server.url)

@@ -160,7 +160,7 @@ def test_a_python_waiter_is_woken_by_psql(table: Table) -> None:
     assert took[0] - began < 1.0, "not only at its next heartbeat"
 
 
-def test_sql_and_python_stand_in_one_line(table: Table) -> None:
+def test_sql_and_python_wait_in_one_line(table: Table) -> None:
     first, second = table.client(), table.client()
     held = first.acquire("x")
     assert table.sql(QUEUE, "x", "sql", 60) is None

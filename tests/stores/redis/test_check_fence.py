@@ -45,7 +45,7 @@ def test_a_stale_write_is_refused_in_the_step_that_would_make_it(server: RedisSe
 
 
 @pytest.mark.parametrize("kept", ["", "nan", "inf", "-1", "soon"])
-def test_what_is_no_fence_lets_no_write_pass(server: RedisServer, key_prefix: str, kept: str) -> None:
+def test_a_value_that_is_not_a_fence_lets_no_write_pass(server: RedisServer, key_prefix: str, kept: str) -> None:
     data, fence = f"{key_prefix}data", f"{key_prefix}fence"
     with server.client() as client:
         client.set(fence, kept)

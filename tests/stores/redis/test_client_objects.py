@@ -117,7 +117,7 @@ async def test_several_clients_are_a_redlock(harness: Harness, redlock_servers: 
 
 
 @pytest.mark.parametrize("source", [object(), 5, {"host": "localhost"}], ids=["object", "number", "settings"])
-def test_anything_else_is_refused(source: object) -> None:
+def test_an_object_that_is_not_a_client_is_refused(source: object) -> None:
     with pytest.raises(InvalidInputError):
         open_store(source, ThreadRuntime())
 

@@ -210,7 +210,7 @@ KNOTS = {
 
 @pytest.mark.parametrize("knot", KNOTS)
 @pytest.mark.parametrize("ended", [False, True])
-def test_links_that_lead_in_circles_or_astray_end_no_script_late(site: Site, knot: str, ended: bool) -> None:
+def test_links_in_a_circle_or_to_no_place_end_every_script_in_time(site: Site, knot: str, ended: bool) -> None:
     """With all leases but those of the good name ended, so that scripts drop what they meet; and with none."""
     fields = line_of(site)
     for owner, before, after in KNOTS[knot]:
@@ -461,11 +461,11 @@ def is_free(site: Site, *, is_member: bool) -> bool:
     return isinstance(answer, Standing) and answer.held
 
 
-def test_whatever_is_damaged_is_answered_or_refused_and_can_be_cleared(site: Site, seed: int) -> None:
+def test_a_damaged_line_is_read_or_refused_and_can_be_cleared(site: Site, seed: int) -> None:
     fuzz(site, random.Random(seed), ROUNDS)
 
 
-def test_whatever_is_damaged_on_a_member_is_answered_or_refused_and_can_be_cleared(member: Site, seed: int) -> None:
+def test_a_damaged_line_on_a_member_is_read_or_refused_and_can_be_cleared(member: Site, seed: int) -> None:
     fuzz(member, random.Random(seed), ROUNDS // 3, is_member=True)
 
 
@@ -495,7 +495,7 @@ def fuzz(site: Site, chance: random.Random, rounds: int, *, is_member: bool = Fa
     assert not site.raw.slowlog_get(), "a script took longer than a second"
 
 
-def test_whatever_a_rate_is_replaced_by_is_answered_or_refused(site: Site, seed: int) -> None:
+def test_a_damaged_rate_limit_is_read_or_refused(site: Site, seed: int) -> None:
     chance = random.Random(seed)
     drive(site.store.consume(RateRequest("r", 5.0, 10.0), TIMEOUT))
     record = site.raw.get(site.rate_key)

@@ -114,7 +114,7 @@ async def test_an_intercepted_message_grants_nothing_to_the_next_place(
     assert (await waiting.result()).is_held
 
 
-async def test_whatever_is_published_is_ignored_and_counted(
+async def test_messages_that_are_not_ours_are_ignored_and_counted(
     harness: Harness, server: RedisServer, forger: Forger
 ) -> None:
     alice, bob = harness.client(server.url, ttl=60), harness.client(server.url, ttl=60)

@@ -76,7 +76,7 @@ async def test_a_killed_waiter_delays_the_next_by_a_heartbeat(
 @pytest.mark.parametrize(
     ("url", "scenario"), [("redis", "holds_a_block_in_asyncio"), ("redlock", "holds_a_block")], indirect=["url"]
 )
-async def test_a_holder_that_was_stopped_for_longer_than_its_ttl_knows_that_it_lost(
+async def test_a_holder_that_was_stopped_for_longer_than_its_ttl_detects_its_loss(
     harness: Harness, url: str, spawn: Spawn, scenario: str
 ) -> None:
     locks = harness.client(url)

@@ -16,7 +16,9 @@ def flavour(request: pytest.FixtureRequest) -> Flavour:
     return FLAVOURS[request.param]
 
 
-async def test_the_state_of_a_rate_expires_and_a_look_leaves_nothing(harness: Harness, server: RedisServer) -> None:
+async def test_the_state_of_a_rate_limit_expires_and_a_check_leaves_nothing(
+    harness: Harness, server: RedisServer
+) -> None:
     store, key = harness.store(server.url), f"{harness.options['key_prefix']}:rate:x"
     assert isinstance(store, RedisStore)
     with server.client() as client:

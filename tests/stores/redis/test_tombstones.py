@@ -51,7 +51,7 @@ async def storm(server: RedisServer) -> None:
     assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
 
 
-def test_a_storm_of_cancelled_acquisitions_leaves_no_more_than_still_counts(server: RedisServer) -> None:
+def test_many_cancelled_acquisitions_leave_only_tombstones_that_still_count(server: RedisServer) -> None:
     (deployment,), _ = parse_url(server.url)
     store = RedisStore(ThreadRuntime(), deployment)
     for _ in range(WAVES):
@@ -67,7 +67,7 @@ def test_a_storm_of_cancelled_acquisitions_leaves_no_more_than_still_counts(serv
 
 
 @pytest.mark.parametrize("by", ["join", "reserve"])
-def test_dead_tombstones_go_with_the_next_few_uses_of_any_name(server: RedisServer, by: str) -> None:
+def test_expired_tombstones_are_removed_by_the_next_few_uses_of_any_name(server: RedisServer, by: str) -> None:
     """A use that is granted sweeps one time in sixteen, so hundreds of them do for sure."""
     (deployment,), _ = parse_url(server.url)
     store = RedisStore(ThreadRuntime(), deployment)
@@ -90,7 +90,7 @@ def test_dead_tombstones_go_with_the_next_few_uses_of_any_name(server: RedisServ
     drive(store.close())
 
 
-def test_a_tombstone_counts_for_as_long_as_it_is_meant_to(server: RedisServer) -> None:
+def test_a_tombstone_lasts_for_as_long_as_was_requested(server: RedisServer) -> None:
     """However much is swept meanwhile."""
     (deployment,), _ = parse_url(server.url)
     store = RedisStore(ThreadRuntime(), deployment)

@@ -288,7 +288,7 @@ def test_a_holder_whose_file_is_removed_detects_its_loss_by_renewing(
     assert rows(path, "PRAGMA integrity_check") == [("ok",)]
 
 
-def test_a_file_that_goes_again_and_again_never_has_two_trusting_holders_of_its_own(path: Path) -> None:
+def test_one_file_never_has_two_holders_inside_their_trust_windows_however_often_it_is_removed(path: Path) -> None:
     clients = [DistributedLock(url_of(path), ttl=0.5) for _ in range(3)]
     handles = []
     fences = [0]
@@ -352,7 +352,7 @@ def test_a_timeout_is_kept_even_if_another_program_locks_the_file(path: Path, lo
         assert boottime() - began < 1.5
 
 
-def test_a_holder_locked_out_beyond_its_ttl_knows_that_it_lost_before_another_can_hold(peer: Peer, path: Path) -> None:
+def test_a_holder_locked_out_beyond_its_ttl_detects_its_loss_before_another_can_hold(peer: Peer, path: Path) -> None:
     holder = peer()
     granted = holder.ask("acquire", "job", ttl=0.6)
     with transaction_of_another_program(path):

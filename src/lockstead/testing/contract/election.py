@@ -200,7 +200,7 @@ def test_a_callback_may_stop_the_election(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_a_leader_deposed_by_force_is_notified_and_stands_again(rig: Rig) -> None:
+def test_a_leader_deposed_by_force_is_notified_and_campaigns_again(rig: Rig) -> None:
     async def test() -> None:
         if not rig.can.records:
             return  # a session's lock cannot be taken away by another

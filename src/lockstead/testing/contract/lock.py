@@ -450,7 +450,7 @@ def test_a_timeout_around_a_wait_or_inside_a_block_leaves_nothing(rig: Rig) -> N
     rig.run(test())
 
 
-def test_releasing_inside_the_block_is_fine(rig: Rig) -> None:
+def test_releasing_inside_the_block_is_allowed(rig: Rig) -> None:
     async def test() -> None:
         client = rig.client()
         for guard in (client.lock("x"), client.multi_lock(["x", "y"])):

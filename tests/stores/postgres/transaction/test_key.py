@@ -30,7 +30,7 @@ def test_the_hash_never_changes() -> None:
 
 
 @pytest.mark.parametrize("name", [*NUMERIC, "a", "account:42"], ids=str)
-def test_a_key_reads_as_in_pg_locks_and_as_a_name_that_means_it(name: Name, shared_url: str) -> None:
+def test_a_key_is_written_as_in_pg_locks_and_can_be_used_as_a_name(name: Name, shared_url: str) -> None:
     key = advisory_key(name)
     with psycopg.connect(shared_url) as connection:
         connection.execute(f"SELECT pg_advisory_xact_lock({key.sql})")

@@ -110,7 +110,7 @@ async def test_asking_again_succeeds_at_once(user: User, peer: Peer, prefix: str
         assert sorted(peer.modes(prefix)) == [EXCLUSIVE, SHARED]
 
 
-async def test_waiting_ends_when_the_holder_lets_go(user: User, peer: Peer, prefix: str) -> None:
+async def test_a_wait_ends_when_the_holder_releases(user: User, peer: Peer, prefix: str) -> None:
     peer.hold(prefix)
     with peer.when_waited_for(prefix, peer.release):
         async with user.lock(prefix):
@@ -131,7 +131,7 @@ async def test_waiting_with_a_timeout_resets_the_lock_timeout(user: User, peer: 
 
 @pytest.mark.parametrize("timeout", [0, 0.0001, 0.05])
 @pytest.mark.parametrize("others", [[], ["a", "c"]], ids=["one", "several"])
-async def test_when_the_time_is_up_the_transaction_goes_on_as_if_nothing_had_been_asked(
+async def test_after_a_timeout_the_transaction_goes_on_as_before(
     user: User, peer: Peer, prefix: str, timeout: float, others: list[str]
 ) -> None:
     peer.hold(prefix)
