@@ -42,14 +42,14 @@ class TicketsRepeat(FileStore):
     """In an empty line the tickets start again."""
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
-        class Forgetful(FileLine):
+        class RepeatingLine(FileLine):
             def append(self, place: Place) -> bool:
                 is_in = super().append(place)
                 place.ticket = sum(1 for _ in self.places())
                 return is_in
 
         return await self._step(
-            lambda book: rule.join(Forgetful(book, book.lines.setdefault(ask.name, [])), ask, book.now)[0], timeout
+            lambda book: rule.join(RepeatingLine(book, book.lines.setdefault(ask.name, [])), ask, book.now)[0], timeout
         )
 
 

@@ -1,4 +1,4 @@
-"""A model of Redlock: clients that take, renew and give up a lock on a majority of members, some of which forget.
+"""A model of Redlock: clients acquire, renew and release a lock on a majority of members, some of which lose data.
 
 `docs/model.md` says what is left out, and which code each step stands for.
 
@@ -24,8 +24,8 @@ class Scope(NamedTuple):
     """The ttls that clients use, by rank."""
     losses: int = 0
     """How many answers are lost in one run."""
-    forgets: int = 0
-    """How often a member forgets, while all others remember."""
+    data_losses: int = 0
+    """How often a member loses its data, while all others keep theirs."""
     spread: int = 1
     """How far members' counters may get apart."""
     acquisitions: int = -1
@@ -41,7 +41,7 @@ IDLE, JOINING, RAISING, HELD, RENEWING = range(5)
 """What a client is at: a round that takes places, one that writes the fence back, holding, and a round that renews."""
 
 VOTES, EMPTY, PROBED, SETTLED, ADMITTED = range(5)
-"""The status of a member: EMPTY has forgotten, PROBED has a new token, SETTLED waits for the others to be asked, and
+"""The status of a member: EMPTY lost its data, PROBED has a new token, SETTLED waits for the others to be asked, and
 ADMITTED for the longest ttl to be over."""
 
 ENDS, COVERED, FRESH = range(3)
@@ -64,9 +64,9 @@ class Member(NamedTuple):
     ticket: int
     expiry: int
     is_read: bool
-    """Whether it was asked for what another member forgot."""
+    """Whether it was asked for the data that another member lost."""
     late: tuple[int, ...]
-    """A ticket and a ttl that a client was about to admit it with, before it forgot once more."""
+    """A ticket and a ttl that a client was about to admit it with, before it lost its data once more."""
     votes: tuple[int, ...]
     """The vote that each client received from it in the round under way."""
     counted: tuple[bool, ...]
@@ -87,7 +87,7 @@ class State(NamedTuple):
     top: int = 0
     """The highest fence that any client ever held under."""
     losses: int = 0
-    forgets: int = 0
+    data_losses: int = 0
     """How many of both may yet happen."""
 
 
@@ -134,7 +134,7 @@ class RedlockModel:
         return sum(vote > 0 for vote in votes) >= self.majority
 
     def is_over(self, state: State, number: int) -> bool:
-        """Return whether every round is over in which a member voted, and has forgotten it."""
+        """Return whether every round is over in which a member voted and lost its data since."""
         member = state.members[number]
         return not any(vote > 0 and member.owner != client for client, vote in enumerate(member.votes))
 
@@ -155,10 +155,10 @@ class RedlockModel:
         return member._replace(counter=counter, longest=longest)
 
     def late_admission(self, member: Member) -> Member:
-        """Apply an admission under a token that the member had before it forgot once more."""
+        """Apply an admission under a token that the member had before it lost its data once more."""
         return member._replace(late=())
 
-    def forgotten(self, member: Member) -> Member:
+    def emptied(self, member: Member) -> Member:
         return member._replace(status=EMPTY, counter=0, longest=0, owner=FREE, ticket=0, expiry=ENDS)
 
     def start(self) -> State:
@@ -169,7 +169,7 @@ class RedlockModel:
             (Client(self.scope.acquisitions),) * self.scope.clients,
             1,
             self.scope.losses,
-            self.scope.forgets,
+            self.scope.data_losses,
         )
 
     def steps(self, state: State) -> Iterator[Step[State]]:
@@ -294,12 +294,10 @@ class RedlockModel:
         others = [each for which, each in enumerate(state.members) if which != number]
         if member.owner != FREE and member.expiry == ENDS:
             yield become(f"a place on member {number} ends", member._replace(owner=FREE, ticket=0))
-        if state.forgets and all(other.status == VOTES for other in others):
-            members = tuple(
-                each._replace(is_read=False) for each in _put(state.members, number, self.forgotten(member))
-            )
-            after = state._replace(members=members, forgets=state.forgets - 1)
-            yield Step(f"member {number} forgets everything", after, is_fault=True)
+        if state.data_losses and all(other.status == VOTES for other in others):
+            members = tuple(each._replace(is_read=False) for each in _put(state.members, number, self.emptied(member)))
+            after = state._replace(members=members, data_losses=state.data_losses - 1)
+            yield Step(f"member {number} loses its data", after, is_fault=True)
         if member.status == EMPTY:
             yield become(f"a client probes member {number}", member._replace(status=PROBED))
         elif member.status == PROBED:
@@ -319,7 +317,9 @@ class RedlockModel:
             if which != number and not other.is_read:
                 members = _put(state.members, which, other._replace(is_read=True))
                 members = _put(members, number, self.updated_from(member, other))
-                yield Step(f"member {which} is asked for what member {number} forgot", state._replace(members=members))
+                yield Step(
+                    f"member {which} is asked for the data that member {number} lost", state._replace(members=members)
+                )
         if self.enough_to_admit(others):
             after = member._replace(status=ADMITTED)
             members = tuple(each._replace(is_read=False) for each in _put(state.members, number, after))
@@ -377,7 +377,7 @@ class RedlockModel:
             tuple([Client(left, phase, ttl, _less(fence, lowest)) for left, phase, ttl, fence in clients]),
             max(state.top - lowest, 0),
             state.losses,
-            state.forgets,
+            state.data_losses,
         )
 
 

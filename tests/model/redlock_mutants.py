@@ -9,7 +9,7 @@ from tests.model.redlock import ADMITTED, FREE, RENEWING, VOTES, Client, Member,
 MUTANTS: dict[str, RedlockModel] = {}
 FENCES = Scope()
 RENEWALS = Scope(renewals=True)
-FORGETFUL = Scope(forgets=1, acquisitions=1)
+DATA_LOSS = Scope(data_losses=1, acquisitions=1)
 
 
 def mutant(scope: Scope) -> Callable[[type[RedlockModel]], type[RedlockModel]]:
@@ -61,55 +61,55 @@ class ARenewalCountsAnswersOfEarlierRounds(RedlockModel):
         return after._replace(members=tuple(members))
 
 
-@mutant(FORGETFUL)
+@mutant(DATA_LOSS)
 class MembersDoNotNoticeThatTheyAreEmpty(RedlockModel):
-    def forgotten(self, member: Member) -> Member:
-        return super().forgotten(member)._replace(status=VOTES)
+    def emptied(self, member: Member) -> Member:
+        return super().emptied(member)._replace(status=VOTES)
 
 
-@mutant(FORGETFUL)
+@mutant(DATA_LOSS)
 class AMemberThatWaitsForAdmissionVotes(RedlockModel):
     def gives_places(self, member: Member) -> bool:
         return member.status in (VOTES, ADMITTED)
 
 
-@mutant(FORGETFUL)
+@mutant(DATA_LOSS)
 class AnAdmittedMemberVotesAtOnce(RedlockModel):
     def has_outlived(self, state: State, number: int) -> bool:
         return True
 
 
-@mutant(FORGETFUL)
+@mutant(DATA_LOSS)
 class AnAdmittedMemberCountsFromZero(RedlockModel):
     def updated_from(self, member: Member, other: Member) -> Member:
         return super().updated_from(member, other)._replace(counter=member.counter)
 
 
-@mutant(FORGETFUL)
+@mutant(DATA_LOSS)
 class NoMemberReportsTheLongestTtl(RedlockModel):
     def updated_from(self, member: Member, other: Member) -> Member:
         return super().updated_from(member, other)._replace(longest=member.longest)
 
 
-@mutant(FORGETFUL)
+@mutant(DATA_LOSS)
 class LongRoundsCount(RedlockModel):
     def is_over(self, state: State, number: int) -> bool:
         return True
 
 
-@mutant(FORGETFUL)
+@mutant(DATA_LOSS)
 class OneMemberIsEnoughToAdmitAnother(RedlockModel):
     def enough_to_admit(self, others: list[Member]) -> bool:
         return any(other.is_read for other in others)
 
 
-@mutant(FORGETFUL)
+@mutant(DATA_LOSS)
 class NoMemberIsAdmitted(RedlockModel):
     def enough_to_admit(self, others: list[Member]) -> bool:
         return False
 
 
-@mutant(Scope(forgets=2, late_admissions=True, acquisitions=1))
+@mutant(Scope(data_losses=2, late_admissions=True, acquisitions=1))
 class TokensAreNotCompared(RedlockModel):
     def late_admission(self, member: Member) -> Member:
         counter, longest = member.late

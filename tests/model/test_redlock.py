@@ -20,15 +20,15 @@ LARGE = bool(os.environ.get("LOCKSTEAD_LARGE_MODELS"))
 SCOPES = {
     "fences": Scope(renewals=True),
     "lost answers": Scope(losses=1),
-    "a member that forgets": Scope(forgets=1, acquisitions=1),
+    "a member that loses its data": Scope(data_losses=1, acquisitions=1),
 }
 LARGE_SCOPES = {
-    "a member that forgets two ttls": Scope(forgets=1, acquisitions=1, ttls=(1, 2)),
+    "a member that loses two ttls": Scope(data_losses=1, acquisitions=1, ttls=(1, 2)),
     "counters far apart": Scope(renewals=True, spread=3),
     "repeated joins and lost answers": Scope(losses=2, repeats=True),
-    "a member that forgets, for ever": Scope(forgets=1, renewals=True),
-    "a member that forgets twice": Scope(forgets=2, acquisitions=1, late_admissions=True),
-    "a member that forgets, and lost answers": Scope(forgets=1, losses=1, acquisitions=1, renewals=True),
+    "a member that loses its data, for ever": Scope(data_losses=1, renewals=True),
+    "a member that loses its data twice": Scope(data_losses=2, acquisitions=1, late_admissions=True),
+    "a member that loses its data, and lost answers": Scope(data_losses=1, losses=1, acquisitions=1, renewals=True),
 }
 
 
@@ -51,7 +51,7 @@ def test_a_mutant_is_refuted(name: str) -> None:
     print(f"\n{name}, after {refuted.value.states:,} states: {refuted.value}")
 
 
-@pytest.mark.parametrize("name", ["fences", "a member that forgets"])
+@pytest.mark.parametrize("name", ["fences", "a member that loses its data"])
 def test_a_member_takes_every_step_as_the_model_does(name: str) -> None:
     """The embedded member's own code, in every situation that the model's members get into."""
     model, _ = explored(SCOPES[name])

@@ -63,7 +63,7 @@ class QuorumHistory(History):
             link.partitioned_until = until
 
     def _empty(self, member: SimulatedMember) -> None:
-        """Let a member forget everything, if so many vote that this may happen."""
+        """Let a member lose its data, if enough others vote that this may happen."""
         voting = [each for each in self.members if each.votes()]
         if member in voting and len(voting) > len(self.members) // 2 + 1:
             self.losses += 1

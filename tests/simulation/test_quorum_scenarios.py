@@ -263,12 +263,12 @@ def test_a_member_that_came_back_empty_votes_only_when_it_is_safe(
 
     async def scenario() -> None:
         await alice.acquire(ttl=20.0)
-        forgetful = setup.members[0]
-        forgetful.forget()
+        emptied_member = setup.members[0]
+        emptied_member.forget()
         emptied = setup.world.now
         with pytest.raises(LockAcquisitionError, match="held by alice"):
             await bob.acquire(timeout=0.0)
-        votes = await until(setup, forgetful.votes)
+        votes = await until(setup, emptied_member.votes)
         assert 19.9 < votes - emptied < 25.0
         assert (await bob.quorum.health())[0].votes_in == 0
         await until(setup, lambda: "m0 has been admitted" in caplog.text)

@@ -414,7 +414,7 @@ class RedisHarm(ServerHarm):
             yield
 
     def _keep_time(self) -> None:
-        """Set the clock of a server that is about to forget to where its fences may have come to.
+        """Set the clock of a server that is about to lose its data to where its fences may have come to.
 
         "Growing fences if the counter and the clock are lost together" are not promised.
         """
@@ -544,7 +544,7 @@ class Sextet:
 
     @contextmanager
     def _harm(self, harm: AbstractContextManager[None]) -> Iterator[None]:
-        """Do it, and wait until replicas have again what their primaries have: else a failover would forget more."""
+        """Do it, and wait until replicas have again what their primaries have: else a failover would lose more."""
         with harm:
             yield
         self.heal()

@@ -38,9 +38,9 @@ MARGIN = 0.02
 SLOWEST = 0.01
 """What one message takes at the most."""
 END = 12.0
-FORGET = "forget"
+LOSE_DATA = "lose data"
 PROMISES = Promises(
-    may_lose_grants={FORGET},
+    may_lose_grants={LOSE_DATA},
     slack=0.05,
     wakes_within=6 * SLOWEST,
     recovers_within=3.0,
@@ -381,7 +381,7 @@ class Model:
             client.is_dead = True
         elif kind == "pause":
             until = client.paused_until = self.now + seconds
-        elif kind == FORGET:
+        elif kind == LOSE_DATA:
             self.lines.clear()
             self.rates.clear()
         else:

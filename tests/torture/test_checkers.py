@@ -43,7 +43,7 @@ from lockstead.testing.torture.history import (
 )
 from tests.harness.tree import ROOT
 from tests.torture.injections import INJECTIONS, Injection
-from tests.torture.model import FORGET, PROMISES, Client, Model, Place, Register
+from tests.torture.model import LOSE_DATA, PROMISES, Client, Model, Place, Register
 
 FIRST_SEED = int(os.environ.get("LOCKSTEAD_SEED", "0"))
 HISTORIES = max(int(os.environ.get("LOCKSTEAD_HISTORIES", "3000")) // 150, 1)
@@ -107,7 +107,7 @@ class TestRandomHistories:
     def test_no_violation_is_found_in_a_correct_history(self, part: int) -> None:
         first = FIRST_SEED + part * HISTORIES
         for seed in range(first, first + HISTORIES):
-            for model in (Model, Forgetful, Violent):
+            for model in (Model, LosingData, Violent):
                 found = check(model(seed).run(), PROMISES)
                 assert not found, f"{model.__name__}({seed}): {found[0]}"
 
@@ -129,7 +129,7 @@ class TestRandomHistories:
         strict = Promises()
         rules = set()
         for seed in range(FIRST_SEED, FIRST_SEED + HISTORIES):
-            history = Forgetful(seed).run()
+            history = LosingData(seed).run()
             rules |= {rule for rule in ("exclusion", "retractions", "rates") if find(rule, history, strict)}
         assert rules == {"exclusion", "retractions", "rates"}
 
@@ -152,12 +152,12 @@ def good_history(seed: int) -> History:
     return history
 
 
-class Forgetful(Model):
-    """A store that often forgets."""
+class LosingData(Model):
+    """A store that often loses its data."""
 
     def _harm(self, client: Client) -> None:
         for _ in range(2):
-            self._at(self.random.random() * 10, lambda: self._hurt(client, FORGET, 0))
+            self._at(self.random.random() * 10, lambda: self._hurt(client, LOSE_DATA, 0))
 
 
 class Violent(Model):
@@ -348,8 +348,8 @@ class TestExclusion:
 
     def test_a_fault_that_may_lose_grants_excuses_the_holds_before_it(self) -> None:
         before, after = hold("p", 1, 9), hold("q", 4, 7, invoked=3.6)
-        assert not find("exclusion", history_of(before, after, fault(FORGET, 3, 3.5)))
-        assert find("exclusion", history_of(before, after, hold("z", 5, 6), fault(FORGET, 3, 3.5)))
+        assert not find("exclusion", history_of(before, after, fault(LOSE_DATA, 3, 3.5)))
+        assert find("exclusion", history_of(before, after, hold("z", 5, 6), fault(LOSE_DATA, 3, 3.5)))
 
 
 class TestRetractions:
@@ -366,7 +366,7 @@ class TestRetractions:
         assert not find("retractions", history_of(hold("p", 1, 9, checks=[Check(1, 1, 9), Check(2, 9.5, 2)])))
 
     def test_a_fault_that_may_lose_grants_excuses_an_early_loss(self) -> None:
-        assert not find("retractions", history_of(hold("p", 1, 9, lost_at=8), fault(FORGET, 5, 5)))
+        assert not find("retractions", history_of(hold("p", 1, 9, lost_at=8), fault(LOSE_DATA, 5, 5)))
         assert find("retractions", history_of(hold("p", 1, 9, lost_at=8), fault("cut off", 5, 5)))
 
     def test_a_fault_by_which_holds_end_early_excuses_only_that(self) -> None:
@@ -388,7 +388,7 @@ class TestFences:
     def test_the_client_that_was_sure_first_was_granted_first(self) -> None:
         first, second = hold("p", 2, 3, fence=7), hold("q", 4, 5, invoked=1, fence=6)
         assert find("fences", history_of(first, second))
-        assert not find("fences", history_of(first, second, fault(FORGET, 3.5, 3.5)))
+        assert not find("fences", history_of(first, second, fault(LOSE_DATA, 3.5, 3.5)))
         second.checks.clear()
         assert not find("fences", history_of(first, second))
 
@@ -424,7 +424,7 @@ class TestLosses:
         assert not find("losses", history_of(*some, fault("pause", 2, 7.99, "p")))
         assert find("losses", history_of(*some, fault("pause", 2, 7.99, "q")))
         assert find("losses", history_of(*some, fault("pause", 5, 7.99, "p")))
-        assert not find("losses", history_of(*some, fault(FORGET, 2, 2)))
+        assert not find("losses", history_of(*some, fault(LOSE_DATA, 2, 2)))
 
 
 class TestRegisters:
@@ -562,7 +562,7 @@ class TestFifo:
         waiter = hold("p", 9, 10, invoked=1, fence=5, waits=[Wait(1, 2, 5)])
         other = hold("q", 6, 6.5, invoked=3)
         assert find("fifo", history_of(waiter, other))
-        assert not find("fifo", history_of(waiter, other, fault(FORGET, 4, 4)))
+        assert not find("fifo", history_of(waiter, other, fault(LOSE_DATA, 4, 4)))
         other.capacity = waiter.capacity = 2
         assert not find("fifo", history_of(waiter, other))
 
@@ -580,7 +580,7 @@ class TestFifo:
 
     def test_after_lost_data_there_may_have_been_two_lines(self) -> None:
         waiter = hold("p", 9, 10, invoked=1, fence=5, waits=[Wait(1, 2, 5), Wait(7, 7.1, 5)])
-        assert not find("fifo", history_of(waiter, hold("q", 6, 6.5, invoked=3), fault(FORGET, 0, 5)))
+        assert not find("fifo", history_of(waiter, hold("q", 6, 6.5, invoked=3), fault(LOSE_DATA, 0, 5)))
 
     def test_a_store_without_a_line_promises_none(self) -> None:
         waiter = hold("p", 9, 10, invoked=1, waits=[Wait(1, 2), Wait(7, 7.1)])
@@ -678,7 +678,7 @@ class TestReservations:
 
     def test_faults_excuse_from_when_they_began(self) -> None:
         some = self.left(6), hold("q", 5, 7, invoked=4.9)
-        assert not find("reservations", history_of(*some, fault(FORGET, 3, 3)))
+        assert not find("reservations", history_of(*some, fault(LOSE_DATA, 3, 3)))
         assert find("reservations", history_of(*some, fault("empty node", 3, 3)))
         promises = replace(PROMISES, may_lose_reservations={"empty node"})
         assert not find("reservations", history_of(*some, fault("empty node", 3, 3)), promises)
@@ -795,8 +795,8 @@ class TestRates:
     def test_after_lost_data_a_rate_limit_begins_again(self) -> None:
         some = [consume(1, 1.1) for _ in range(3)] + [consume(1.3, 1.4) for _ in range(3)]
         assert find("rates", history_of(*some))
-        assert not find("rates", history_of(*some, fault(FORGET, 1.2, 1.2)))
-        assert find("rates", history_of(*some, consume(1.3, 1.4), fault(FORGET, 1.2, 1.2)))
+        assert not find("rates", history_of(*some, fault(LOSE_DATA, 1.2, 1.2)))
+        assert find("rates", history_of(*some, consume(1.3, 1.4), fault(LOSE_DATA, 1.2, 1.2)))
 
     def test_a_fault_that_may_lose_rate_limits_is_excused(self) -> None:
         some = [consume(1, 1.1) for _ in range(3)] + [consume(1.3, 1.4) for _ in range(3)]

@@ -109,7 +109,7 @@ class FaultProxy:
         return len(self._links)
 
     def delay(self, seconds: float, direction: Direction = "both", *, steady: bool = True) -> None:
-        """Delay every chunk by so many seconds; or, not steady, each by a random time up to that."""
+        """Delay every chunk by `seconds`; or, not steady, each by a random time up to that."""
         self._background.do(lambda: self._delay(seconds, direction, steady=steady))
 
     def black_hole(self, direction: Direction = "both") -> None:

@@ -176,8 +176,8 @@ class VirtualTime(ThreadRuntime):
         self.time += seconds / 2 if seconds > 0.001 else seconds
 
 
-class Forgetful(MemoryStore):
-    """A store whose next answers are lost, which takes a while to notice."""
+class LosingReplies(MemoryStore):
+    """A store whose next replies are lost, which takes a while to notice."""
 
     def __init__(self, runtime: VirtualTime) -> None:
         super().__init__(runtime, MemoryServer(runtime.now))
@@ -202,17 +202,17 @@ def time() -> VirtualTime:
 
 
 @pytest.fixture
-def store(time: VirtualTime) -> Forgetful:
-    return Forgetful(time)
+def store(time: VirtualTime) -> LosingReplies:
+    return LosingReplies(time)
 
 
 @pytest.fixture
-def locks(store: Forgetful) -> DistributedLock:
+def locks(store: LosingReplies) -> DistributedLock:
     return DistributedLock(store, retry=RetryPolicy(max_retries=1, retry_delay=0.001))
 
 
 def test_a_wait_takes_one_request_and_exactly_the_time_it_must(
-    locks: DistributedLock, store: Forgetful, time: VirtualTime
+    locks: DistributedLock, store: LosingReplies, time: VirtualTime
 ) -> None:
     limiter = locks.rate_limiter("x", limit=4, per=2, burst=3)
     turns = []
@@ -240,14 +240,14 @@ def test_a_caller_that_would_wait_too_long_is_refused_at_once_at_no_cost(
     assert time.now() == pytest.approx(START + 10)
 
 
-def test_a_repeated_request_may_count_twice(locks: DistributedLock, store: Forgetful) -> None:
+def test_a_repeated_request_may_count_twice(locks: DistributedLock, store: LosingReplies) -> None:
     limiter = locks.rate_limiter("x", limit=1, per=1, burst=5)
     store.lost = 1
     assert limiter.try_acquire().remaining == 3
 
 
 def test_a_repeated_request_waits_no_longer_than_what_is_left_of_the_timeout(
-    locks: DistributedLock, store: Forgetful, time: VirtualTime
+    locks: DistributedLock, store: LosingReplies, time: VirtualTime
 ) -> None:
     limiter = locks.rate_limiter("x", limit=1, per=1, burst=1)
     limiter.try_acquire()
@@ -258,7 +258,7 @@ def test_a_repeated_request_waits_no_longer_than_what_is_left_of_the_timeout(
 
 
 def test_a_caller_that_does_not_wait_still_retries_a_request_without_a_reply(
-    locks: DistributedLock, store: Forgetful
+    locks: DistributedLock, store: LosingReplies
 ) -> None:
     limiter = locks.rate_limiter("x", limit=10, per=3, burst=4)
     limiter.try_acquire(3)
@@ -267,7 +267,7 @@ def test_a_caller_that_does_not_wait_still_retries_a_request_without_a_reply(
     assert store.requests == 3
 
 
-def test_a_store_that_never_answers_is_reported(locks: DistributedLock, store: Forgetful) -> None:
+def test_a_store_that_never_answers_is_reported(locks: DistributedLock, store: LosingReplies) -> None:
     limiter = locks.rate_limiter("x", limit=1, per=1)
     store.lost = 2
     with pytest.raises(StoreError, match="no answer"):

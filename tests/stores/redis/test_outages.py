@@ -1,4 +1,4 @@
-"""A server that stalls, dies, forgets, or is flushed while its locks are held and waited for."""
+"""A server that stalls, dies, restarts empty, or is flushed while its locks are held and waited for."""
 
 from __future__ import annotations
 

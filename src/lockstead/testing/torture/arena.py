@@ -85,7 +85,7 @@ class Surroundings:
 
     environment: Mapping[str, str] = field(default_factory=dict)
     step_clock: Callable[[float], None] = lambda seconds: None
-    """Sets its wall clock so many seconds off the machine's."""
+    """Sets its wall clock off the machine's by a number of seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -282,7 +282,7 @@ def torture(
     say: Say = lambda line: None,
     keep: bool = False,
 ) -> Report:
-    """Torture an arena's store for so many seconds, and check the histories; they are kept if something was wrong.
+    """Torture an arena's store for `seconds`, and check the histories; they are kept if something was wrong.
 
     Any other failure, such as a store that does not recover, is one of the report's errors. `program` is what the
     workers run, `promises` may change what the arena promises, and `say` is called with progress.
