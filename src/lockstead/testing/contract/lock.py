@@ -147,7 +147,9 @@ def test_without_renewal_a_lease_expires_and_its_holder_is_notified(rig: Rig) ->
         handle = await ask(alice.acquire("x", ttl=1.5, renew=False, on_lost=notified.append))
         lost = handle.lost
         successor = await ask(bob.acquire("x", timeout=10))
-        assert lost.is_set(), "signalled before another client holds"
+        # By the keeper alone. Its margin is 25 ms, for which a busy machine may keep it from running: only the
+        # simulation, on a virtual clock, can prove that the loss is signalled first.
+        await rig.until(lost.is_set, 0.25)
         assert not handle.is_held
         assert handle.remaining == 0
         with pytest.raises(LockLostError, match="its lease expired after renewal had stopped"):
