@@ -324,7 +324,7 @@ def a_message_is_the_name_of_its_owner(patch: pytest.MonkeyPatch, _: str) -> Non
     patch.setattr("lockstead.stores.redis.store._secret", str.encode)
 
 
-@mutant("redis", "wake_ups", HANGS, faults=CALM, workloads=SEVERAL, **LONG_LIVED)
+@mutant("redis", "retractions", "wake_ups", HANGS, faults=CALM, workloads=SEVERAL, **LONG_LIVED)
 def several_names_are_taken_one_by_one(patch: pytest.MonkeyPatch, _: str) -> None:
     """A refusal leaves behind what was taken before."""
     old = "  lines[i], places[i] = line, place\n"
