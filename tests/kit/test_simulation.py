@@ -23,7 +23,7 @@ BROKEN: dict[type[FileStore], int] = {
 """What is broken, and the seed that has shown it, which is tried first."""
 
 
-def test_nothing_forbidden_happens_to_a_third_party_store(tmp_path: Path) -> None:
+def test_no_invariant_is_broken_in_random_histories_of_a_third_party_store(tmp_path: Path) -> None:
     clock = Clock()
     assert simulate(
         lambda runtime: FileStore(runtime, tmp_path, clock.read), clock.set, range(10), clock_goes_back=False

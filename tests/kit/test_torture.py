@@ -63,7 +63,7 @@ def test_a_third_party_store_passes_the_torture(reports: list[Report]) -> None:
     assert reports[0].is_good, str(reports[0])
 
 
-def test_what_a_store_does_not_support_is_not_requested(reports: list[Report]) -> None:
+def test_the_torture_requests_only_what_a_store_supports(reports: list[Report]) -> None:
     assert {"lock granted", "read granted", "permit granted", "leader granted"} <= {*reports[0].operations}
     assert "rate requests allowed" not in reports[0].operations
 
@@ -72,6 +72,6 @@ def test_violations_of_a_wrong_store_are_reported(reports: list[Report]) -> None
     assert reports[1].findings & {"exclusion", "retractions"}, str(reports[1])
 
 
-def test_what_a_store_does_not_promise_is_not_expected_of_it(tmp_path: Path) -> None:
+def test_a_store_without_fifo_is_not_checked_for_fifo(tmp_path: Path) -> None:
     assert Arena(name="file", url=f"file://{tmp_path}").kept().fifo
     assert not Arena(name="unfair", url=f"unfair://{tmp_path}").kept().fifo

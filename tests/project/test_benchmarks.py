@@ -100,7 +100,7 @@ def test_a_benchmark_asks_a_question_has_a_main_and_is_run(path: Path) -> None:
     assert path.stem in PROGRAMS
 
 
-def test_a_figure_is_judged_by_its_bound() -> None:
+def test_a_benchmark_target_is_met_missed_or_not_measured() -> None:
     assert Target("x floor", 2.0, 2.0).verdict == "met"
     assert Target("x floor", 2.1, 2.0).verdict == "MISSED"
     assert Target("Jain", 0.9, 0.95, at_least=True).verdict == "MISSED"
@@ -123,7 +123,7 @@ def attempt(program: str) -> Result:
     return run("pair", [sys.executable, "-c", program], Schedule({"pair": 0.1}), is_quick=True)
 
 
-def test_what_a_program_printed_is_kept() -> None:
+def test_every_json_report_that_a_benchmark_prints_is_kept() -> None:
     result = attempt("print('{\"rows\": []}' * 2)")
     assert result.failure is None
     assert result.reports == [{"rows": []}] * 2

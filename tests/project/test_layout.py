@@ -35,7 +35,7 @@ def imports(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SRC)))
-def test_a_room_imports_only_what_lies_below_it(path: Path) -> None:
+def test_a_package_imports_only_packages_below_it(path: Path) -> None:
     own = path.relative_to(SRC).parts[0]
     if own not in MAY_IMPORT:
         return

@@ -131,5 +131,5 @@ def test_dead_links_on_a_built_site_are_found(tmp_path: Path, capsys: pytest.Cap
     assert "4 dead links" in capsys.readouterr().out
 
 
-def test_a_site_that_was_not_built_has_not_passed(tmp_path: Path) -> None:
+def test_the_link_check_fails_without_a_site(tmp_path: Path) -> None:
     assert main(tmp_path) == 1

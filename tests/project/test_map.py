@@ -42,7 +42,7 @@ def test_the_map_lists_the_tree_completely() -> None:
     assert sorted(rooms) == sorted(tree())
 
 
-def test_the_rest_of_the_map_is_there() -> None:
+def test_every_path_in_the_map_exists_and_every_top_folder_is_in_it() -> None:
     for path in mapped():
         assert (ROOT / path).is_dir() if path.endswith("/") else (ROOT / path).is_file(), path
     made = (ROOT / ".gitignore").read_text("utf-8").split()

@@ -74,7 +74,7 @@ def test_a_line_with_a_rejected_word_is_found(line: str) -> None:
     assert any(found.startswith(line) for found in rejected_in(line))
 
 
-def test_what_to_write_instead_is_shown() -> None:
+def test_a_rejected_word_is_shown_with_its_replacement() -> None:
     assert rejected_in("the holder is told") == ["the holder is told  <- 'told': notified, signalled, given"]
 
 

@@ -135,7 +135,7 @@ def test_under_asyncio_works_let_others_go_first_and_end_with_what_they_await() 
     run_asyncio(test)
 
 
-def test_a_server_that_no_connection_leads_to_any_more_is_asked_side_by_side() -> None:
+def test_gathered_requests_to_a_closed_node_each_get_a_timeout() -> None:
     """A closed node connects anew for each request, which takes a task: a timeout must not hit the caller's."""
 
     async def test(runtime: AsyncRuntime) -> None:
@@ -264,7 +264,7 @@ def test_what_tls_has_read_ahead_counts_as_readable() -> None:
         assert drive(runtime.gather([work()], never, 0.0)) == ["went on"]
 
 
-def test_works_that_block_come_one_after_another_and_may_gather_themselves() -> None:
+def test_gathered_coroutines_may_block_or_gather_again() -> None:
     peer = Peer()
     runtime = peer.runtime
 

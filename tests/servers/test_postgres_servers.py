@@ -78,7 +78,7 @@ def line(postgres_proxy: FaultProxy) -> Iterator[Lines]:
 
 
 class TestBinaries:
-    def test_what_the_test_dependencies_bring_is_there(self):
+    def test_the_servers_of_the_test_dependencies_are_present(self):
         assert {POSTGRES16, POSTGRES18} <= set(postgres_flavours())
         assert all(flavour.is_present for flavour in postgres_flavours())
 
@@ -119,7 +119,9 @@ class TestLife:
         assert postgres_server.sql("SHOW fsync") == [("off",)]
 
     @pytest.mark.parametrize("how", ["fast", "immediate", "kill"])
-    def test_what_was_committed_is_there_after_a_restart(self, fresh_postgres: PostgresServer, how, request):
+    def test_committed_rows_survive_a_restart_and_uncommitted_ones_do_not(
+        self, fresh_postgres: PostgresServer, how, request
+    ):
         fresh_postgres.sql("CREATE TABLE numbers (number int)")
         connection = connect(fresh_postgres.url, autocommit=False)
         request.addfinalizer(connection.close)
@@ -205,7 +207,7 @@ class TestLookups:
             assert fresh_postgres.terminate(other.info.backend_pid) == 1
             assert fresh_postgres.connections() == 0
 
-    def test_a_database_is_empty_and_goes(self, postgres_server: PostgresServer):
+    def test_a_test_database_is_empty_and_dropped_at_the_end(self, postgres_server: PostgresServer):
         with postgres_server.database() as url, connect(url) as connection:
             assert answer(connection, "SELECT count(*) FROM pg_stat_user_tables") == 0
             connection.execute("CREATE TABLE numbers (number int)")
@@ -281,7 +283,7 @@ class TestProxy:
             line.execute(f"INSERT INTO {table} VALUES (1)".encode())
         assert postgres_proxy.server.sql(f"SELECT number FROM {table}") == []
 
-    def test_the_next_request_is_not_that_of_a_handshake(self, postgres_proxy: FaultProxy):
+    def test_a_lost_request_is_never_part_of_the_handshake(self, postgres_proxy: FaultProxy):
         postgres_proxy.lose_request()
         with connect(postgres_proxy.url) as newcomer, pytest.raises(psycopg.OperationalError):
             newcomer.execute("SELECT 1")
@@ -307,7 +309,7 @@ class TestProxy:
             line.execute(statement, [3], prepare=True)
         assert postgres_proxy.server.sql(f"SELECT count(*) FROM {table}") == [(4,)]
 
-    def test_asyncpg_is_understood_too(self, postgres_proxy: FaultProxy, table: str):
+    def test_the_proxy_understands_asyncpg(self, postgres_proxy: FaultProxy, table: str):
         async def insert() -> None:
             connection = await asyncpg.connect(postgres_proxy.url)
             await connection.execute("SELECT 1")
@@ -424,7 +426,7 @@ class TestPooler:
         asyncio.run(give_up())
         eventually(lambda: not sleepers(postgres_server), "the query is cancelled")
 
-    def test_options_of_a_startup_are_refused(self, pooler: Pooler):
+    def test_the_pooler_refuses_startup_options(self, pooler: Pooler):
         with pytest.raises(psycopg.OperationalError, match="unsupported startup parameter"):
             connect(pooler.url, options="-c statement_timeout=1000")
 

@@ -52,7 +52,7 @@ def seconds_ahead(client: redis.Redis) -> float:
 
 
 class TestBinaries:
-    def test_what_the_test_dependencies_bring_is_there(self):
+    def test_the_servers_of_the_test_dependencies_are_present(self):
         assert {"valkey9"} <= {flavour.name for flavour in redis_flavours()}
         assert all(flavour.is_present for flavour in redis_flavours())
 
@@ -295,7 +295,7 @@ class TestProxy:
                 with pytest.raises(Unreachable):
                     waits.result(20)
 
-    def test_what_is_held_is_delivered_late(self, proxy: FaultProxy, through: redis.Redis, key_prefix: str):
+    def test_the_proxy_delivers_held_messages_late(self, proxy: FaultProxy, through: redis.Redis, key_prefix: str):
         proxy.hold()
         with pytest.raises(Unresponsive):
             through.set(key_prefix, "late", ex=60)
@@ -313,7 +313,7 @@ class TestProxy:
         with client_of(proxy.url) as newcomer:
             assert newcomer.ping()
 
-    def test_a_reset_is_a_reset_and_happens_once(self, proxy: FaultProxy):
+    def test_reset_all_resets_open_connections_and_not_new_ones(self, proxy: FaultProxy):
         with socket.create_connection(proxy.address) as connection:
             eventually(lambda: proxy.open == 1, "the connection is through")
             proxy.reset_all()
@@ -346,7 +346,7 @@ class TestProxy:
             through.delete(key_prefix)
         assert through.get(key_prefix) is None
 
-    def test_replies_before_the_lost_one_do_not_count_as_it(
+    def test_the_lost_reply_is_that_of_its_command_in_a_pipeline(
         self, proxy: FaultProxy, through: redis.Redis, key_prefix: str
     ):
         proxy.lose_reply(when=lambda command: command[0] == b"INCRBY")

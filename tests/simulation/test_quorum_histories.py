@@ -25,7 +25,7 @@ SHOWN = {
 
 
 @pytest.mark.parametrize("first", range(FIRST_SEED, FIRST_SEED + HISTORIES // 10, CHUNK))
-def test_nothing_forbidden_happens_to_a_quorum_whatever_goes_wrong(first: int) -> None:
+def test_no_invariant_is_broken_in_random_histories_of_a_quorum(first: int) -> None:
     sections = losses = 0
     for seed in range(first, first + CHUNK):
         history = QuorumHistory(seed)

@@ -94,7 +94,7 @@ SHARES = {sqlite: 30, **({redis: 40} if OLDER_REDIS else {}), postgres: 100}
 
 @pytest.mark.timeout(120 + HISTORIES)
 @pytest.mark.parametrize("store", SHARES, ids=lambda store: store.__name__)
-def test_nothing_forbidden_happens_to_a_real_store_whatever_goes_wrong(store: Any, tmp_path: Path) -> None:
+def test_no_invariant_is_broken_in_random_histories_of_a_real_store(store: Any, tmp_path: Path) -> None:
     seeds = range(FIRST_SEED, FIRST_SEED + max(HISTORIES // SHARES[store], 1))
     with store(tmp_path) as rig:
         sections = rig.simulate(seeds)
@@ -146,7 +146,7 @@ class Plain:
         return None
 
 
-def test_what_a_store_cannot_do_is_not_requested() -> None:
+def test_the_simulation_requests_only_what_a_store_supports() -> None:
     clock = Clock()
     server = MemoryServer(clock.read)
     assert simulate(lambda runtime: Plain(runtime, server), clock.set, range(20)) > 20

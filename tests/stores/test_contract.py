@@ -21,9 +21,9 @@ from lockstead.testing.contract.abilities import (
     test_a_reservation_may_show_other_metadata_than_the_hold,
     test_a_sum_of_fractions_may_be_off_by_a_little,
     test_a_used_burst_is_allowed_again_with_time,
+    test_join_all_holds_every_line_and_may_be_repeated,
     test_one_line_that_refuses_leaves_nothing_in_the_others_and_is_named,
     test_one_of_several_holders_reserves_and_the_others_are_as_before,
-    test_several_lines_are_joined_at_once_and_again,
 )
 from lockstead.testing.contract.store import (
     test_a_dead_holder_blocks_for_its_ttl,

@@ -122,7 +122,7 @@ class TestRandomHistories:
         print(f"{injection.__name__}: {tried} of {tried} found, seeds {FIRST_SEED} to {FIRST_SEED + HISTORIES - 1}")
         assert tried > HISTORIES / 3, "there was hardly an opportunity"
 
-    def test_every_checker_has_something_to_find(self) -> None:
+    def test_every_checker_has_an_injected_violation(self) -> None:
         assert {checker.__name__ for checker in CHECKERS} == set(INJECTIONS.values())
 
     def test_what_lost_grants_excuse_is_found_without_the_excuse(self) -> None:
@@ -317,7 +317,7 @@ class TestExclusion:
     def test_one_holder_after_the_other_is_allowed(self) -> None:
         assert not find("exclusion", history_of(hold("p", 1, 4), hold("q", 4, 6)))
 
-    def test_holders_of_other_names_do_not_count(self) -> None:
+    def test_holders_of_different_names_may_overlap(self) -> None:
         assert not find("exclusion", history_of(hold("p", 1, 5), hold("q", 4, 6, name="b")))
 
     def test_a_release_ends_a_hold_when_it_begins(self) -> None:
@@ -385,7 +385,7 @@ class TestFences:
     def test_equal_fences_are_found(self) -> None:
         assert find("fences", history_of(hold("p", 1, 2, fence=7), hold("q", 1.5, 5, fence=7)))
 
-    def test_the_client_that_was_sure_first_was_granted_first(self) -> None:
+    def test_a_smaller_fence_confirmed_after_a_greater_one_is_found(self) -> None:
         first, second = hold("p", 2, 3, fence=7), hold("q", 4, 5, invoked=1, fence=6)
         assert find("fences", history_of(first, second))
         assert not find("fences", history_of(first, second, fault(LOSE_DATA, 3.5, 3.5)))
@@ -409,13 +409,13 @@ class TestLosses:
         loser.watched = False
         assert not find("losses", history_of(loser, other, hold("p", 9, 10)))
 
-    def test_a_check_that_shows_no_signal_is_evidence(self) -> None:
+    def test_a_check_without_a_signal_after_the_next_grant_is_found(self) -> None:
         loser = hold("p", 1, 3, checks=[Check(1, 1, 3), Check(5, 5, 5, signalled=False)])
         assert find("losses", history_of(loser, hold("q", 4, 6)))
         loser.checks[1] = Check(5, 5, 5, signalled=True)
         assert not find("losses", history_of(loser, hold("q", 4, 6)))
 
-    def test_a_release_needs_no_signal(self) -> None:
+    def test_a_released_hold_needs_no_loss_signal(self) -> None:
         released = hold("p", 1, 3, watched=True, release=Release(2, 2.5, "done"))
         assert not find("losses", history_of(released, hold("q", 4, 6), hold("p", 9, 10)))
 
@@ -578,7 +578,7 @@ class TestFifo:
         assert find("fifo", history_of(*some, fault("pause", 3, 5, "q")))
         assert find("fifo", history_of(*some, fault("pause", 3, 5, "p")), Promises(may_lose_waiting_places=()))
 
-    def test_after_lost_data_there_may_have_been_two_lines(self) -> None:
+    def test_lost_data_excuses_overtaking(self) -> None:
         waiter = hold("p", 9, 10, invoked=1, fence=5, waits=[Wait(1, 2, 5), Wait(7, 7.1, 5)])
         assert not find("fifo", history_of(waiter, hold("q", 6, 6.5, invoked=3), fault(LOSE_DATA, 0, 5)))
 
@@ -697,19 +697,19 @@ class TestOutcomes:
     def reported(self, at: float, value: object) -> Acquire:
         return hold("q", at, at, outcome="remembered", value=value, checks=[])
 
-    def test_an_outcome_is_reported_as_it_was_produced(self) -> None:
+    def test_an_outcome_that_no_attempt_had_produced_by_then_is_found(self) -> None:
         done = hold("p", 1, 4, value=42, release=Release(2, 3, "done"))
         assert not find("outcomes", history_of(done, self.reported(3, 42)))
         assert not find("outcomes", history_of(done, self.reported(2.5, 42)))
         assert find("outcomes", history_of(done, self.reported(3, 43)))
         assert find("outcomes", history_of(done, self.reported(1.9, 42)))
 
-    def test_what_failed_has_no_outcome(self) -> None:
+    def test_an_outcome_of_a_failed_attempt_is_found(self) -> None:
         failed = hold("p", 1, 4, release=Release(2, 3, "done"))
         assert find("outcomes", history_of(failed, self.reported(3, 42)))
         assert find("outcomes", history_of(failed, self.reported(3, None)))
 
-    def test_another_name_has_another_outcome(self) -> None:
+    def test_an_outcome_of_another_name_is_found(self) -> None:
         done = hold("p", 1, 4, name="b", value=42, release=Release(2, 3, "done"))
         assert find("outcomes", history_of(done, self.reported(3, 42)))
 
@@ -742,7 +742,7 @@ class TestForcedReleases:
         assert find("exclusion", history_of(*some, forced_release(2, 3, name="b")))
         assert find("exclusion", history_of(*some, hold("z", 5, 6), forced_release(2, 3)))
 
-    def test_the_loss_of_one_of_several_names_is_the_loss_of_all_of_them(self) -> None:
+    def test_a_forced_release_of_one_name_explains_the_loss_of_a_multi_lock(self) -> None:
         lost = hold("p", 1, 9, lost_at=4)
         assert find("retractions", history_of(lost, forced_release(2, 3, name="b")))
         lost.several = True
@@ -787,7 +787,7 @@ class TestRates:
         assert not find("rates", history_of(*steady))
         assert find("rates", history_of(*steady, consume(50, 50.01, cost=3)))
 
-    def test_what_was_refused_or_lost_does_not_count(self) -> None:
+    def test_refused_requests_do_not_count_against_a_rate_limit(self) -> None:
         some = [consume(1, 1.1) for _ in range(5)]
         some[0].allowed = some[1].allowed = False
         assert not find("rates", history_of(*some))
@@ -885,7 +885,7 @@ class TestFaults:
         assert history.harm(None, None, 5, 6)
         assert not history.harm(None, "q", 5, 6)
 
-    def test_a_server_that_is_killed_is_no_dead_client(self) -> None:
+    def test_a_killed_server_does_not_count_as_a_killed_client(self) -> None:
         history = history_of(fault(KILL, 1, 2), fault(KILL, 3, 4, "p"))
         assert (history.killed_at("p"), history.killed_at("q")) == (4, inf)
 
@@ -895,7 +895,7 @@ class TestRecording:
     def clock(self) -> Iterator[float]:
         return iter(range(1, 1000))
 
-    def test_what_is_recorded_is_read(self, tmp_path: Path, clock: Iterator[float]) -> None:
+    def test_a_recorded_history_is_read_back_unchanged(self, tmp_path: Path, clock: Iterator[float]) -> None:
         recorder = Recorder(tmp_path / "p.jsonl", "p", lambda: float(next(clock)))
         number = recorder.acquire("a", ttl=5, kind="permit", capacity=3, weight=2, timeout=1.5, watched=True)
         recorder.waits(number, asked=2.5, ticket=7)
@@ -969,7 +969,7 @@ class TestRecording:
         assert [one.client for one in history.acquires] == ["p", "q"]
         assert {one.outcome for one in history.acquires} == {"refused"}
 
-    def test_nothing_is_missing_after_a_kill(self, tmp_path: Path) -> None:
+    def test_a_killed_recorder_has_written_every_event(self, tmp_path: Path) -> None:
         path = tmp_path / "p"
         program = (
             "import os, signal, sys, pathlib\n"

@@ -336,7 +336,7 @@ def test_every_fault_on_redis_is_tested(with_redis: Redis) -> None:
     assert set(with_redis.faults) == set(ON_REDIS)
 
 
-def test_a_redis_that_loses_its_data_does_not_go_back_in_time_as_well(with_redis: Redis) -> None:
+def test_fences_grow_across_clock_steps_and_data_loss_on_redis(with_redis: Redis) -> None:
     """Or its fences, which follow a clock that never goes back, could do so; and that is not promised."""
 
     def fence() -> int:

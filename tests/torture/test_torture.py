@@ -102,7 +102,7 @@ def find(bug: str) -> None:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=[*MUTANTS])
-def test_a_bug_can_be_put_in(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutant_still_applies_to_the_code(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its names and the texts that it replaces are still those of the code; all bugs are looked for only at times."""
     for command in vars(commands).values():
         if isinstance(command, commands.Script):
@@ -120,7 +120,7 @@ def check_function(_: str, name: str, old: str, new: str) -> None:
     assert old != new
 
 
-def test_every_bug_breaks_a_rule_there_is() -> None:
+def test_every_mutant_names_existing_checkers_and_arenas() -> None:
     rules = {checker.__name__ for checker in CHECKERS} | {HANGS}
     assert all(mutant.rules <= rules and mutant.arena in ARENAS for mutant in MUTANTS.values())
     assert {*QUICK} <= {*MUTANTS}

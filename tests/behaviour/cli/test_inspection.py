@@ -97,7 +97,7 @@ def test_url_wins_over_the_environment(lockstead: Lockstead) -> None:
         assert lockstead("show", "job", "--url", lockstead.url + ".other").returncode == 1
 
 
-def test_what_others_chose_cannot_command_the_terminal(lockstead: Lockstead) -> None:
+def test_control_characters_in_metadata_are_not_printed(lockstead: Lockstead) -> None:
     with DistributedLock(lockstead.url) as locks, locks.lock("job", metadata={"a": "\x1b[2J\x9b31m", "b\n": "\r"}):
         for arguments in (["ls"], ["show", "job"]):
             shown = lockstead(*arguments).stdout

@@ -70,7 +70,7 @@ def test_concurrent_migrations_do_not_collide(lockstead: Lockstead, postgres_url
     assert sum("was: none" in output for output, _ in ends) == 1
 
 
-def test_the_printed_migration_does_the_same(lockstead: Lockstead, postgres_url: str) -> None:
+def test_the_printed_migration_can_be_applied_by_psql(lockstead: Lockstead, postgres_url: str) -> None:
     lockstead.environment.pop("LOCKSTEAD_URL")
     printed = lockstead("migrate", "--print", "--schema", ODD)
     assert printed.returncode == 0
@@ -223,7 +223,7 @@ def test_bad_input_of_migrate_is_refused(lockstead: Lockstead, arguments: tuple[
     assert said in done.stderr
 
 
-def test_a_schema_is_checked_for_programs_too() -> None:
+def test_migration_sql_refuses_an_invalid_schema() -> None:
     with pytest.raises(InvalidInputError, match="1 to 63"):
         migration_sql("")
 
@@ -234,7 +234,7 @@ def test_a_server_that_is_down_is_an_error(lockstead: Lockstead, postgres_server
     assert "connection refused" in json.loads(done.stderr)["message"]
 
 
-def test_doctor_finds_what_takes_locks_away(
+def test_doctor_finds_a_missing_migration_and_settings_that_lose_data(
     lockstead: Lockstead, postgres_server: PostgresServer, postgres_url: str
 ) -> None:
     done = lockstead("doctor", "--url", postgres_url)

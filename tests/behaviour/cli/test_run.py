@@ -98,7 +98,7 @@ def test_busy_as_json_has_the_whole_holder(lockstead: Lockstead) -> None:
     assert output["holder"]["metadata"] == {"host": "web-1"}
 
 
-def test_without_a_timeout_it_waits_for_its_turn(lockstead: Lockstead) -> None:
+def test_run_without_a_timeout_waits_for_the_lock(lockstead: Lockstead) -> None:
     holder = lockstead.hold("job")
     waiter = lockstead.start("run", "job", "--", "echo", "ran")
     eventually(lambda: waiting(lockstead) == 1, "the second waits")
@@ -146,7 +146,7 @@ def test_user_signals_are_for_the_command_alone(lockstead: Lockstead, tmp_path: 
     assert is_alive(descendant)
 
 
-def test_what_a_command_leaves_running_is_not_touched(lockstead: Lockstead, tmp_path: Path) -> None:
+def test_a_process_that_the_command_leaves_running_is_not_killed(lockstead: Lockstead, tmp_path: Path) -> None:
     lockstead("run", "job", "--", "sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $! > pid", cwd=tmp_path)
     left = int(text_of(tmp_path / "pid"))
     assert is_alive(left)

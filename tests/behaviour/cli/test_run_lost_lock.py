@@ -152,7 +152,7 @@ def test_a_loss_is_acted_on_as_soon_as_a_renewal_reports_it(
     thread.join()
 
 
-def test_a_loss_that_shows_only_at_the_release_counts(lockstead: Lockstead) -> None:
+def test_run_exits_with_74_if_the_loss_shows_only_at_the_release(lockstead: Lockstead) -> None:
     take_away = f"{sys.executable} -m lockstead release job --force"
     finished = lockstead("run", "job", "--json", "--", "sh", "-c", f"{take_away}; exit 3")
     output = json.loads(finished.stderr)

@@ -15,6 +15,6 @@ from lockstead import DistributedLock, InvalidInputError
         ({"ttl": 0.01}, "ttl must be at least"),
     ],
 )
-def test_what_cannot_work_is_refused_at_once(options: dict[str, float], words: str) -> None:
+def test_an_invalid_ttl_or_grace_is_refused(options: dict[str, float], words: str) -> None:
     with DistributedLock("memory://") as locks, pytest.raises(InvalidInputError, match=words):
         locks.election("x", **options)  # type: ignore[arg-type]

@@ -189,7 +189,7 @@ def test_a_cancelled_resignation_goes_on() -> None:
     asyncio.run(test())
 
 
-def test_watching_survives_short_outages_and_raises_what_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_retries_transient_errors_and_raises_others(monkeypatch: pytest.MonkeyPatch) -> None:
     with DistributedLock("memory://watched") as locks:
         answers: list[Any] = [None, StoreError("no answer", transient=True), StoreError("forbidden")]
 

@@ -96,7 +96,7 @@ def office(
 
 
 @pytest.mark.timeout(60 + 15 * ROUNDS)
-def test_no_two_candidates_ever_believe_to_lead_at_once(office: Office, tmp_path: Path) -> None:
+def test_no_two_candidates_ever_lead_at_once(office: Office, tmp_path: Path) -> None:
     harms = (
         ["kill", "pause", "resign"] if office.candidates[0].proxy is None else ["kill", "pause", "cut off", "resign"]
     )

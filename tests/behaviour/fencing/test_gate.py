@@ -92,7 +92,7 @@ def test_only_exclusive_handles_of_one_name_are_taken() -> None:
 @pytest.mark.parametrize(
     ("resource", "fence"), [("x", 0), ("x", -1), ("x", True), ("x", "7"), ("x", 2**63), ("", 7), (b"x", 7)]
 )
-def test_what_is_no_resource_or_no_fence_is_refused(resource: str, fence: int) -> None:
+def test_an_invalid_resource_or_fence_is_refused(resource: str, fence: int) -> None:
     gate = FenceGate()
     with pytest.raises(InvalidInputError):
         gate.check(resource, fence)
@@ -314,7 +314,7 @@ def test_a_fence_is_read_from_a_header(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", " ", "0", "-7", "+7", "7.0", "7 8", "1_0", "\u0667", str(2**63), "9" * 99])
-def test_what_is_no_fence_in_a_header_is_refused(text: str | None) -> None:
+def test_an_invalid_fence_in_a_header_is_refused(text: str | None) -> None:
     with pytest.raises(InvalidInputError, match=r"is not a fence|there is no fence"):
         parse_fence(text)
 

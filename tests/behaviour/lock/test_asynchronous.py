@@ -201,7 +201,7 @@ async def pages() -> AsyncGenerator[int, None]:
 
 
 @on_a_loop
-async def test_what_does_not_do_its_work_while_it_is_awaited_is_refused(locks: AsyncDistributedLock) -> None:
+async def test_decorating_anything_but_a_coroutine_function_is_refused(locks: AsyncDistributedLock) -> None:
     refused: dict[Any, str] = {
         pages: "pages is a generator function",
         partial(pages): "partial.* is a generator function",
@@ -304,6 +304,6 @@ def test_a_client_belongs_to_its_loop() -> None:
         asyncio.run(take())
 
 
-def test_a_store_of_the_other_driver_is_refused() -> None:
+def test_a_store_made_for_the_other_runtime_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="another runtime"):
         AsyncDistributedLock(MemoryStore(ThreadRuntime()))

@@ -38,7 +38,7 @@ def test_a_block_holds_the_lock_and_releases_it(locks: DistributedLock) -> None:
     assert not locks.is_locked("x")
 
 
-def test_an_acquired_handle_is_a_block_too(locks: DistributedLock) -> None:
+def test_an_acquired_handle_is_a_context_manager_that_releases(locks: DistributedLock) -> None:
     with locks.acquire("x"):
         assert locks.is_locked("x")
     assert not locks.is_locked("x")
@@ -173,7 +173,7 @@ class Coroutine:
         (None, "None cannot be called"),
     ],
 )
-def test_what_does_not_do_its_work_while_it_is_called_is_refused(
+def test_decorating_a_generator_a_coroutine_or_a_class_is_refused(
     locks: DistributedLock, function: Callable[[], Any], says: str
 ) -> None:
     for decorator in (
@@ -297,7 +297,7 @@ def test_an_unknown_url_is_refused_with_the_schemes_that_are_known(url: str, say
         DistributedLock(url)
 
 
-def test_a_store_of_the_other_driver_is_refused() -> None:
+def test_a_store_made_for_the_other_runtime_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="another runtime"):
         DistributedLock(MemoryStore(AsyncRuntime()))
 
@@ -392,7 +392,7 @@ def test_options_for_a_store_that_is_open_already_are_refused(server: MemoryServ
         DistributedLock(MemoryStore(ThreadRuntime(), server), key_prefix="mine")
 
 
-def test_a_handle_that_a_block_has_entered_again_still_runs_out_when_it_is_dropped(locks: DistributedLock) -> None:
+def test_a_dropped_handle_that_a_block_re_entered_is_left_to_expire(locks: DistributedLock) -> None:
     """Only what a block itself acquired is given up with it."""
     outer = locks.acquire("x", reentrant=True)
     with locks.acquire("x", reentrant=True):

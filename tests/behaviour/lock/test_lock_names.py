@@ -51,19 +51,19 @@ def test_parts_are_joined_by_colons(parts: tuple[str, ...], name: str) -> None:
 
 
 @given(st.lists(TEXT, min_size=1, max_size=4))
-def test_the_parts_can_be_read_from_the_name_so_no_two_lists_share_one(parts: list[str]) -> None:
+def test_the_parts_can_be_recovered_from_the_name(parts: list[str]) -> None:
     name = lock_name(*parts)
     assert check_name(name) == name
     assert [unquote(part, errors="surrogatepass") for part in name.split(":")] == parts
 
 
 @pytest.mark.parametrize("part", [None, True, 1.0, b"x", datetime(2026, 11, 5, tzinfo=UTC), ["x"]])
-def test_what_has_no_text_that_all_agree_on_is_refused(part: str) -> None:
+def test_a_part_without_unambiguous_text_is_refused(part: str) -> None:
     with pytest.raises(InvalidInputError, match=f"got {type(part).__name__}"):
         lock_name("job", part)
 
 
-def test_what_is_empty_or_too_long_is_refused_with_advice() -> None:
+def test_an_empty_part_or_a_too_long_name_is_refused_with_advice() -> None:
     with pytest.raises(InvalidInputError, match="leave it out"):
         lock_name("job", "")
     with pytest.raises(InvalidInputError, match="must not be empty"):

@@ -21,7 +21,7 @@ def in_a_thread(function: Callable[[], Any]) -> Any:
     return answers[0]
 
 
-def test_a_thread_does_not_re_enter_what_an_ended_one_of_the_same_number_holds(locks: DistributedLock) -> None:
+def test_a_thread_does_not_re_enter_a_lock_of_an_ended_thread_with_the_same_ident(locks: DistributedLock) -> None:
     """Which number a new thread gets is up to the system: so this is tried until one is used again."""
 
     def enter(name: str) -> tuple[int, Any]:

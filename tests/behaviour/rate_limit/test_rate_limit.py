@@ -275,7 +275,7 @@ def test_a_store_that_never_answers_is_reported(locks: DistributedLock, store: L
     assert store.requests == 2
 
 
-def test_a_closed_client_limits_nothing(locks: DistributedLock) -> None:
+def test_a_rate_limiter_of_a_closed_client_raises_closed_error(locks: DistributedLock) -> None:
     limiter = locks.rate_limiter("x", limit=1, per=1)
     locks.close()
     for use in (limiter.try_acquire, limiter.acquire):
@@ -389,7 +389,7 @@ def test_a_decorated_function_waits_before_every_call_in_the_name_of_its_argumen
         ({"name": 7}, "must be a string"),
     ],
 )
-def test_terms_that_make_no_sense_are_refused_at_once(
+def test_invalid_parameters_of_a_rate_limiter_are_refused(
     locks: DistributedLock, terms: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=problem):
@@ -406,7 +406,7 @@ def test_terms_that_make_no_sense_are_refused_at_once(
         (lambda limiter: limiter.acquire(timeout=-1), "timeout must not be negative"),
     ],
 )
-def test_what_could_never_be_allowed_is_refused_at_once(
+def test_an_invalid_cost_or_timeout_is_refused_and_consumes_nothing(
     locks: DistributedLock, use: Callable[[Any], object], problem: str
 ) -> None:
     limiter = locks.rate_limiter("x", limit=10, per=1, burst=5)

@@ -231,7 +231,7 @@ def test_the_command_shows_no_part_of_a_password(
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgresql+advisory", "redis", "redis+cluster", "redlock"])
 @pytest.mark.parametrize("special", ["@", "/", "?", "#"])
-def test_an_error_says_what_to_do_with_such_a_password(scheme: str, special: str) -> None:
+def test_an_error_says_what_to_do_with_an_unescaped_password(scheme: str, special: str) -> None:
     url = f"{scheme}://u:Zq7x{special}Kw9v@127.0.0.1:1/0"
     if scheme.startswith("postgresql") and special == "#":
         open_store(url, ThreadRuntime())  # which libpq reads as it is meant
@@ -242,7 +242,7 @@ def test_an_error_says_what_to_do_with_such_a_password(scheme: str, special: str
 
 @pytest.mark.parametrize("command", [*COMMANDS[:6], ["run", "x"], ["elect", "x"], ["demo"]], ids=" ".join)
 @pytest.mark.parametrize("scheme", ["postgresql", "redis"])
-def test_every_command_says_what_to_do_with_such_a_password(
+def test_every_command_says_what_to_do_with_an_unescaped_password(
     command: list[str], scheme: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = f"{scheme}://u:Zq7x@Kw9v/5173@127.0.0.1:1/0"

@@ -88,7 +88,7 @@ def test_an_engine_that_cannot_be_followed_is_refused(engine: Any, reason: str) 
         DistributedLock(engine)
 
 
-def test_objects_are_taken_for_their_settings(server: PostgresServer, schema: str) -> None:
+def test_the_settings_of_a_connection_or_engine_object_are_used(server: PostgresServer, schema: str) -> None:
     with psycopg.connect(server.url) as connection:
         sources = [connection, sa.create_engine(server.url.replace("postgresql:", "postgresql+psycopg:"))]
         for source in sources:

@@ -608,7 +608,7 @@ def test_options_of_the_lease_table_are_refused(url: str, option: str) -> None:
         DistributedLock(f"{url}?{option}")
 
 
-def test_an_object_leads_to_advisory_locks_if_the_option_says_so(server: PostgresServer) -> None:
+def test_a_connection_object_with_advisory_true_opens_advisory_locks(server: PostgresServer) -> None:
     with psycopg.connect(server.url) as connection, DistributedLock(connection, advisory=True) as locks:
         assert locks.acquire("x").is_held
         assert len(held(server)) == 1

@@ -179,7 +179,7 @@ async def test_an_unknown_database_is_named(harness: Harness, postgres_server: P
 
 
 @pytest.mark.parametrize("name", ["recovery", "terminating"])
-async def test_the_name_of_a_database_is_not_taken_for_a_cause(
+async def test_the_name_of_a_missing_database_is_not_mistaken_for_the_servers_state(
     harness: Harness, postgres_server: PostgresServer, name: str
 ) -> None:
     said = await refusal(harness, postgres_server.url_at(postgres_server.port, database=name), is_transient=False)

@@ -56,7 +56,7 @@ def test_a_stale_holders_transaction_writes_nothing(table: Table) -> None:
     assert table.sql("SELECT value FROM {s}.ledger") == 2
 
 
-def test_what_is_rolled_back_was_never_seen(table: Table) -> None:
+def test_a_rolled_back_fence_does_not_count_as_seen(table: Table) -> None:
     user = table.connect(autocommit=False)
     table.sql(CHECK, "ledger", 9, on=user)
     user.rollback()

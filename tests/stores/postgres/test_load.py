@@ -162,7 +162,7 @@ async def hand_over(harness: Harness, locks: Any, other: Any) -> None:
     await ask((await waiting.result()).release())
 
 
-async def test_a_notify_queue_that_fills_up_in_the_very_moment_is_asked_again(
+async def test_a_step_refused_by_a_full_notify_queue_is_repeated(
     harness: Harness, server: PostgresServer, schema: str
 ) -> None:
     """The server refuses the whole transaction, at its end: nothing was done."""

@@ -50,7 +50,7 @@ async def test_an_acquire_whose_reply_is_lost_holds_its_own_place(harness: Harne
     assert not places(harness, proxy.server)
 
 
-async def test_a_try_whose_reply_is_lost_does_not_find_itself_in_its_way(harness: Harness, proxy: FaultProxy) -> None:
+async def test_a_try_acquire_whose_reply_is_lost_gets_the_lock(harness: Harness, proxy: FaultProxy) -> None:
     locks = harness.client(proxy.url)
     await know_statements(locks)
     proxy.lose_reply(when=calls("line_join"))

@@ -41,7 +41,7 @@ def timed(postgres_server: PostgresServer, postgres_schema: str) -> Iterator[Tab
         yield table
 
 
-def test_the_table_has_the_abilities_and_advisory_locks_have_not(table: Table) -> None:
+def test_the_table_reserves_multi_joins_and_rate_limits_and_advisory_locks_do_not(table: Table) -> None:
     advisory = open_store(table.url.replace("postgresql:", "postgresql+advisory:"), ThreadRuntime())
     for ability in (Reserving, MultiJoining, RateLimiting):
         assert isinstance(table.store(), ability)
@@ -181,7 +181,7 @@ def test_bad_input_is_refused_with_a_hint(table: Table) -> None:
     assert table.rows("SELECT * FROM {s}.rate_limits") == []
 
 
-def test_an_old_snapshot_gets_an_error_and_not_a_wrong_answer(table: Table) -> None:
+def test_a_rate_request_on_an_old_snapshot_gets_an_error_and_not_a_wrong_answer(table: Table) -> None:
     user = table.connect(autocommit=False)
     user.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     for _ in range(2):  # one that is new since, and one that has changed
@@ -220,7 +220,7 @@ def test_a_sweep_goes_on_where_the_last_one_ended(timed: Table) -> None:
         assert timed.sql("SELECT count(*) FROM {s}.rate_limits") == left
 
 
-def test_a_stuck_rate_holds_up_no_other_and_a_stuck_name_no_rate(table: Table) -> None:
+def test_a_stuck_rate_limit_and_a_stuck_name_block_no_others(table: Table) -> None:
     """With many in one pipeline, where one that waits is in the way of all."""
 
     async def together(user: psycopg.Connection) -> None:

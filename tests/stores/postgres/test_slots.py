@@ -24,7 +24,7 @@ def _stand_in_line(slots: Slots, number: int) -> bool:
     return len(slots._queue) == number
 
 
-def test_no_more_than_the_limit_go_at_a_time_and_all_do_in_order() -> None:
+def test_slots_admit_at_most_their_limit_in_fifo_order() -> None:
     slots = Slots(2)
     order: list[int] = []
     inside: list[int] = []
@@ -53,7 +53,7 @@ def test_no_more_than_the_limit_go_at_a_time_and_all_do_in_order() -> None:
     assert slots._free == 2
 
 
-def test_a_caller_that_has_waited_long_enough_goes_ahead_and_the_next_does_not_wait() -> None:
+def test_a_caller_that_waited_out_its_timeout_gets_an_extra_slot_and_the_next_does_not_wait() -> None:
     slots = Slots(1)
     with ExitStack() as stuck:
         stuck.enter_context(slots.slot(LONG))

@@ -247,7 +247,7 @@ def test_a_lock_of_a_semaphores_name_is_refused(table: Table) -> None:
         table.sql(ACQUIRE, "x", "me", 10)
 
 
-def test_what_is_rolled_back_has_not_happened(table: Table) -> None:
+def test_a_rolled_back_acquire_or_release_has_no_effect(table: Table) -> None:
     locks = table.client()
     user = table.connect(autocommit=False)
     assert table.sql(ACQUIRE, "x", "me", 60, on=user) > 0
@@ -345,7 +345,7 @@ def test_a_step_reads_the_front_of_a_line_only(table: Table, step: str) -> None:
 
 @pytest.mark.parametrize("level", [psycopg.IsolationLevel.REPEATABLE_READ, psycopg.IsolationLevel.SERIALIZABLE])
 @pytest.mark.parametrize("name", ["busy", "free"])
-def test_a_caller_with_an_old_snapshot_gets_an_error_and_not_a_wrong_answer(
+def test_a_lock_request_on_an_old_snapshot_gets_an_error_and_not_a_wrong_answer(
     table: Table, level: psycopg.IsolationLevel, name: str
 ) -> None:
     table.sql(ACQUIRE, "busy", "other", 60)

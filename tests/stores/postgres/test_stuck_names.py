@@ -47,7 +47,7 @@ def _waiting(server: PostgresServer, schema: str) -> int:
     return int(count)
 
 
-async def test_extensions_that_meet_each_other_all_succeed(harness: Harness, server: PostgresServer) -> None:
+async def test_concurrent_extensions_all_succeed(harness: Harness, server: PostgresServer) -> None:
     handle = await ask(harness.client(server.url, ttl=5.0).acquire("x"))
 
     async def extend() -> None:
@@ -62,7 +62,7 @@ async def test_extensions_that_meet_each_other_all_succeed(harness: Harness, ser
 
 
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
-async def test_what_the_database_prefers_for_others_does_not_matter(
+async def test_the_databases_default_isolation_level_has_no_effect(
     harness: Harness, postgres_server: PostgresServer, isolation: str
 ) -> None:
     with postgres_server.database() as url:

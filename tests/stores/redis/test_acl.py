@@ -100,7 +100,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize(("code", "said"), [(code, said) for code, texts in REFUSALS.items() for said in texts])
-def test_a_refusal_inside_a_script_is_known_for_what_it_is(code: str, said: str) -> None:
+def test_a_refusal_inside_a_script_keeps_its_code_and_is_not_transient(code: str, said: str) -> None:
     reply = hiredis.ReplyError(said)
     assert code_of(reply) == code
     assert not refused(Address("localhost", 6379), reply).transient

@@ -251,7 +251,7 @@ async def test_a_user_that_may_not_ping_can_still_wait(
     assert "Fatal" not in caplog.text
 
 
-async def test_a_user_without_a_password_can_hold(harness: Harness, fresh_server: RedisServer) -> None:
+async def test_a_nopass_user_can_hold(harness: Harness, fresh_server: RedisServer) -> None:
     with fresh_server.client() as client:
         client.execute_command("ACL", "SETUSER", "guest", "reset", "on", "nopass", "+@all", "allkeys", "allchannels")
         locks = harness.client(f"redis://guest@127.0.0.1:{fresh_server.port}")

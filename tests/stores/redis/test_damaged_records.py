@@ -210,7 +210,7 @@ KNOTS = {
 
 @pytest.mark.parametrize("knot", KNOTS)
 @pytest.mark.parametrize("ended", [False, True])
-def test_links_in_a_circle_or_to_no_place_end_every_script_in_time(site: Site, knot: str, ended: bool) -> None:
+def test_every_script_ends_despite_circular_or_dangling_links(site: Site, knot: str, ended: bool) -> None:
     """With all leases but those of the good name ended, so that scripts drop what they meet; and with none."""
     fields = line_of(site)
     for owner, before, after in KNOTS[knot]:
@@ -233,7 +233,7 @@ def test_links_in_a_circle_or_to_no_place_end_every_script_in_time(site: Site, k
 
 @pytest.mark.parametrize("number", [nan, inf, -inf, -1.0, 2.0**53, 1e300], ids=str)
 @pytest.mark.parametrize("index", range(3), ids=["ticket", "time", "shift"])
-def test_a_counter_that_makes_no_sense_gives_no_fence(site: Site, index: int, number: float) -> None:
+def test_an_invalid_counter_gives_no_fence(site: Site, index: int, number: float) -> None:
     site.join("a/1")
     healthy = site.fields()
     site.damage(OWN, with_number(healthy[OWN], index, number))

@@ -143,7 +143,7 @@ def test_a_newer_schema_is_refused_with_the_advice_to_upgrade(path: Path) -> Non
     assert path.read_bytes() == before
 
 
-def test_a_file_of_an_earlier_release_gets_what_it_lacks_and_can_still_be_used_by_that(path: Path) -> None:
+def test_a_file_of_an_earlier_release_gets_the_missing_table_and_keeps_its_version(path: Path) -> None:
     write_through(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("DROP TABLE rate_limit")
@@ -431,7 +431,7 @@ def test_a_damaged_row_is_reported_and_cleared_and_harms_no_other_name(path: Pat
 
 
 @pytest.mark.parametrize("value", ["9223372036854775807", "9007199254740991", "9e99", "-5", "'abc'", "x'ff'"])
-def test_a_counter_that_makes_no_sense_gives_no_fence(path: Path, value: str) -> None:
+def test_an_invalid_counter_gives_no_fence(path: Path, value: str) -> None:
     with DistributedLock(url_of(path)) as locks:
         before = locks.acquire("fine", ttl=60)
         scribble(path, f"UPDATE state SET ticket = {value}")
@@ -445,7 +445,7 @@ def test_a_counter_that_makes_no_sense_gives_no_fence(path: Path, value: str) ->
 
 
 @pytest.mark.parametrize("value", ["'abc'", "9e999", "-5", "x'ff'"])
-def test_a_rate_that_makes_no_sense_is_refused(path: Path, value: str) -> None:
+def test_an_invalid_rate_limit_row_is_refused(path: Path, value: str) -> None:
     with DistributedLock(url_of(path)) as locks:
         assert not locks.is_locked("x")
         scribble(path, f"INSERT INTO rate_limit VALUES ('r', {value}, 1.0)")

@@ -37,7 +37,7 @@ def abandon(store: SqliteStore, name: str) -> None:
     drive(store.join(Ask(name, f"killed:{name}/1", ttl=30, heartbeat=3), timeout=5))
 
 
-def test_what_one_long_lived_client_finds_abandoned_is_swept(path: Path) -> None:
+def test_one_long_lived_client_sweeps_abandoned_names(path: Path) -> None:
     clock = Clock()
     store = SqliteStore(ThreadRuntime(), path, clock=clock)
     most = 0

@@ -180,7 +180,7 @@ def all_of(owner: str, **changes: Any) -> list[Ask]:
     return [Ask(name, f"{owner}/{name}", 30.0, 3.0, queue=False)._replace(**changes) for name in TOGETHER]
 
 
-def test_several_lines_are_joined_at_once_and_again(rig: Rig) -> None:
+def test_join_all_holds_every_line_and_may_be_repeated(rig: Rig) -> None:
     async def test() -> None:
         store = rig.store()
         if not isinstance(store, MultiJoining):

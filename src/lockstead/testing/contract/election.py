@@ -281,7 +281,7 @@ def test_watching_shows_every_leader_and_every_vacancy(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_closing_a_client_ends_its_elections_in_order(rig: Rig) -> None:
+def test_closing_a_client_ends_its_elections_and_calls_on_lost(rig: Rig) -> None:
     async def test() -> None:
         recorder = CallbackRecorder()
         client, other = rig.client(), rig.client()

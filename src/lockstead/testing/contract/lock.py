@@ -345,7 +345,7 @@ def test_re_entrance_is_for_the_same_thread_or_task_only(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_re_entering_what_was_lost_is_an_error(rig: Rig) -> None:
+def test_re_entering_a_lost_lock_is_an_error(rig: Rig) -> None:
     async def test() -> None:
         client = rig.client()
         outer = await ask(client.acquire("x", ttl=0.2, renew=False, reentrant=True))
@@ -391,7 +391,7 @@ def test_the_repr_of_a_handle_shows_name_fence_and_state(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_the_longest_and_shortest_that_are_allowed_work(rig: Rig) -> None:
+def test_the_longest_name_and_the_shortest_and_longest_ttl_are_accepted(rig: Rig) -> None:
     async def test() -> None:
         client = rig.client()
         for name, ttl in (("n" * 512, 365 * 86400), ("short", 0.12), ("td", timedelta(minutes=1)), ("int", 30)):

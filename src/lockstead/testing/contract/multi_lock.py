@@ -62,7 +62,7 @@ def test_several_names_are_held_together_or_not_at_all(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_the_loss_of_one_of_several_names_is_the_loss_of_all(rig: Rig) -> None:
+def test_the_loss_of_one_name_of_a_multi_lock_is_the_loss_of_all(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
         notified: list[Any] = []

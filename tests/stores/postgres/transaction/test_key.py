@@ -45,7 +45,7 @@ def test_a_key_is_written_as_in_pg_locks_and_can_be_used_as_a_name(name: Name, s
         assert key.arguments == (name if isinstance(name, tuple) else (name,))
 
 
-def test_numbers_and_pairs_are_written_alike_everywhere() -> None:
+def test_a_number_or_pair_and_its_pg_string_are_the_same_key() -> None:
     assert str(advisory_key(-5)) == "pg:-5"
     assert str(advisory_key((7, 42))) == "pg:7,42"
     assert advisory_key("pg:7,-42") == advisory_key((7, -42))
@@ -61,6 +61,6 @@ def test_numbers_and_pairs_are_written_alike_everywhere() -> None:
     ],
     ids=repr,
 )
-def test_what_is_no_name_is_refused(name: Any) -> None:
+def test_an_invalid_advisory_key_is_refused(name: Any) -> None:
     with pytest.raises(InvalidInputError):
         advisory_key(name)

@@ -105,7 +105,7 @@ async def test_a_rollback_to_a_savepoint_ends_the_locks_taken_after_it(
         assert not peer.could_take(prefix + "before")
 
 
-async def test_asking_again_succeeds_at_once(user: User, peer: Peer, prefix: str) -> None:
+async def test_a_second_lock_of_the_same_name_in_one_transaction_succeeds(user: User, peer: Peer, prefix: str) -> None:
     async with user.lock(prefix), user.lock(prefix, timeout=0), user.lock(prefix, shared=True):
         assert sorted(peer.modes(prefix)) == [EXCLUSIVE, SHARED]
 
@@ -256,7 +256,7 @@ def test_a_pipeline_is_refused_since_it_does_not_wait(shared_url: str) -> None:
 
 
 @pytest.mark.parametrize("timeout", [None, 0, 5])
-async def test_a_failed_transaction_is_the_drivers_to_report(user: User, prefix: str, timeout: float | None) -> None:
+async def test_a_failed_transaction_raises_the_drivers_error(user: User, prefix: str, timeout: float | None) -> None:
     with pytest.raises(Exception, match="division by zero"):
         await user.execute("SELECT 1 / 0")
     with pytest.raises(Exception, match="transaction is aborted") as caught:
@@ -266,14 +266,14 @@ async def test_a_failed_transaction_is_the_drivers_to_report(user: User, prefix:
 
 
 @only_psycopg
-async def test_a_closed_connection_is_the_drivers_to_report(user: User, prefix: str) -> None:
+async def test_a_closed_connection_raises_the_drivers_error(user: User, prefix: str) -> None:
     await user.close()
     with pytest.raises(psycopg.OperationalError, match="closed"):
         async with user.lock(prefix):
             pytest.fail("no statement can succeed")
 
 
-def test_other_closed_connections_are_the_drivers_to_report(shared_url: str) -> None:
+def test_a_closed_connection_of_sqlalchemy_or_asyncpg_raises_its_librarys_error(shared_url: str) -> None:
     engine = sa.create_engine(with_driver(shared_url, "psycopg"))
     connection = engine.connect()
     connection.close()
@@ -291,9 +291,7 @@ def test_other_closed_connections_are_the_drivers_to_report(shared_url: str) -> 
         asyncio.run(use_asyncpg())
 
 
-async def test_a_connection_that_is_lost_while_waiting_is_the_drivers_to_report(
-    user: User, peer: Peer, prefix: str
-) -> None:
+async def test_a_connection_lost_while_waiting_raises_the_drivers_error(user: User, peer: Peer, prefix: str) -> None:
     peer.hold(prefix)
     pid = await user.execute("SELECT pg_backend_pid()")
     with (
@@ -306,7 +304,7 @@ async def test_a_connection_that_is_lost_while_waiting_is_the_drivers_to_report(
 
 
 @pytest.mark.parametrize("timeout", [None, 60])
-async def test_a_deadlock_is_the_drivers_to_report(user: User, peer: Peer, prefix: str, timeout: float | None) -> None:
+async def test_a_deadlock_raises_the_drivers_error(user: User, peer: Peer, prefix: str, timeout: float | None) -> None:
     peer.hold(prefix + "theirs")
     async with user.lock(prefix + "ours"):
         await user.execute("SET LOCAL deadlock_timeout = '10ms'")
@@ -322,7 +320,7 @@ async def test_a_deadlock_is_the_drivers_to_report(user: User, peer: Peer, prefi
 
 
 @pytest.mark.parametrize("setting", ["lock_timeout", "statement_timeout"])
-async def test_a_limit_of_the_users_own_is_the_drivers_to_report(
+async def test_a_lock_or_statement_timeout_of_the_user_raises_the_drivers_error(
     user: User, peer: Peer, prefix: str, setting: str
 ) -> None:
     peer.hold(prefix)
@@ -355,7 +353,7 @@ async def test_a_cancelled_wait_leaves_the_transaction_as_it_was(user: User, pee
     await user.commit()
 
 
-async def test_the_wrong_form_says_which_is_right(user: User, peer: Peer, prefix: str) -> None:
+async def test_the_wrong_kind_of_with_is_refused_and_the_right_one_named(user: User, peer: Peer, prefix: str) -> None:
     lock = xact_lock(user.connection, prefix)
     right = "'async with" if user.is_async else "'with"
     with pytest.raises(InvalidInputError, match=right):
@@ -397,7 +395,7 @@ async def test_objects_are_held_to_their_session_without_being_flushed_or_expire
         session.get_bind().dispose()  # type: ignore[union-attr]
 
 
-def test_what_is_no_connection_is_refused_with_advice(shared_url: str) -> None:
+def test_an_object_that_is_no_connection_is_refused_with_advice(shared_url: str) -> None:
     class Pool:
         pass
 
@@ -443,21 +441,23 @@ async def test_djangos_other_databases_and_caches_are_refused(user: User) -> Non
     [((), {}), (("",), {}), ((2**63,), {}), (("a",), {"timeout": -1}), (("a",), {"timeout": "1"})],
     ids=repr,
 )
-def test_what_no_server_could_take_is_refused_at_once(names: Any, options: Any, shared_url: str) -> None:
+def test_invalid_names_and_timeouts_are_refused(names: Any, options: Any, shared_url: str) -> None:
     with psycopg.connect(shared_url) as connection, pytest.raises(InvalidInputError):
         xact_lock(connection, *names, **options)
 
 
 @only_psycopg
 @pytest.mark.parametrize("timeout", [float("inf"), 10**9])
-async def test_no_timeout_is_too_long(user: User, peer: Peer, prefix: str, timeout: float) -> None:
+async def test_very_long_and_infinite_timeouts_are_accepted(
+    user: User, peer: Peer, prefix: str, timeout: float
+) -> None:
     peer.hold(prefix)
     with peer.when_waited_for(prefix, peer.release):
         async with user.lock(prefix, timeout=timeout):
             assert peer.modes(prefix) == [EXCLUSIVE]
 
 
-def test_importing_it_imports_no_driver() -> None:
+def test_importing_lockstead_transactions_imports_no_driver() -> None:
     program = (
         "import sys; before = set(sys.modules); import lockstead.transactions;"
         "print({name.partition('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))"
@@ -477,7 +477,7 @@ def in_order(*names: Name) -> list[Name]:
     return sorted(names, key=advisory_key)
 
 
-async def test_one_that_is_never_entered_is_warned_of(user: User, peer: Peer, prefix: str) -> None:
+async def test_an_xact_lock_never_entered_warns(user: User, peer: Peer, prefix: str) -> None:
     with pytest.warns(RuntimeWarning, match=rf"{prefix}x.*never entered.*nothing is locked.*with") as caught:
         xact_lock(user.connection, prefix + "x", prefix + "y")
     assert [warning.filename for warning in caught] == [__file__]
@@ -486,7 +486,7 @@ async def test_one_that_is_never_entered_is_warned_of(user: User, peer: Peer, pr
         assert not peer.could_take(prefix + "x")
 
 
-def test_one_that_could_not_be_entered_is_not_warned_of(shared_url: str, prefix: str) -> None:
+def test_an_xact_lock_that_was_refused_does_not_warn(shared_url: str, prefix: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(InvalidInputError, match="at least one"):
