@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanag
 from functools import partial
 
 from bench import _peers
-from bench._crowd import (
+from bench._contention import (
     Acquire,
     AsyncAcquire,
     add_ratios,

@@ -16,7 +16,7 @@ import sqlalchemy
 from sqlalchemy_dlock.factory import create_sadlock
 
 from bench import _peers
-from bench._crowd import (
+from bench._contention import (
     Acquire,
     AsyncAcquire,
     add_ratios,

@@ -27,7 +27,7 @@ from filelock import FileLock
 from sqlalchemy_dlock.factory import create_sadlock
 
 from bench import _redis
-from bench._crowd import forks
+from bench._contention import forks
 from bench._measure import interleave, report, spread
 from bench._postgres import served, sqlalchemy_url
 from lockstead import DistributedLock

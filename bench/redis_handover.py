@@ -22,7 +22,7 @@ from typing import Any
 import redis
 
 from bench import _peers
-from bench._crowd import (
+from bench._contention import (
     Acquire,
     AsyncAcquire,
     add_ratios,
