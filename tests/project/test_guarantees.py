@@ -30,6 +30,22 @@ def test_the_tests_behind_guarantees_are_there() -> None:
     assert sorted({*named} - there) == []
 
 
+def test_the_table_lists_every_prefix_with_existing_files() -> None:
+    """A file named without a folder is in a folder of its row."""
+    table = PAGE.partition("### Where to find a check")[2].partition("\n## ")[0]
+    rows = [
+        tuple(re.findall(r"`([^`]+)`", cell) for cell in row)
+        for row in re.findall(r"^\| (`.+) \| (.+) \|$", table, re.MULTILINE)
+    ]
+    listed = {prefix.removesuffix("/") for prefixes, _ in rows for prefix in prefixes if prefix.endswith("/")}
+    assert listed == {prefix for prefix, _ in re.findall(r"`(\w+)/(test_\w+)`", PAGE)}
+    for _, paths in rows:
+        folders = [ROOT / path for path in paths if "/" in path]
+        assert [folder for folder in folders if not folder.exists()] == []
+        files = [path for path in paths if "/" not in path]
+        assert [file for file in files if not any([*folder.rglob(file)] for folder in folders)] == []
+
+
 def names_in(file: Path) -> list[str]:
     return re.findall(r"^(?:async )?def (test_\w+)", file.read_text("utf-8"), re.MULTILINE)
 
