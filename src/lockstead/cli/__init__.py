@@ -1,4 +1,4 @@
-"""The `lockstead` command: a thin layer over the public API."""
+"""The `lockstead` command, built on the blocking façade."""
 
 from lockstead.cli.command import main
 

@@ -14,14 +14,15 @@ EXIT_CODES = """\
 exit codes:
   0      success; for `run` and `elect`: the command's own code, which may be any
   1      `show`, `release`: the lock is free; `demo`: a check failed; `doctor`: a warning or an error was found
-  2      bad input, or refused: the message says why and what to do
+  2      bad input, or lockstead refuses it: the message says why and what to do
   65     the store has a record that cannot be read: the message says how to clear it
-  69     the store cannot be reached, or does not answer
+  69     the store cannot be reached, does not answer, or refuses the request
   74     the lease was lost, or about to end: the command was stopped
   75     busy: not acquired within --timeout
   126    the command cannot be executed
   127    the command was not found
   128+N  ended by signal N: 130 for Ctrl-C, 143 for SIGTERM
+  141    the reader of the output closed its pipe
 """
 
 
