@@ -1,6 +1,7 @@
 """Random histories of a quorum, and bugs put in on purpose that they must find.
 
-LOCKSTEAD_SEED moves the first seed, LOCKSTEAD_HISTORIES changes how many there are: a tenth of those of one server.
+LOCKSTEAD_SEED moves the first seed, LOCKSTEAD_HISTORIES changes how many there are: a tenth of those of one server,
+in fifties.
 """
 
 from __future__ import annotations
