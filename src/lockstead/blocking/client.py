@@ -142,7 +142,7 @@ class DistributedLock:
     def once(self, key: Naming, period: Seconds, **options: Unpack[LockOptions]) -> Once:
         """Run work once per idempotency key, and store its result: ``@locks.once("mail:{to}", 3600)``.
 
-        Within `period` seconds every further call returns the stored result, which is kept as JSON of up to 4096 bytes.
+        Within `period` seconds every further call returns the stored result, which is kept as JSON of up to 4084 bytes.
         A call while the work is running waits for it. Work that raises is not done: the next call runs it. If the
         process dies, another call runs the work after the ttl.
         """
