@@ -17,6 +17,7 @@ from lockstead.core.outage import reason
 from lockstead.core.retry import RetryPolicy
 from lockstead.errors import StoreError
 from lockstead.runtimes.simulated import Process, World
+from lockstead.stores.transport.pipeline import CONNECTION_REFUSED
 from lockstead.testing import Faults, SimulatedServer, SimulatedStore
 
 RETRY = RetryPolicy(max_retries=1_000_000, retry_delay=0.05)
@@ -345,6 +346,7 @@ def test_a_release_that_fails_when_the_client_is_closed_says_why_and_when_the_le
     ("address", "text", "shown"),
     [
         ("redis://db:6379", "db:6379: connection refused", "connection refused"),
+        ("redis://db:6379", f"db:6379: {CONNECTION_REFUSED}", CONNECTION_REFUSED),
         ("redis://[::1]:6379", "[::1]:6379: no answer in time", "no answer in time"),
         ("sqlite:////var/lib/locks.db", "/var/lib/locks.db: disk I/O error", "disk I/O error"),
         ("file:///srv/locks", "file:///srv/locks: locked", "locked"),

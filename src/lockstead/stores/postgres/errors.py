@@ -10,7 +10,7 @@ from psycopg.errors import error_from_result
 
 from lockstead.errors import StoreError
 from lockstead.stores.postgres.address import Address
-from lockstead.stores.transport.pipeline import QueuedError
+from lockstead.stores.transport.pipeline import CONNECTION_REFUSED, QueuedError
 
 FAILURES = (OSError, psycopg.OperationalError)
 """The errors that end a connection."""
@@ -91,7 +91,7 @@ def not_connected(address: Address, message: str) -> StoreError:
     lines = dict.fromkeys(_PREFIX.sub("", _PREFIX.sub("", message)).strip().splitlines())  # each attempt adds a line
     text = "; ".join(filter(None, map(str.strip, lines)))
     if "Connection refused" in text or "No such file" in text:
-        text = "connection refused; is the server running there?"
+        text = CONNECTION_REFUSED
     words = _QUOTED.sub("", message)
     advice = next((advice for cause, advice in _CAUSES.items() if cause.search(words)), "")
     is_permanent = _PERMANENT.search(words) is not None

@@ -13,7 +13,7 @@ import hiredis
 from lockstead.core.checks import MAX_NAME
 from lockstead.errors import DamagedError, StoreError
 from lockstead.stores.redis.address import Address
-from lockstead.stores.transport.pipeline import QueuedError
+from lockstead.stores.transport.pipeline import CONNECTION_REFUSED, QueuedError
 
 _TRANSIENT = {"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "UNBLOCKED"}
 _ADVICE = {
@@ -115,7 +115,7 @@ def unknown_outcome(address: Address, error: BaseException) -> StoreError:
     elif isinstance(error, TimeoutError):
         what = str(error) or "no answer in time"
     elif isinstance(error, ConnectionRefusedError | FileNotFoundError):
-        what = "connection refused; is the server running there?"
+        what = CONNECTION_REFUSED
     else:
         what = str(error) or type(error).__name__
     is_permanent = isinstance(error, ssl.SSLCertVerificationError | hiredis.ProtocolError)

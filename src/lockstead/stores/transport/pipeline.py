@@ -16,6 +16,8 @@ MAX_ANSWER_AGE = 0.25
 """Seconds since its last answer within which a server counts as busy; after that it counts as unreachable."""
 MIN_CONNECT_TIMEOUT = 1.0
 """Seconds a connection attempt may take even if its first caller has less time left: all callers share it."""
+CONNECTION_REFUSED = "connection refused: check that the server runs there"
+"""The text of that error, on every store with a server."""
 
 
 class QueuedError(TimeoutError):
