@@ -202,7 +202,7 @@ class Members:
             except Exception as error:
                 state.error = str(error)
                 if not logged_at_level and not self._closed:
-                    logged_at_level = self._log_silence(number)
+                    logged_at_level = self._log_failure(number)
                 continue
             state.has_answered = True
             if membership.votes_in > 0:
@@ -212,30 +212,30 @@ class Members:
                     continue
                 state.suspected = state.has_dropped_releases = False
             if logged_at_level:
-                self._log_answer(state, self.runtime.now() - began_at, logged_at_level)
+                self._log_recovery(state, self.runtime.now() - began_at, logged_at_level)
             return
 
-    def _log_silence(self, number: int) -> int:
-        """Log that a member does not answer, and return the level: at first contact its absence is nothing new."""
+    def _log_failure(self, number: int) -> int:
+        """Log that a member fails, and return the level: at first contact this is nothing new."""
         state = self._states[number]
         level = logging.WARNING if state.has_answered else logging.INFO
         log.log(
             level,
-            "Redlock node %s does not answer (%s): %d of %d nodes left; probing it in the background",
+            "Redlock node %s fails (%s): %d of %d nodes left; probing it in the background",
             state.name,
             state.error.removeprefix(f"{state.name}: "),
-            self._count_answering(),
+            self._count_working(),
             len(self._states),
         )
         return level
 
-    def _log_answer(self, state: _MemberState, seconds: float, level: int) -> None:
+    def _log_recovery(self, state: _MemberState, seconds: float, level: int) -> None:
         log.log(
             level,
-            "Redlock node %s answers again after %.1f s: %d of %d nodes answer",
+            "Redlock node %s works again after %.1f s: %d of %d nodes work",
             state.name,
             seconds,
-            self._count_answering(),
+            self._count_working(),
             len(self._states),
         )
 
@@ -244,14 +244,14 @@ class Members:
         if not state.has_dropped_releases:
             state.has_dropped_releases = True
             log.warning(
-                "Redlock node %s: %d releases are pending, so that of %r and further ones are dropped: there the "
-                "places expire by themselves",
+                "Redlock node %s: %d releases are pending: the release of %r and later ones are dropped, and their "
+                "places there expire",
                 state.name,
                 MAX_PENDING_RELEASES,
                 name,
             )
 
-    def _count_answering(self) -> int:
+    def _count_working(self) -> int:
         return sum(not state.suspected for state in self._states)
 
     async def _flush_releases(self, state: _MemberState) -> None:
