@@ -9,7 +9,6 @@ from datetime import timedelta
 from math import inf, isnan
 from typing import Any
 
-from lockstead.core.timing import margin
 from lockstead.errors import InvalidInputError
 
 Seconds = float | timedelta
@@ -18,6 +17,8 @@ MAX_NAME = 512
 MAX_METADATA = 4096
 NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 """NUL as JSON writes it, but not the same text after an escaped backslash."""
+MIN_TTL = 0.12
+"""More than ten times the margin for clock drift and late signals (`core/timing.py`)."""
 MAX_TTL = 365 * 24 * 3600.0
 
 
@@ -57,16 +58,16 @@ def check_seconds(value: Seconds, what: str) -> float:
 
 
 def check_ttl(value: Seconds, what: str = "ttl") -> float:
-    """Accept from ten times the margin of error to a year."""
+    """Accept from `MIN_TTL` to a year."""
     ttl = check_seconds(value, what)
-    if 10 * margin(ttl) <= ttl <= MAX_TTL:
+    if MIN_TTL <= ttl <= MAX_TTL:
         return ttl
     if ttl > MAX_TTL:
-        problem = "may be a year at the most"
+        problem = "must be at most a year"
         if what == "ttl":
             problem += ": a lease is renewed while it is held, so minutes are enough"
     else:
-        problem = "must be at least 0.12 s, ten times the margin for clock drift and late signals"
+        problem = f"must be at least {MIN_TTL} s, more than ten times the margin for clock drift and late signals"
     msg = f"{what} {problem}; got {ttl:g} s"
     raise InvalidInputError(msg)
 

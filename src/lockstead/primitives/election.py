@@ -491,7 +491,7 @@ def _plan(name: str, defaults: Defaults, **options: Unpack[ElectionOptions]) -> 
     seconds = ttl * DEFAULT_GRACE if grace is None else check_seconds(grace, "grace")
     if seconds > ttl * MAX_GRACE:
         msg = (
-            f"grace may be half of the ttl of {ttl:g} s at the most, got {seconds:g} s: with more, a leader would "
+            f"grace must be at most half of the ttl of {ttl:g} s, got {seconds:g} s: with more, a leader would "
             "stop while renewals are still on time; raise the ttl to have more grace"
         )
         raise InvalidInputError(msg, name=name)

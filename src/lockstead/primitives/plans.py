@@ -74,7 +74,7 @@ def plan(
         renew_for = min(renew_for, longest)
     reserved_for = check_seconds(at_least, "at_least")
     if reserved_for > MAX_TTL:
-        msg = f"at_least may be a year at the most, got {reserved_for:g} s"
+        msg = f"at_least must be at most a year, got {reserved_for:g} s"
         raise InvalidInputError(msg)
     heartbeat = min(lease_ttl, timing.HEARTBEAT)
     encoded = encode_metadata(metadata)

@@ -230,11 +230,11 @@ def test_an_at_least_that_is_not_a_duration_is_refused(locks: DistributedLock, a
 def test_errors_name_the_option_that_was_given(locks: DistributedLock) -> None:
     with pytest.raises(InvalidInputError, match=r"^a name must not be empty"):
         locks.rate_limiter("", 1, 1)
-    with pytest.raises(InvalidInputError, match=r"^ttl may be a year at the most: .* renewed"):
+    with pytest.raises(InvalidInputError, match=r"^ttl must be at most a year: .* renewed"):
         locks.lock("x", ttl=inf)
-    with pytest.raises(InvalidInputError, match=r"^period may be a year at the most; got inf s$"):
+    with pytest.raises(InvalidInputError, match=r"^period must be at most a year; got inf s$"):
         locks.once("x", period=inf)
-    with pytest.raises(InvalidInputError, match=r"^at_most may be a year at the most; got inf s$"):
+    with pytest.raises(InvalidInputError, match=r"^at_most must be at most a year; got inf s$"):
         locks.singleton("x", at_most=inf)
 
 
