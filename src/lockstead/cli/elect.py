@@ -10,8 +10,9 @@ from typing import Any
 
 from lockstead.blocking import DistributedLock, LockHandle
 from lockstead.cli.client import open_client
+from lockstead.cli.parser import parse_metadata
 from lockstead.cli.signals import Interruption, SignalQueue
-from lockstead.cli.supervisor import Supervisor, ended_by, log, parse_metadata, release, resolve_grace
+from lockstead.cli.supervisor import Supervisor, ended_by, log, release, resolve_grace
 from lockstead.errors import LockAcquisitionError, LockLostError, StoreError
 
 RETRY_DELAY = 1.0

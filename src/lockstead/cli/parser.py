@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from argparse import ArgumentParser
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from lockstead import __version__
@@ -207,3 +209,20 @@ def _add_lease_options(subcommand: ArgumentParser) -> None:
         metavar="S",
         help="seconds between SIGTERM and SIGKILL (default: a quarter of the ttl, at most 10)",
     )
+
+
+def parse_metadata(texts: Sequence[str]) -> dict[str, Any]:
+    """Parse KEY=VALUE pairs, whose values are strings, and JSON objects; a later one wins."""
+    metadata: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if text.lstrip().startswith("{"):
+            try:
+                metadata |= json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise Failure(Exit.BAD_INPUT, f"--metadata {text!r} is not a JSON object: {error}") from error
+        elif equals and key:
+            metadata[key] = value
+        else:
+            raise Failure(Exit.BAD_INPUT, f"--metadata takes KEY=VALUE or a JSON object, got {text!r}")
+    return metadata

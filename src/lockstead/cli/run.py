@@ -9,8 +9,9 @@ from lockstead.blocking import DistributedLock
 from lockstead.cli.client import open_client
 from lockstead.cli.inspection import held_for
 from lockstead.cli.outcome import Exit, Failure
+from lockstead.cli.parser import parse_metadata
 from lockstead.cli.signals import Interruption, SignalQueue
-from lockstead.cli.supervisor import Supervisor, ended_by, parse_metadata, release, resolve_grace
+from lockstead.cli.supervisor import Supervisor, ended_by, release, resolve_grace
 from lockstead.cli.text import format_duration
 from lockstead.errors import LockAcquisitionError, StoreError
 

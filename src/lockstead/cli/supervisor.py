@@ -7,7 +7,6 @@ itself is stopped (SIGSTOP) and the command is not; then only the fence protects
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
@@ -15,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
 from signal import Signals, strsignal
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lockstead.blocking import LockHandle
 from lockstead.cli.child import Child
@@ -49,23 +48,6 @@ def resolve_grace(asked: float | None, ttl: float) -> float:
         )
         raise Failure(Exit.BAD_INPUT, msg)
     return asked
-
-
-def parse_metadata(texts: Sequence[str]) -> dict[str, Any]:
-    """Parse KEY=VALUE pairs, whose values are strings, and JSON objects; a later one wins."""
-    metadata: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if text.lstrip().startswith("{"):
-            try:
-                metadata |= json.loads(text)
-            except (ValueError, RecursionError) as error:
-                raise Failure(Exit.BAD_INPUT, f"--metadata {text!r} is not a JSON object: {error}") from error
-        elif equals and key:
-            metadata[key] = value
-        else:
-            raise Failure(Exit.BAD_INPUT, f"--metadata takes KEY=VALUE or a JSON object, got {text!r}")
-    return metadata
 
 
 class End(NamedTuple):
