@@ -29,7 +29,6 @@ from lockstead import (
 )
 
 SRC = Path(lockstead.__file__).parent
-DIFFERENT = {"__enter__", "__exit__", "__aenter__", "__aexit__"}
 
 
 def public(kind: type) -> dict[str, object]:

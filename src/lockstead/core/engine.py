@@ -220,9 +220,8 @@ class Engine:
             if is_ours:
                 await self.abandon(lease, interruption)
             raise
-        is_over = (
-            self.keeper.closing or self.runtime.now() >= lease.trusted_until
-        )  # it expired while it was being released
+        # A lease that expired while it was being released is not lost.
+        is_over = self.keeper.closing or self.runtime.now() >= lease.trusted_until
         if not was_there and not is_over:
             lease.state, lease.reason = LOST, GONE_AT_RELEASE
             self.keeper.signal_loss(lease)

@@ -48,6 +48,10 @@ def _ignore(number: int, answer: object) -> None:
     pass
 
 
+def _ignore_all(numbers: Sequence[int]) -> None:
+    pass
+
+
 class MemberHealth(NamedTuple):
     """The outcome of one probe of a member."""
 
@@ -110,7 +114,7 @@ class Members:
         suffices: Callable[[Votes[T]], bool],
         *,
         among: Iterable[int] | None = None,
-        on_send: Callable[[Sequence[int]], object] = len,
+        on_send: Callable[[Sequence[int]], object] = _ignore_all,
         on_answer: Callable[[int, T | Exception], object] = _ignore,
     ) -> list[T | Exception | None]:
         """Ask members concurrently until it is decided; suspected ones only if the others do not suffice.

@@ -43,8 +43,6 @@ from lockstead.stores.quorum.members import (
 )
 from lockstead.stores.tickets import ticket_floor
 
-__all__ = ["MemberHealth", "Quorum"]
-
 T = TypeVar("T")
 
 MIN_MEMBERS = 3

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from lockstead.runtimes import clock
 from lockstead.testing.torture import worker
-from lockstead.testing.torture.arena import Arena, Surroundings
+from lockstead.testing.torture.arena import JUMP_CLOCK, Arena, Surroundings
 from lockstead.testing.torture.checkers import Promises, Violation, check
 from lockstead.testing.torture.history import History, Recorder
 from lockstead.testing.torture.nemesis import Nemesis
@@ -134,7 +134,7 @@ class ClientProcesses:
     def inject(self, name: str, fault: str) -> None:
         """Inject a fault into a worker, and return when it has ended."""
         client = self._processes[name]
-        if fault == "jump clock":
+        if fault == JUMP_CLOCK:
             client.surroundings.step_clock(self._chance.choice(JUMPS))
         else:
             with suppress(BrokenPipeError):
