@@ -98,7 +98,7 @@ class Runtime(Protocol):
         ...
 
     async def gather(
-        self, works: Sequence[Coroutine[Any, Any, T]], decided: Callable[[Sequence[T | None]], bool], grace: float
+        self, coroutines: Sequence[Coroutine[Any, Any, T]], decided: Callable[[Sequence[T | None]], bool], grace: float
     ) -> list[T | None]:
         """Run coroutines that never raise concurrently; return their results, None for those that have not ended.
 

@@ -152,17 +152,17 @@ class AsyncRuntime:
         return await asyncio.shield(self._task(work, "lockstead-shield"))
 
     async def gather(
-        self, works: Sequence[Coroutine[Any, Any, T]], decided: Callable[[Sequence[T | None]], bool], grace: float
+        self, coroutines: Sequence[Coroutine[Any, Any, T]], decided: Callable[[Sequence[T | None]], bool], grace: float
     ) -> list[T | None]:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return [await work for work in works]
+            return [await coroutine for coroutine in coroutines]
 
         def start(work: Coroutine[Any, Any, T], ended: Callable[[T | None], None]) -> None:
             _Stepper(work, ended)()
 
-        return await gather_tasks(self, start, works, decided, grace)
+        return await gather_tasks(self, start, coroutines, decided, grace)
 
     async def offload(self, function: Callable[[], T]) -> T:
         try:

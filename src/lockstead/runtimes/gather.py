@@ -16,13 +16,13 @@ Work = Coroutine[Any, Any, T]
 async def gather_tasks(
     runtime: Runtime,
     start: Callable[[Work[T], Callable[[T | None], None]], None],
-    works: Sequence[Work[T]],
+    coroutines: Sequence[Work[T]],
     decided: Callable[[Sequence[T | None]], bool],
     grace: float,
 ) -> list[T | None]:
     """Start each coroutine, which calls back with its result; see `Runtime.gather`."""
-    results: list[T | None] = [None] * len(works)
-    running = len(works)
+    results: list[T | None] = [None] * len(coroutines)
+    running = len(coroutines)
     until = inf
     event = runtime.event()
 
@@ -33,8 +33,8 @@ async def gather_tasks(
         if not running or (until == inf and decided(results)):
             event.set()
 
-    for number, work in enumerate(works):
-        start(work, partial(ended, number))
+    for number, coroutine in enumerate(coroutines):
+        start(coroutine, partial(ended, number))
     while running:
         if until == inf and decided(results):
             until = runtime.now() + grace

@@ -271,13 +271,13 @@ class SimulatedRuntime:
         return task.outcome()
 
     async def gather(
-        self, works: Sequence[Coroutine[Any, Any, T]], decided: Callable[[Sequence[T | None]], bool], grace: float
+        self, coroutines: Sequence[Coroutine[Any, Any, T]], decided: Callable[[Sequence[T | None]], bool], grace: float
     ) -> list[T | None]:
         def start(work: Coroutine[Any, Any, T], ended: Callable[[T | None], None]) -> None:
             task = self._process.start(work)
             task.on_end = lambda: ended(task.result)
 
-        return await gather_tasks(self, start, works, decided, grace)
+        return await gather_tasks(self, start, coroutines, decided, grace)
 
     async def offload(self, function: Callable[[], T]) -> T:
         return function()

@@ -48,19 +48,19 @@ class _ThreadEvent:
 class _Gathering(Generic[T]):
     """Coroutines run concurrently by one thread: each resumes when its socket has something to read."""
 
-    def __init__(self, runtime: ThreadRuntime, works: Sequence[Coroutine[Any, Any, T]]) -> None:
+    def __init__(self, runtime: ThreadRuntime, coroutines: Sequence[Coroutine[Any, Any, T]]) -> None:
         self._runtime = runtime
-        self.results: list[T | None] = [None] * len(works)
-        self._works = dict(enumerate(works))
+        self.results: list[T | None] = [None] * len(coroutines)
+        self._coroutines = dict(enumerate(coroutines))
         self._waiting: dict[int, tuple[int, float]] = {}
         """By the descriptor that is to become readable: the number of its coroutine, and the deadline."""
         self._poller = select.poll()
 
     def is_over(self) -> bool:
-        return not self._works
+        return not self._coroutines
 
     def begin(self) -> None:
-        self._resume(list(self._works))
+        self._resume(list(self._coroutines))
 
     def poll(self, until: float) -> None:
         """Resume every coroutine that is ready; wait for the first, but not beyond `until`."""
@@ -78,7 +78,7 @@ class _Gathering(Generic[T]):
     async def finish(self) -> None:
         """Run all to their end, including those that have not begun."""
         waiting = {number for number, _ in self._waiting.values()}
-        self._resume([number for number in self._works if number not in waiting])
+        self._resume([number for number in self._coroutines if number not in waiting])
         while not self.is_over():
             self.poll(inf)
 
@@ -94,15 +94,15 @@ class _Gathering(Generic[T]):
                 gathering.discard(here)
 
     def _step(self, number: int) -> None:
-        work = self._works.pop(number)
+        coroutine = self._coroutines.pop(number)
         try:
-            sock, deadline = work.send(None)
+            sock, deadline = coroutine.send(None)
             while _is_ready(sock):
-                sock, deadline = work.send(None)
+                sock, deadline = coroutine.send(None)
         except StopIteration as done:
             self.results[number] = done.value
         else:
-            self._works[number] = work
+            self._coroutines[number] = coroutine
             self._waiting[sock.fileno()] = number, deadline
             self._poller.register(sock, select.POLLIN)
 
@@ -202,10 +202,10 @@ class ThreadRuntime:
         return await work
 
     async def gather(
-        self, works: Sequence[Coroutine[Any, Any, T]], decided: Callable[[Sequence[T | None]], bool], grace: float
+        self, coroutines: Sequence[Coroutine[Any, Any, T]], decided: Callable[[Sequence[T | None]], bool], grace: float
     ) -> list[T | None]:
         """Run coroutines in this thread. Those that wait by `readable` overlap, the others run one after another."""
-        gathering = _Gathering(self, works)
+        gathering = _Gathering(self, coroutines)
         until = inf
         try:
             gathering.begin()

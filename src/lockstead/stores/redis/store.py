@@ -416,8 +416,8 @@ class RedisStore:
         if len(calls) == 1:
             replies = [await call(*calls[0])]
         else:
-            works = [call(key, args) for key, args in calls]
-            replies = await self.runtime.gather(works, lambda _: False, 0.0)
+            coroutines = [call(key, args) for key, args in calls]
+            replies = await self.runtime.gather(coroutines, lambda _: False, 0.0)
         failures = [reply for reply in replies if isinstance(reply, Exception)]
         if failures and len(failures) == len(replies):
             raise failures[0]

@@ -34,9 +34,9 @@ def main(arenas: Iterable[ArenaMaker], words: Sequence[str] | None = None) -> in
         while not reports or time.monotonic() < end:
             left = end - time.monotonic()
             seconds = max(min(arguments.slice, left, left * arguments.at_once / len(names)), 5.0)
-            works = [pool.submit(_torture, known[name], seconds, seed, arguments) for name in names]
-            for work in works:
-                report = work.result()
+            futures = [pool.submit(_torture, known[name], seconds, seed, arguments) for name in names]
+            for future in futures:
+                report = future.result()
                 _plot(report, reports, arguments)
                 reports.append(report)
             seed += 1
