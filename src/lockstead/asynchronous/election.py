@@ -42,7 +42,7 @@ class AsyncElection(Contest[AsyncLeadership]):
     def lead(self, timeout: Seconds | None = None) -> AsyncLockGuard[AsyncLeadership]:
         """Campaign, lead for a block, and resign at its end: ``async with election.lead():``.
 
-        If the lead is lost, the block is cancelled and raises LockLostError.
+        If leadership is lost, the block is cancelled and raises LockLostError.
         `timeout`: how long to wait; None waits without limit, 0 does not wait.
         """
         return AsyncLockGuard(self._plan_within(timeout), (self.name,), self._campaign, self._runtime)
@@ -55,7 +55,7 @@ class AsyncElection(Contest[AsyncLeadership]):
         return await self._campaign(self._plan_within(timeout))
 
     def start(self) -> None:
-        """Campaign in the background until `stop`: campaign, lead until the lead is lost, and campaign again.
+        """Campaign in the background until `stop`: campaign, lead until leadership is lost, and campaign again.
 
         Does nothing if it is running already.
         """

@@ -58,7 +58,7 @@ class Election(Contest[Leadership]):
     def lead(self, timeout: Seconds | None = None) -> LockGuard[Leadership]:
         """Campaign, lead for a block, and resign at its end: ``with election.lead():``.
 
-        If the lead was lost meanwhile, the end of the block raises LockLostError.
+        If leadership was lost meanwhile, the end of the block raises LockLostError.
         `timeout`: how long to wait; None waits without limit, 0 does not wait.
         """
         return _Lead(self._plan_within(timeout), (self.name,), lambda plan: drive(self._campaign(plan)), self._runtime)
@@ -71,7 +71,7 @@ class Election(Contest[Leadership]):
         return drive(self._campaign(self._plan_within(timeout)))
 
     def start(self) -> None:
-        """Campaign in the background until `stop`: campaign, lead until the lead is lost, and campaign again.
+        """Campaign in the background until `stop`: campaign, lead until leadership is lost, and campaign again.
 
         Does nothing if it is running already.
         """

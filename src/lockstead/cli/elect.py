@@ -20,7 +20,7 @@ RETRY_DELAY = 1.0
 
 
 def elect(arguments: Namespace) -> int:
-    """Campaign, run the command while leading, campaign again if the lead is lost; return the code to exit with."""
+    """Campaign, run the command while leading, campaign again if leadership is lost; return the code to exit with."""
     grace = resolve_grace(arguments.grace, arguments.ttl)
     metadata = parse_metadata(arguments.metadata)
     with SignalQueue() as signals, open_client(arguments.url, arguments.ttl) as locks:

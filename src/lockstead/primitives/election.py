@@ -70,7 +70,7 @@ class Leader:
     since: datetime
     """When it was elected, on this machine's wall clock."""
     fence: int
-    """The fencing token; 0 if only the leader knows it, as with advisory locks."""
+    """The fencing token; 0 if only the leader can read it, as with advisory locks."""
     metadata: dict[str, Any]
     is_me: bool
     """Whether the leader is the client that made this request."""
@@ -376,7 +376,7 @@ class Contest(Generic[L]):
         return not term.work_failed
 
     async def _run_term(self, leadership: L, term: Term) -> None:
-        """Call `on_elected`; call `on_lost` when the lead is lost or resigned; and only then release the lock."""
+        """Call `on_elected`; call `on_lost` when leadership is lost or resigned; and only then release the lock."""
         term.callers.add(self._runtime.context())
         interruption: BaseException | None = None
         for step in (self._lead, self._end_term):
