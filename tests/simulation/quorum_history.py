@@ -69,7 +69,7 @@ class QuorumHistory(History):
             self.losses += 1
             self.emptied.append(member)
             member.stall(self.random.choice((0.0, 0.01, 0.3)))
-            member.forget()
+            member.lose_data()
 
     def _may_lose_data(self) -> bool:
         return bool(self.emptied)

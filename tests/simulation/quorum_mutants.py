@@ -55,13 +55,13 @@ def the_fence_is_written_back_to_places_only(patch: Patch) -> None:
 
 @mutant
 def members_do_not_notice_that_they_are_empty(patch: Patch) -> None:
-    def forget(self) -> None:
+    def lose_data(self) -> None:
         marker = self._marker
         original(self)
         self._marker = marker
 
-    original = SimulatedMember.forget
-    patch.setattr(SimulatedMember, "forget", forget)
+    original = SimulatedMember.lose_data
+    patch.setattr(SimulatedMember, "lose_data", lose_data)
 
 
 @mutant

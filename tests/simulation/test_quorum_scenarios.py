@@ -264,7 +264,7 @@ def test_a_member_that_came_back_empty_votes_only_when_it_is_safe(
     async def scenario() -> None:
         await alice.acquire(ttl=20.0)
         emptied_member = setup.members[0]
-        emptied_member.forget()
+        emptied_member.lose_data()
         emptied = setup.world.now
         with pytest.raises(LockAcquisitionError, match="held by alice"):
             await bob.acquire(timeout=0.0)
@@ -347,7 +347,7 @@ def test_an_error_names_members_that_do_not_vote_yet(setup: Setup) -> None:
     async def scenario() -> None:
         await alice.engine.release(await alice.acquire(ttl=20.0))
         for member in setup.members[: alice.quorum._majority]:
-            member.forget()
+            member.lose_data()
         with pytest.raises(StoreError, match="too few nodes vote: m0: restarted empty, and waits") as failure:
             await alice.acquire(timeout=1.0)
         assert failure.value.transient
@@ -415,7 +415,7 @@ def fences_grow_though_only_a_forgetful_member_is_common() -> None:
         lease = await alice.acquire(ttl=1.0)
         assert lease.fence > 1000
         await alice.engine.release(lease)
-        setup.members[0].forget()
+        setup.members[0].lose_data()
         await bob.quorum._members.bootstrap()
         await until(setup, setup.members[0].votes)
         bob.is_cut_off_from(1)
@@ -449,7 +449,7 @@ def a_forgetful_member_waits_for_what_was_extended() -> None:
         alice.is_cut_off_from(2)
         lease = await alice.acquire(ttl=1.0)
         await alice.engine.extend(lease, 60.0)
-        setup.members[0].forget()
+        setup.members[0].lose_data()
         waits = bob.starts(bob.acquire(ttl=1.0))
         alice.is_cut_off_from(0, 1, 2)
         await bob.runtime.sleep(50.0)
@@ -468,7 +468,7 @@ def the_memories_of_a_minority_do_not_suffice_to_admit() -> None:
         await alice.engine.release(await alice.acquire(ttl=1.0, name="warm-up"))
         alice.is_cut_off_from(3, 4)
         await alice.acquire(ttl=60.0)
-        setup.members[0].forget()
+        setup.members[0].lose_data()
         for member in setup.members[1:3]:
             member.stall(30.0)
         with pytest.raises(StoreError):
@@ -499,7 +499,7 @@ def a_lease_that_too_few_confirm_ends_before_another_begins() -> None:
 def an_admission_is_for_the_emptiness_it_was_gathered_for() -> None:
     member = Setup(3).members[0]
     stale = member.probe().token
-    member.forget()
+    member.lose_data()
     member.probe()
     assert member.admit(stale, 0, 0.0).votes_in == inf
 
@@ -530,7 +530,7 @@ def a_member_that_came_back_empty_votes_again() -> None:
 
     async def scenario() -> None:
         await alice.acquire(ttl=1.0)
-        setup.members[0].forget()
+        setup.members[0].lose_data()
         await alice.acquire(ttl=1.0, name="y")
         await until(setup, setup.members[0].votes, seconds=20.0)
 

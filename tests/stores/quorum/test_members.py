@@ -142,7 +142,7 @@ def test_a_member_that_is_found_empty_is_recovered_even_without_a_request_for_a_
 ) -> None:
     quorum = open_quorum(ThreadRuntime(), servers)
     assert drive(quorum.examine()) == []
-    servers[0].forget()
+    servers[0].lose_data()
     assert [found.subject for found in drive(quorum.examine())] == ["m0"]
     eventually(lambda: drive(quorum.examine()) == [], "the member is admitted", within=10)
 
@@ -153,7 +153,7 @@ def test_a_member_may_be_admitted_by_another_thread_meanwhile(
     with DistributedLock(open_quorum(ThreadRuntime(), servers)) as locks:
         nodes = locks._engine.store._members  # type: ignore[attr-defined]
         assert locks.try_acquire("x")
-        servers[0].forget()
+        servers[0].lose_data()
 
         def meanwhile(_: str, name: str) -> None:
             assert name == nodes._states[0].name

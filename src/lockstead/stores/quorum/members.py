@@ -30,8 +30,8 @@ LONGEST_ROUND = 2.0
 """Seconds that a round may take to count: votes given further apart do not count together. The same for all clients,
 whatever their timeouts."""
 ADMISSION_WAIT = 2.5
-"""Seconds between finding a member empty and asking the others what it forgot. Longer than any round: every round the
-member had voted in is over by then, so each other member that voted in it knows of it."""
+"""Seconds between finding a member empty and asking the others for what it lost. Longer than any round: every round the
+member had voted in is over by then, so each other member that voted in it has a record of it."""
 MIN_PROBE_INTERVAL = 0.05
 """Seconds before an unreachable member is probed for the first time: one that is back soon is used again soon."""
 MAX_PROBE_INTERVAL = 1.0
@@ -134,8 +134,8 @@ class Members:
 
         async def ask_all(numbers: Sequence[int]) -> None:
             on_send(numbers)
-            works = [self._attempt(number, send, receive) for number in numbers]
-            await self.runtime.gather(works, lambda _: is_decided(votes), VOTE_GRACE)
+            coroutines = [self._attempt(number, send, receive) for number in numbers]
+            await self.runtime.gather(coroutines, lambda _: is_decided(votes), VOTE_GRACE)
 
         await ask_all([number for number in asked if number not in suspected])
         if suspected and not suffices(votes):
@@ -367,8 +367,8 @@ class Members:
             log.info("Redlock node %s has been admitted: it votes", state.name)
 
     async def _probe_all(self) -> list[Membership | None]:
-        works = [self._attempt(n, lambda _, member: member.probe(self._timeout)) for n in range(len(self._states))]
-        answers = await self.runtime.gather(works, all_answered, VOTE_GRACE)
+        coroutines = [self._attempt(n, lambda _, member: member.probe(self._timeout)) for n in range(len(self._states))]
+        answers = await self.runtime.gather(coroutines, all_answered, VOTE_GRACE)
         return [answer if isinstance(answer, Membership) else None for answer in answers]
 
     async def health(self) -> list[MemberHealth]:

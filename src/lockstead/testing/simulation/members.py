@@ -61,7 +61,7 @@ class MemberServer(MemoryServer):
             self._ticket = max(self._ticket, ticket)
             return self.probe()
 
-    def forget(self) -> None:
+    def lose_data(self) -> None:
         """Restart empty, as a server without persistence does."""
         with self._mutex:
             self._lines.clear()

@@ -118,7 +118,7 @@ def retractions(history: History, promises: Promises) -> list[Violation]:
         for hold in history.acquires
         if hold.retracted_at < inf
         and not history.harm(promises.may_lose_holds_early, hold.client, hold.invoked, hold.retracted_at)
-        and not _forgot(history, hold, hold.retracted_at, promises)
+        and not _lost_grants(history, hold, hold.retracted_at, promises)
     ]
 
 
@@ -137,7 +137,7 @@ def fences(history: History, promises: Promises) -> list[Violation]:
             for grant in grants
             if (other := seen.setdefault(grant.fence, grant)) is not grant
         ]
-        sure = [one for one in grants if _is_sure(one) and not _forgot(history, one, one.completed, promises)]
+        sure = [one for one in grants if _is_sure(one) and not _lost_grants(history, one, one.completed, promises)]
         pairs = {(id(a), id(b)): (a, b) for a, b in [*_went_back(grants, _asked), *_went_back(sure, _returned)]}
         found += [
             Violation("fences", f"the fence of {name!r} went back from {a.fence} to {b.fence}", (a, b))
@@ -272,7 +272,7 @@ def fifo(history: History, promises: Promises) -> list[Violation]:
             returned = waiter.completed if _is_sure(waiter) else until
             if since == inf or not _keeps_place(history, waiter, max(until, returned), promises):
                 continue
-            if _forgot(history, waiter, max(until, returned), promises, since=since):
+            if _lost_grants(history, waiter, max(until, returned), promises, since=since):
                 continue
             for other in grants[bisect_right(invoked, since) : bisect_left(invoked, max(until, returned))]:
                 too_many = waiter.weight + other.weight > waiter.capacity
@@ -344,8 +344,8 @@ def rates(history: History, promises: Promises) -> list[Violation]:
     for consume in history.consumes:
         if consume.allowed and consume.cost:
             groups[consume.name, consume.interval, consume.burst].append(consume)
-    forgot = history.harm({*promises.may_lose_grants, *promises.may_lose_rate_limits}, "", -inf, inf)
-    gaps = [(-inf, -inf), *((one.invoked, one.completed) for one in forgot)]
+    losses = history.harm({*promises.may_lose_grants, *promises.may_lose_rate_limits}, "", -inf, inf)
+    gaps = [(-inf, -inf), *((one.invoked, one.completed) for one in losses)]
     calm = [(end, start) for (_, end), (start, _) in pairwise([*_merged(gaps), (inf, inf)])]
     for (name, interval, burst), consumes in groups.items():
         for start, end in calm:
@@ -384,7 +384,7 @@ def elections(history: History, promises: Promises) -> list[Violation]:
                 at = other.elected_at
                 if not (
                     history.harm(promises.may_stop_clients, leader.client, at - leader.ttl, at + promises.slack)
-                    or _forgot(history, leader, at, promises)
+                    or _lost_grants(history, leader, at, promises)
                 ):
                     message = f"{other.client} was elected for {name!r} at {at:.6f}, while {leader.client} still led"
                     found.append(Violation("elections", message, (leader, other)))
@@ -480,12 +480,12 @@ def _beliefs(history: History, holds: Iterable[Acquire], promises: Promises) -> 
     for hold in holds:
         if hold.is_granted:
             end = hold.believed_until
-            forgot = _forgot(history, hold, end, promises)
-            intervals.append(Interval(hold.completed, min([end, *(one.invoked for one in forgot)]), hold))
+            losses = _lost_grants(history, hold, end, promises)
+            intervals.append(Interval(hold.completed, min([end, *(one.invoked for one in losses)]), hold))
     return intervals
 
 
-def _forgot(
+def _lost_grants(
     history: History, hold: Acquire, end: float, promises: Promises, *, since: float = -inf
 ) -> list[Fault | ForcedRelease]:
     """Find the faults that excuse the store from keeping it until then; by default since its request.
@@ -505,11 +505,11 @@ def _reservation(history: History, hold: Acquire, promises: Promises) -> Interva
     if release.outcome != "done" and history.harm(None, hold.client, hold.invoked, release.completed):
         return None
     until -= margin(until - hold.invoked)
-    forgot = [
-        *_forgot(history, hold, until, promises),
+    losses = [
+        *_lost_grants(history, hold, until, promises),
         *history.harm(promises.may_lose_reservations, None, hold.invoked, until),
     ]
-    return Interval(release.invoked, min([until, *(one.invoked for one in forgot)]), hold)
+    return Interval(release.invoked, min([until, *(one.invoked for one in losses)]), hold)
 
 
 def _unsignalled(history: History, hold: Acquire, promises: Promises) -> tuple[float, Acquire, bool] | None:
@@ -523,8 +523,8 @@ def _unsignalled(history: History, hold: Acquire, promises: Promises) -> tuple[f
         evidence.append(history.last_seen[hold.client])
     end, ended = max(evidence, default=-inf), hold.trusted_until
     halts = history.harm(promises.may_stop_clients, hold.client, ended - promises.slack, end)
-    forgot = _forgot(history, hold, end, promises)
-    end = min([end, *(fault.invoked for fault in [*halts, *forgot])]) - promises.slack
+    losses = _lost_grants(history, hold, end, promises)
+    end = min([end, *(fault.invoked for fault in [*halts, *losses])]) - promises.slack
     end = min(end, hold.released_at)
     if end <= ended:
         return None

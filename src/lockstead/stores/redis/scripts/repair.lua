@@ -20,7 +20,7 @@ if not is_sound then
   now = server_time
   is_repaired = 1
   redis.call('HDEL', bucket, ARGV[1] == '0' and '\0\0' or '\0')  -- first: a HDEL is not refused for lack of memory
-  if ARGV[1] == '0' then  -- a member stays empty: it forgot its votes, so it must not vote
+  if ARGV[1] == '0' then  -- a member stays empty: its votes are lost, so it must not vote
     redis.call('HSET', bucket, '\0', struct.pack('<ddddd', 0, now, 0, 0, 0))
   end
 end
