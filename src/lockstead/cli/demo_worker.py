@@ -44,7 +44,7 @@ class CounterFile:
 
 
 def work(worker: str, locks: DistributedLock, name: str, file: CounterFile, increments: int) -> None:
-    """Increment the counter so many times, each time under the lock."""
+    """Increment the counter `increments` times, each time under the lock."""
 
     def report(what: str, **details: object) -> None:
         sys.stdout.write(json.dumps({"worker": worker, "what": what, "time": time.monotonic(), **details}) + "\n")

@@ -1,7 +1,8 @@
 """Acquire, extend, release: written once for every store and every runtime.
 
 A lease is registered with the keeper before its first request is sent, so that whatever happens in between (a
-cancellation, an interrupt, a lost reply) the keeper knows that there may be a place to release.
+cancellation, an interrupt, a lost reply) the keeper has a record of the place that may have to be
+released.
 """
 
 from __future__ import annotations
@@ -434,7 +435,7 @@ class Engine:
         elif holder:
             why = f"held by {holder}; {how_to_wait(ask.name)}"
         else:
-            why = "held by another client, which has just released it; try again"
+            why = "another client held it until just now; try again"
         return LockAcquisitionError(
             f"{ask.name!r} was not acquired in {waited:.1f} s: {why}",
             name=ask.name,
@@ -456,14 +457,14 @@ class Engine:
         return LockAcquisitionError(msg, name=ask.name, attempts=attempts, waited=waited)
 
     def check_open(self, name: str = "") -> None:
-        """Raise ClosedError once the client was closed, and LockError where its runtime cannot be used."""
+        """Raise ClosedError once the client is closed, and LockError where its runtime cannot be used."""
         self.runtime.bind()
         if self.keeper.closing:
             msg = "this client is closed: create a new one"
             raise ClosedError(msg, name=name)
 
     def _check_call(self, name: str = "", *, also_open: bool = True) -> None:
-        """Raise ClosedError once the client was closed, and NestedCallError where a request could wait for itself.
+        """Raise ClosedError once the client is closed, and NestedCallError where a request could wait for itself.
 
         A thread inside the mutex is in the middle of a change, and must not wait for a store before it is complete.
         """

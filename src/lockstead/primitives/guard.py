@@ -36,8 +36,8 @@ class Guard(Generic[H]):
     def _leave(self, leaving: list[H]) -> H:
         """Remove and return the handle of the block that ends; it is added to `leaving` before it is removed.
 
-        A generator's block may end in another thread or task than began it. Then the oldest handle is taken: all
-        handles of a guard are of one kind, so as many stay held as blocks are open.
+        A generator's block may end in another thread or task than the one that began it. Then the oldest handle is
+        taken: all handles of a guard are of one kind, so as many stay held as blocks are open.
         """
         with self._mutex:
             own = self._context()

@@ -1,7 +1,8 @@
 """Idempotency keys: the first caller runs the work, the others receive its result.
 
 A key is a lock that is reserved, once the work is done, for as long as the outcome is to be remembered; the outcome is
-the metadata of that reservation. An attempt that fails releases the key; one that dies does when its ttl expires.
+the metadata of that reservation. An attempt that fails releases the key; the key of one that dies is free when its ttl
+expires.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rate limits shared by every client of a store.
 
-A limit of so many per period is a GCRA level (`core/gcra.py`): each request costs one emission interval, and the level
+A limit of N per period is a GCRA level (`core/gcra.py`): each request costs one emission interval, and the level
 may not rise above what a burst costs. So in any window of w seconds, on the store's clock, at most burst + w / interval
 are allowed. Not promised: when the caller acts on a decision.
 """

@@ -384,7 +384,7 @@ class SqliteStore:
             cursor.execute(_SQL["save_time"], (now,))
 
     def _sweep(self, cursor: sqlite3.Cursor, now: float) -> list[Place]:
-        """Every so many calls, search a few more rows for expired places of names that are no longer used."""
+        """Every `SWEEP_EVERY` calls, search a few more rows for expired places of names that are no longer used."""
         self._joins += 1
         if self._joins % SWEEP_EVERY:
             return []

@@ -10,7 +10,7 @@ from lockstead.core import lifecycle
 from lockstead.runtimes.threads import ThreadRuntime
 
 MAX_UNCHECKED_IDLE = 1.0
-"""Seconds for which an idle connection is taken for alive without a check, which is a system call."""
+"""Seconds for which an idle connection is assumed to be alive without a check, which is a system call."""
 
 
 class Idle(Protocol):

@@ -100,7 +100,7 @@ class _Liveness:
 
 
 class _LossLog:
-    """Logs once that a subscription is lost, when a waiter finds it so, and once that it is restored.
+    """Logs once that a subscription is lost, when a waiter notices it, and once that it is restored.
 
     At level INFO: waiters get their locks without it, only later. An outage of the store is a warning of the keeper.
     """

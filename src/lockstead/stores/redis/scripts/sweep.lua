@@ -22,7 +22,7 @@ local function sweep_line(name, field)
   save(line, {})
 end
 
--- Check so many random fields. While a quarter of them had expired, check more: so there are never many more expired
+-- Check `count` random fields. While a quarter of them had expired, check more: so there are never many more expired
 -- records than live ones, however many expire at once. Damaged records are kept, and do not stop the sweep.
 local function sweep(count)
   for _ = 1, 16 do

@@ -32,7 +32,7 @@ IF NOT EXISTS (
     ALTER TABLE {schema}.lock_state ADD COLUMN rates_swept_to text COLLATE "C" NOT NULL DEFAULT '';
 END IF;
 
--- Replace a place that holds by a reservation for so many seconds from now: its owner gets a + added, so that no late
+-- Replace a place that holds by a reservation for `_seconds` from now: its owner gets a + added, so that no late
 -- renewal finds it. Returns whether there was one; a place that waits is removed. Safe to repeat.
 -- `_metadata`: what the reservation shows; null keeps that of the place. The last two as in line_leave.
 CREATE OR REPLACE FUNCTION {schema}.line_reserve(
