@@ -1,4 +1,4 @@
-"""Fence checks on the receiving side: refuse a holder that has lost its lock and does not know it yet.
+"""Fence checks on the receiving side: refuse a holder that has lost its lock and has not noticed.
 
 For SQL there is ``check_fence`` beside the lease table. This module has the check for resources of this process, the
 HTTP header that carries a fence, and the check to put before a Lua script of your own.
@@ -67,7 +67,7 @@ class FenceGate:
         self._queues: dict[str, deque[_Entry]] = {}
 
     def check(self, resource: str, fence: int | Single) -> None:
-        """Raise StaleFenceError if the resource has seen a newer fence, else remember this one. Never waits.
+        """Raise StaleFenceError if the resource has seen a newer fence, else record this one. Never waits.
 
         A write after this check may still be too late: in between, another thread, or at an ``await`` another task, may
         check and write. `checked` prevents that.
@@ -180,9 +180,7 @@ def _current_task() -> object:
 def _refusal(resource: str, fence: int, newest: int | None, largest_dropped: int) -> StaleFenceError:
     if newest is None:
         newest = largest_dropped
-        problem = (
-            f"may be stale: this gate does not remember {resource!r}, and has dropped fences up to {largest_dropped}"
-        )
+        problem = f"may be stale: {resource!r} is not in this gate, which has dropped fences up to {largest_dropped}"
     else:
         problem = f"is stale: {resource!r} has seen fence {newest} already"
     return StaleFenceError(

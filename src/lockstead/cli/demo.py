@@ -94,12 +94,12 @@ class Timeline:
     def start(self) -> None:
         self._started = time.monotonic()
 
-    def add(self, who: str, what: str, colour: str = "", moment: float | None = None) -> None:
+    def add(self, process: str, what: str, colour: str = "", moment: float | None = None) -> None:
         """Add an event that happened now, or at the given moment."""
         at = (time.monotonic() if moment is None else moment) - self._started
-        self.events.append({"at": round(at, 3), "who": who, "what": what})
+        self.events.append({"at": round(at, 3), "process": process, "what": what})
         shown = styled(what, colour, wanted=self._colours and bool(colour))
-        self._print(f"{styled(f'{at:6.2f} s', DIM, wanted=self._colours)}  {who:<9}  {shown}")
+        self._print(f"{styled(f'{at:6.2f} s', DIM, wanted=self._colours)}  {process:<9}  {shown}")
 
     def print_checks(self, checks: list[Check]) -> None:
         self._print(styled("\nWhat was checked", BOLD, wanted=self._colours))

@@ -17,7 +17,7 @@ from lockstead.primitives.info import Holder, LockInfo
 
 COLUMNS = ("NAME", "HOLDER", "FENCE", "SINCE", "EXPIRES IN", "WAITING", "METADATA")
 SESSION_COLUMNS = ("PID", "APPLICATION", "ADDRESS")
-"""Only if the store knows the connections of its holders, as PostgreSQL does."""
+"""Only if the store reports the connections of its holders, as PostgreSQL does."""
 SHARE_COLUMN = ("HOLDS",)
 """Only if something other than a plain lock is held, or a name is reserved."""
 SHRINKABLE = (COLUMNS.index("NAME"), COLUMNS.index("HOLDER"), COLUMNS.index("METADATA"))

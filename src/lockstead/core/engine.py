@@ -1,8 +1,7 @@
 """Acquire, extend, release: written once for every store and every runtime.
 
 A lease is registered with the keeper before its first request is sent, so that whatever happens in between (a
-cancellation, an interrupt, a lost reply) the keeper has a record of the place that may have to be
-released.
+cancellation, an interrupt, a lost reply) the keeper has a record of the place that may have to be released.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One place of this client, as the client knows it: from before its first request until it is surely gone."""
+"""One place of this client, as the client records it: from before its first request until it is surely gone."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class Finding(NamedTuple):
 
 
 class Membership(NamedTuple):
-    """What a member of a quorum remembers about the votes it gave."""
+    """The state of a quorum member's votes."""
 
     token: str
     """Created when the member was found empty; `Member.admit` must name it."""
@@ -174,7 +174,7 @@ class Place:
     """One owner's place in a line. It holds from the moment `acquired_at` is set."""
 
     ticket: int
-    """0 if the store does not know it."""
+    """0 if the store does not report it."""
     owner: str
     capacity: int
     weight: int

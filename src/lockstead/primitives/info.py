@@ -26,7 +26,7 @@ class Holder:
     holder_id: str
     """The client that holds: host:pid:random."""
     fence: int
-    """The fencing token; 0 if only its holder knows it, as with advisory locks."""
+    """The fencing token; 0 if only its holder can read it, as with advisory locks."""
     weight: int
     """How much of the capacity it holds: 1 for a lock, the number of permits for a semaphore."""
     acquired_at: datetime
@@ -67,7 +67,7 @@ class LockInfo:
 
     @property
     def fence(self) -> int:
-        """The first holder's fence; 0 if only its holder knows it, as with advisory locks."""
+        """The first holder's fence; 0 if only its holder can read it, as with advisory locks."""
         return self._first.fence
 
     @property

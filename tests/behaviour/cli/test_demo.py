@@ -25,5 +25,5 @@ def test_the_demo_runs_on_a_given_store_and_prints_json(lockstead: Lockstead) ->
     output = json.loads(finished.stdout)
     assert (finished.returncode, output["ok"]) == (0, True)
     assert all(check["passed"] for check in output["checks"])
-    assert {event["who"] for event in output["events"]} >= {"worker 1", "worker 3", "worker 5"}
+    assert {event["process"] for event in output["events"]} >= {"worker 1", "worker 3", "worker 5"}
     assert lockstead.json("ls") == []

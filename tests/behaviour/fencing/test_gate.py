@@ -294,7 +294,7 @@ def test_a_gate_evicts_the_least_recently_used_resource() -> None:
     for number in range(4, 9):
         gate.check("leader", 3)
         gate.check(f"job {number}", number)
-    with pytest.raises(StaleFenceError, match="this gate does not remember 'job 6', and has dropped fences up to 7"):
+    with pytest.raises(StaleFenceError, match="'job 6' is not in this gate, which has dropped fences up to 7"):
         gate.check("job 6", 6)
     gate.check("job 7", 7)
 

@@ -9,7 +9,7 @@ from lockstead.core import lifecycle
 
 
 class Slot:
-    """One thread's slot. Whatever is interrupted, `release` knows whether the slot was acquired.
+    """One thread's slot. Whatever is interrupted, `release` can tell whether the slot was acquired.
 
     An interrupt may come before `__exit__` has begun; where that matters, the caller releases once more.
     """

@@ -324,7 +324,7 @@ class Quorum:
     async def _write_back(self, ask: Ask, ticket: int, held: Iterable[int], member_timeout: float) -> bool:
         """Raise the tickets of the places we have to the highest of them, and the counters they were drawn from.
 
-        Otherwise the members that the next holder's majority has in common with ours might not know our fence. Only
+        Otherwise the members that the next holder's majority has in common with ours might not have our fence. Only
         where our place still holds: a counter raised after another owner drew from it would be too late for that draw.
         """
         renewals = [Renewal(ask.name, ask.owner, ask.ttl, ask.heartbeat, floor=ticket)]
@@ -340,7 +340,7 @@ class Quorum:
         return is_raised(votes) and self._is_in_time(sent)
 
     async def _refuse(self, ask: Ask, votes: Votes[Standing | Refusal], member_timeout: float) -> Refusal:
-        """Release the places that were granted, and return who holds; raise if no holder is known."""
+        """Release the places that were granted, and return the holder; raise if none is known."""
         busy = [vote for vote in votes if isinstance(vote, Refusal) and not vote.abstains]
         if not busy or not self._is_answered(votes):
             error = self._no_majority(votes, ask.name)

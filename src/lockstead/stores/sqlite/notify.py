@@ -19,7 +19,7 @@ class NotifySocket:
     """The events of one store object's waiters, and the socket through which other processes set them.
 
     Not promised: that a notification arrives. A waiter whose socket is full, or that is in another network namespace,
-    learns of its grant at its next heartbeat.
+    finds its grant at its next heartbeat.
     """
 
     def __init__(self, runtime: Runtime, *, listens: bool) -> None:

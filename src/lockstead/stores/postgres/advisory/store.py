@@ -12,11 +12,11 @@ Differences from the lease table:
   failover to an asynchronous standby, positions that had not been written out may be drawn again. A fence check must
   not use fences of readers, here as elsewhere.
 - An exclusive lock and a writer are the same to the server, so a name used with two capacities is not detected.
-- Only the holder's client knows its fence and metadata. Others see the holder in a comment before the session's last
+- Only the holder's client has its fence and metadata. Others see the holder in a comment before the session's last
   statement, which names as many locks as fit.
 - To release another client's lock is to end its session, with whatever else that holds.
 - A waiter is in the middle of a statement, which holds back VACUUM as any long statement does.
-- The server knows a name by 64 bits of its hash; see `key.py`.
+- The server identifies a name by 64 bits of its hash; see `key.py`.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ class AdvisoryStore:
         return outcome
 
     async def _handle_busy(self, request: LockRequest, session: Session, deadline: float) -> Standing | Refusal:
-        """Join the server's queue, or find out who holds the lock."""
+        """Join the server's queue, or find the holder of the lock."""
         if request.ask.queue:
             return await self._enqueue(
                 request, session if session.is_dedicated else await self._dedicated_session(deadline), deadline
@@ -329,7 +329,7 @@ class AdvisoryStore:
         return standings
 
     async def _check_waiting(self, waiting: Sequence[LockRequest], deadline: float) -> dict[Session, float]:
-        """Learn who holds what is waited for, and which waits have ended: the server shows it before its reply arrives.
+        """Read the holder of each lock waited for, and which waits have ended: the server shows this before it replies.
 
         Returns the sessions that hold by now, each with the server's time.
         """
@@ -657,7 +657,7 @@ class AdvisoryStore:
         return next(iter(owners or [lock.owner for lock in locks]), "")
 
     def _own_requests(self) -> dict[tuple[int, Key], LockRequest]:
-        """Return this client's requests, of which it knows more than the server shows."""
+        """Return this client's requests, of which it has more than the server shows."""
         requests = list(self._requests.values())
         return {(request.session.pid, request.key): request for request in requests if request.session is not None}
 

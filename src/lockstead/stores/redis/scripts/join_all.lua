@@ -45,7 +45,7 @@ for i, line in ipairs(lines) do
   local ttl, heartbeat, floor = struct.unpack('<ddd', ARGV[2 * i])
   reply[i + 1] = enter(line, places[i], ttl, heartbeat, floor)
 end
-redis.call('HDEL', bucket, ABSENT_FIELD)  -- a user who may not HDEL must be refused before any line is saved
+redis.call('HDEL', bucket, ABSENT_FIELD)  -- a user that may not HDEL must be refused before any line is saved
 for i, line in ipairs(lines) do
   save(line, i == 1 and {'\0', packed_bucket()} or {})
 end

@@ -416,8 +416,9 @@ BEGIN
 END
 $$;
 
--- Delete expired places and unused names: some at a time, one sweep at a time. lockstead's Python clients call it every
--- so many joins; without such clients, call it from time to time. It skips rows that a transaction has locked.
+-- Delete expired places and unused names: some at a time, one sweep at a time. lockstead's Python clients call it
+-- regularly, counted by their joins; without such clients, call it from time to time. It skips rows that a transaction
+-- has locked.
 CREATE OR REPLACE FUNCTION {schema}.sweep_locks(_names integer DEFAULT 1000) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '200ms' AS $$
 DECLARE
@@ -455,7 +456,7 @@ BEGIN
                 PERFORM {schema}.line_settle(moved, 0, moment);
             END IF;
         EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-            NULL;  -- the new holder learns of its grant at its next heartbeat
+            NULL;  -- the new holder finds its grant at its next heartbeat
         END;
     END LOOP;
 
@@ -574,7 +575,7 @@ BEGIN
 END
 $$;
 
--- The live places: who holds, and who waits.
+-- The live places: holders and waiters.
 CREATE OR REPLACE VIEW {schema}.locks AS
 SELECT
     name,
