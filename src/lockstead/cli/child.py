@@ -54,7 +54,7 @@ class Child:
                 command,
                 env=dict(environment),
                 process_group=0,
-                preexec_fn=self._make_preexec(),  # noqa: PLW1509
+                preexec_fn=self._make_preexec(),  # noqa: PLW1509 (see above)
             )
         except BaseException:
             self._restore()

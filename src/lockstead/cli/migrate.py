@@ -30,9 +30,9 @@ def migrate(arguments: Namespace) -> int:
         msg = f"only PostgreSQL needs a migration, {named} does not: give the database as --url postgresql://…"
         raise Failure(Exit.BAD_INPUT, msg)
     try:
-        from lockstead.stores.postgres.address import Options, parse_url  # noqa: PLC0415
-        from lockstead.stores.postgres.table import migrate as migration  # noqa: PLC0415
-        from lockstead.stores.postgres.table.schema import VERSION, migration_sql  # noqa: PLC0415
+        from lockstead.stores.postgres.address import Options, parse_url  # noqa: PLC0415 (needs psycopg)
+        from lockstead.stores.postgres.table import migrate as migration  # noqa: PLC0415 (needs psycopg)
+        from lockstead.stores.postgres.table.schema import VERSION, migration_sql  # noqa: PLC0415 (needs psycopg)
     except ImportError as error:  # of psycopg, or of libpq
         msg = f"this needs psycopg: pip install 'lockstead[postgres]' ({error})"
         raise Failure(Exit.BAD_INPUT, msg) from error

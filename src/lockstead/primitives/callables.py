@@ -44,4 +44,4 @@ def _body(function: Callable[..., Any]) -> Any:
     """Find the function that a call runs: under partials, or `__call__` of a callable object's class."""
     while isinstance(function, functools.partial):
         function = function.func
-    return function if inspect.isroutine(function) else getattr(type(function), "__call__", None)  # noqa: B004
+    return function if inspect.isroutine(function) else getattr(type(function), "__call__", None)  # noqa: B004 (the function itself is needed)

@@ -187,7 +187,7 @@ class Task(Generic[T]):
             self.process.current = None
         assert self._parked_on is not None
         self._parked_on._task = self  # noqa: SLF001 - the task and its parking are one mechanism
-        if self._cancelled or self._parked_on._result is not None:  # noqa: SLF001
+        if self._cancelled or self._parked_on._result is not None:  # noqa: SLF001 (as above)
             self.resume(self._parked_on)
 
     def _finish(self, result: T | None, error: BaseException | None) -> None:

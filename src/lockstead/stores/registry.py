@@ -111,7 +111,7 @@ def _origin(source: object) -> str:
 
 def _open_postgres(source: object, runtime: Runtime, options: dict[str, Any]) -> Store:
     try:
-        from lockstead.stores.postgres.opening import open_postgres  # noqa: PLC0415
+        from lockstead.stores.postgres.opening import open_postgres  # noqa: PLC0415 (needs psycopg)
     except ImportError as error:  # of psycopg, or of libpq
         msg = f"this store needs psycopg: pip install 'lockstead[postgres]' ({error})"
         raise InvalidInputError(msg) from error
@@ -120,7 +120,7 @@ def _open_postgres(source: object, runtime: Runtime, options: dict[str, Any]) ->
 
 def _open_redis(source: object, runtime: Runtime, options: dict[str, Any]) -> Store:
     try:
-        from lockstead.stores.redis.opening import open_redis  # noqa: PLC0415
+        from lockstead.stores.redis.opening import open_redis  # noqa: PLC0415 (needs hiredis)
     except ModuleNotFoundError as error:
         msg = f"this store needs {error.name}: pip install 'lockstead[redis]'"
         raise InvalidInputError(msg) from error

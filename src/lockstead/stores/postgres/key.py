@@ -27,7 +27,7 @@ class Key(NamedTuple):
     @classmethod
     def from_pg_locks(cls, classid: int, objid: int, objsubid: int) -> Self:
         """Make the key of an advisory lock that pg_locks shows; the server's oids are unsigned."""
-        return cls(objsubid == 2, _signed(classid << _INT4 | objid, _BIGINT))  # noqa: PLR2004
+        return cls(objsubid == 2, _signed(classid << _INT4 | objid, _BIGINT))  # noqa: PLR2004 (as pg_locks marks a pair)
 
     @property
     def arguments(self) -> tuple[int, ...]:

@@ -293,7 +293,7 @@ def _make_runtimes(config: WorkerConfig) -> list[WorkerRuntime]:
 def _uvloop() -> Callable[[], asyncio.AbstractEventLoop]:
     """Return uvloop's event loop, or asyncio's where uvloop is not installed."""
     with suppress(ImportError):
-        import uvloop  # noqa: PLC0415
+        import uvloop  # noqa: PLC0415 (may not be installed)
 
         return uvloop.new_event_loop
     return asyncio.new_event_loop

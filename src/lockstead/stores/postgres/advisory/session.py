@@ -243,7 +243,7 @@ class InterruptSafeLock:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self.is_owned: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]  # noqa: SLF001
+        self.is_owned: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]  # noqa: SLF001 (no other way)
 
     def acquire(self, timeout: float) -> bool:
         """Wait until it is free, and say whether it was acquired in time. Not to be acquired twice by one thread."""

@@ -90,7 +90,7 @@ def _params(key: Key) -> tuple[bytes, ...]:
     return tuple(b"%d" % number for number in key.arguments)
 
 
-def _suffix(shared: bool) -> str:  # noqa: FBT001
+def _suffix(shared: bool) -> str:  # noqa: FBT001 (private, with one argument)
     return "_shared" if shared else ""
 
 

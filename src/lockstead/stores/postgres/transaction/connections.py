@@ -56,7 +56,7 @@ class _Psycopg(UserConnection):
     is_async = False
 
     async def _obstacle(self) -> str:
-        from psycopg.pq import PipelineStatus, TransactionStatus  # noqa: PLC0415
+        from psycopg.pq import PipelineStatus, TransactionStatus  # noqa: PLC0415 (the user may not have it)
 
         if self._connection.info.pipeline_status != PipelineStatus.OFF:
             return (
@@ -68,7 +68,7 @@ class _Psycopg(UserConnection):
         return ""
 
     async def fetch(self, sql: str, *args: Any) -> Rows:
-        from psycopg import Cursor, rows  # noqa: PLC0415
+        from psycopg import Cursor, rows  # noqa: PLC0415 (the user may not have it)
 
         # Not connection.cursor(): the user may have configured rows as dictionaries, or another style of parameters.
         with Cursor(self._connection, row_factory=rows.tuple_row) as cursor:
@@ -80,7 +80,7 @@ class _AsyncPsycopg(_Psycopg):
     is_async = True
 
     async def fetch(self, sql: str, *args: Any) -> Rows:
-        from psycopg import AsyncCursor, rows  # noqa: PLC0415
+        from psycopg import AsyncCursor, rows  # noqa: PLC0415 (the user may not have it)
 
         async with AsyncCursor(self._connection, row_factory=rows.tuple_row) as cursor:
             await cursor.execute(*_named(sql, args, r"%(p\1)s"))
@@ -129,7 +129,7 @@ class _Sqlalchemy(UserConnection):
         return ""
 
     async def fetch(self, sql: str, *args: Any) -> Rows:
-        from sqlalchemy import text  # noqa: PLC0415
+        from sqlalchemy import text  # noqa: PLC0415 (the user may not have it)
 
         sql, values = _named(sql, args, r":p\1")
         result = await self._execute(await self._connect(), text(sql), values)

@@ -66,7 +66,7 @@ class XactLock:
 
     _is_unused = False
 
-    def __init__(self, connection: UserConnection, names: dict[Key, str], is_shared: bool, timeout: float) -> None:  # noqa: FBT001
+    def __init__(self, connection: UserConnection, names: dict[Key, str], is_shared: bool, timeout: float) -> None:  # noqa: FBT001 (xact_lock alone calls it)
         self._connection = connection
         self._names = names
         self._is_shared = is_shared
