@@ -104,6 +104,23 @@ def test_requests_that_run_out_of_time_do_not_end_a_new_connection_for_the_other
     asyncio.run(scenario())
 
 
+def test_a_server_that_falls_silent_is_an_error_of_the_store_not_an_overload(
+    server: PostgresServer, proxy: FaultProxy, schema: str
+) -> None:
+    """The connection that is replaced has answered a moment ago, but does no more."""
+
+    async def scenario() -> None:
+        async with AsyncDistributedLock(proxy.url, schema=schema) as locks:
+            await (await locks.acquire("warm")).release()
+            proxy.black_hole()
+            for _ in range(4):
+                with pytest.raises(StoreError, match="no answer in time"):
+                    await locks.acquire("x", timeout=0.2)
+            proxy.heal()
+
+    asyncio.run(scenario())
+
+
 @pytest.fixture
 def congested(start: Callable[..., PostgresServer]) -> Iterator[tuple[PostgresServer, psycopg.Connection]]:
     """Give a server whose NOTIFY queue is full, and the session that keeps it so: it listens in an open transaction."""

@@ -239,7 +239,7 @@ class PipelinedServer:
             self.is_pooled = connection.is_pooled
             return await ask_on(connection, self._address, statement, params, deadline - self._runtime.now())
         except TimeoutError:
-            if common is not None and common.is_answering(MIN_CONNECT_TIMEOUT):
+            if common is not None and common.is_good and common.is_answering(MIN_CONNECT_TIMEOUT):
                 raise QueuedError from None
             raise
 
