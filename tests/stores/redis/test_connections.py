@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from lockstead import ClosedError, LockError
+from lockstead import ClosedError, LockError, StoreError
 from lockstead.core.model import Ask, Standing
+from lockstead.runtimes.aio import AsyncRuntime
+from lockstead.stores.redis.address import Address
+from lockstead.stores.redis.pipelined import PipelinedNode
+from lockstead.stores.redis.resp import pack
 from lockstead.stores.redis.store import RedisStore
 from tests.harness.clients import Harness, ask
 from tests.servers.proxy import FaultProxy
@@ -252,3 +257,23 @@ async def test_six_thousand_readers_are_let_in_at_once(harness: Harness, fresh_s
     (line,) = await store.inspect("x", exact=True)
     assert len(line.places) == 6000
     assert all(place.acquired_at is not None for place in line.places)
+
+
+@pytest.mark.parametrize("database", [0, 3])
+def test_an_impatient_request_does_not_end_a_new_connection(proxy: FaultProxy, database: int) -> None:
+    """With or without a greeting on it: SELECT is one."""
+
+    async def scenario() -> None:
+        node = PipelinedNode(AsyncRuntime(), Address(*proxy.address, database=database))
+        connections = set()
+        proxy.delay(0.06)
+        for _ in range(8):
+            with suppress(StoreError):
+                await node.ask(pack(("PING",)), 1, 0.1)
+            if node._shared.connection is not None:
+                assert node._shared.connection.is_good
+                connections.add(node._shared.connection)
+        assert len(connections) == 1
+        node.close()
+
+    asyncio.run(scenario())

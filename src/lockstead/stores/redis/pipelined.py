@@ -119,6 +119,7 @@ async def _connect(
         except BaseException:
             pipeline.close()
             raise
+    pipeline.mark_opened()
     return pipeline
 
 

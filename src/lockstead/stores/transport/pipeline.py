@@ -48,9 +48,14 @@ class Pipeline:
         self._is_retired = False
         self._loop = loop
         self._requests: deque[Request] = deque()
-        self._opened_at = self._answered_at = loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
+        self.mark_opened()
+
+    def mark_opened(self) -> None:
+        """Count as opened from now on: the replies to a greeting are behind it."""
+        self._answered_at = self._loop.time()
+        self._has_answered = False
 
     def abort(self) -> None:
         """Cut the connection."""
@@ -72,6 +77,7 @@ class Pipeline:
     def _take_reply(self, reply: object) -> None:
         """Add a reply to the oldest request."""
         self._answered_at = self._loop.time()
+        self._has_answered = True
         request = self._requests[0]
         request.replies.append(reply)
         request.missing -= 1
@@ -98,7 +104,7 @@ class Pipeline:
         """
         now = self._loop.time()
         is_answering = self.is_answering()
-        is_new = is_answering and self._answered_at == self._opened_at
+        is_new = is_answering and not self._has_answered
         self._timer, self._timer_at = None, inf
         waiting = [request for request in self._requests if not request.answer.done()]
         for request in waiting:
