@@ -112,11 +112,13 @@ def test_tasks_log_a_lost_subscription_in_the_same_way(caplog: pytest.LogCapture
     caplog.set_level(logging.INFO, "lockstead")
     first = Broken()
     attempts: list[Broken | Exception] = [first, OSError("refused"), OSError("refused"), Broken()]
+    losses: list[OnLost] = []
 
     async def subscribe(timeout: float, on_message: OnMessage, on_lost: OnLost) -> Broken:
         attempt = attempts.pop(0)
         if isinstance(attempt, Exception):
             raise attempt
+        losses.append(on_lost)
         return attempt
 
     async def main() -> None:
@@ -125,6 +127,8 @@ def test_tasks_log_a_lost_subscription_in_the_same_way(caplog: pytest.LogCapture
         await subscriber.wait("me/1", 0.01)
         assert lines_of(caplog) == []
         first.is_good = False
+        losses[0]()
+        assert len(lines_of(caplog)) == 1, "at once, not when the next one waits"
         while attempts:
             await subscriber.wait("me/1", 0.01)
 
@@ -132,3 +136,22 @@ def test_tasks_log_a_lost_subscription_in_the_same_way(caplog: pytest.LogCapture
     lost, restored = lines_of(caplog)
     assert lost == "test://server: subscription lost (the connection was closed): waiters poll until it is restored"
     assert re.fullmatch(RESTORED, restored)
+
+
+def test_a_subscription_that_is_lost_while_no_task_waits_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "lockstead")
+    losses: list[OnLost] = []
+
+    async def subscribe(timeout: float, on_message: OnMessage, on_lost: OnLost) -> Broken:
+        losses.append(on_lost)
+        return Broken()
+
+    async def main() -> None:
+        subscriber = LoopSubscriber(AsyncRuntime(), "test://server", subscribe, str.encode, Wake.GRANT)
+        subscriber.expect("me/1")
+        await subscriber.wait("me/1", 0.01)
+        subscriber.forget("me/1")
+        losses[0]()
+
+    asyncio.run(main())
+    assert lines_of(caplog) == []

@@ -365,8 +365,6 @@ class LoopSubscriber(Generic[P]):
         connection = self._shared.connection
         try:
             if connection is None or not connection.is_good:
-                if connection is not None:
-                    self._loss_log.lost(ConnectionResetError("the connection was closed"))
                 await self._shared.open(max(timeout, MIN_SUBSCRIBE_TIMEOUT))
             elif self._liveness.is_dead(self._runtime.now(), connection.ping):
                 self._loss_log.lost(ConnectionResetError(NO_PONG))
@@ -386,14 +384,21 @@ class LoopSubscriber(Generic[P]):
 
     async def _connect(self, timeout: float) -> P:
         """Connect, and wake every waiter to ask again: messages sent before are lost."""
-        weak = WeakMethod(self._deliver)
+        deliver, handle_loss = WeakMethod(self._deliver), WeakMethod(self._handle_loss)
         connection = await self._subscribe(
-            timeout, lambda message: call(message) if (call := weak()) else None, self._waiters.notify_all
+            timeout,
+            lambda message: call(message) if (call := deliver()) else None,
+            lambda: call() if (call := handle_loss()) else None,
         )
         self._liveness.start(self._runtime.now())
         self._loss_log.restored()
         self._waiters.notify_all()
         return connection
+
+    def _handle_loss(self) -> None:
+        if self._messages and not self._is_closed:
+            self._loss_log.lost(ConnectionResetError("the connection was closed"))
+        self._waiters.notify_all()
 
     def _deliver(self, message: bytes | None) -> None:
         self._liveness.received(self._runtime.now())
