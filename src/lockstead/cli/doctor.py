@@ -8,7 +8,8 @@ from argparse import Namespace
 
 from lockstead.cli.client import open_client
 from lockstead.cli.outcome import Exit
-from lockstead.cli.text import BOLD, escaped, styled, takes_colour
+from lockstead.cli.text import BOLD, styled, takes_colour
+from lockstead.core.quoting import escaped
 
 LABELS = {"ok": "ok", "warning": "warning", "error": "ERROR"}
 

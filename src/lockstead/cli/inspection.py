@@ -11,8 +11,9 @@ from datetime import UTC, datetime
 
 from lockstead.cli.client import open_client
 from lockstead.cli.outcome import Exit, Failure
-from lockstead.cli.text import BOLD, escaped, format_duration, format_metadata, format_table, styled, takes_colour
+from lockstead.cli.text import BOLD, format_duration, format_metadata, format_table, styled, takes_colour
 from lockstead.core.model import WHOLE
+from lockstead.core.quoting import escaped
 from lockstead.primitives.info import Holder, LockInfo
 
 COLUMNS = ("NAME", "HOLDER", "FENCE", "SINCE", "EXPIRES IN", "WAITING", "METADATA")

@@ -7,7 +7,7 @@ import os
 from argparse import Namespace
 
 from lockstead.cli.outcome import Exit, Failure
-from lockstead.cli.text import escaped
+from lockstead.core.quoting import escaped
 from lockstead.stores.registry import POSTGRES_SCHEMES, redact
 
 HEADER = """\

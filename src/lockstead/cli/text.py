@@ -8,6 +8,8 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
+from lockstead.core.quoting import escaped
+
 BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
 
 GAP = "  "
@@ -35,13 +37,6 @@ def format_duration(seconds: float) -> str:
             rest = whole % length // part
             return f"{whole // length}{unit} {rest}{smaller}" if rest else f"{whole // length}{unit}"
     return f"{whole}s"
-
-
-def escaped(text: str) -> str:
-    """Escape control characters, which a terminal would obey: other clients chose these texts."""
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
-    )
 
 
 def format_metadata(metadata: Mapping[str, Any]) -> str:

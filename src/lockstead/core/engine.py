@@ -6,7 +6,6 @@ cancellation, an interrupt, a lost reply) the keeper has a record of the place t
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -18,6 +17,7 @@ from lockstead.core import lifecycle
 from lockstead.core.keeper import GONE_AT_RELEASE, Keeper, log
 from lockstead.core.lease import HELD, INHERITED, LOST, WAITING, Claim, Lease
 from lockstead.core.model import RESERVED, WHOLE, Ask, Finding, Line, Refusal, Standing, Wake
+from lockstead.core.quoting import command_for
 from lockstead.core.retry import RetryPolicy
 from lockstead.core.runtime import NESTED
 from lockstead.core.store import Examinable, Repairable, Store
@@ -427,7 +427,7 @@ class Engine:
             until = f" for another {refusal.recheck:.3g} s" if refusal.recheck < inf else ""
             why = (
                 f"{holder} has released it, but reserved the name{until}; try again after that, or run "
-                f"`lockstead release {shlex.quote(ask.name)} --force`"
+                f"`{command_for(ask.name, 'release', '--force')}`"
             )
         elif holder == self.holder_id:
             why = f"this client holds it already ({holder}); release it first (or acquire a lock with reentrant=True)"
@@ -492,7 +492,7 @@ class Engine:
 
 def how_to_wait(name: str) -> str:
     """Name what to do about a lock that was held for longer than the timeout."""
-    return f"raise timeout, or see `lockstead show {shlex.quote(name)}`"
+    return f"raise timeout, or see `{command_for(name, 'show')}`"
 
 
 def _kind(capacity: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -11,6 +10,7 @@ from math import inf
 from typing import Any
 
 from lockstead.core.model import Line, Place, SessionInfo
+from lockstead.core.quoting import command_for
 from lockstead.errors import DamagedError
 
 MAX_DEPTH = 100
@@ -116,7 +116,7 @@ def describe(line: Line) -> LockInfo:
         metadata = _metadata(place.metadata)
         if metadata is None:
             shown = place.metadata if len(place.metadata) <= MAX_SHOWN else f"{place.metadata[:MAX_SHOWN]}…"
-            remedy = f"`lockstead release {shlex.quote(line.name)} --force` frees the name"
+            remedy = f"`{command_for(line.name, 'release', '--force')}` frees the name"
             damage = (
                 damage
                 or f"the metadata of {place.owner}, which holds {line.name!r}, cannot be read: {shown} ({remedy})"

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from lockstead.core.quoting import escaped
 from lockstead.errors import InvalidInputError
 from lockstead.stores.postgres.table.schema import check_schema
 
@@ -199,11 +200,11 @@ def _address(settings: Mapping[str, Any]) -> Address:
                 msg = f"{key} must be a number: postgresql://user:password@host:port/database?connect_timeout=seconds"
                 raise InvalidInputError(msg)
     kept = {"fallback_application_name": "lockstead", **settings, "client_encoding": "UTF8"}
-    host = settings.get("host") or settings.get("hostaddr") or settings.get("service") or "localhost"
+    where = str(settings.get("host") or settings.get("hostaddr") or settings.get("service") or "localhost")
+    hosts = ",".join(f"[{host}]" if ":" in host else host for host in where.split(","))
     port = settings.get("port")
     database = settings.get("dbname")
-    label = f"{host}{f':{port}' if port else ''}{f'/{database}' if database else ''}"
-    return Address(kept, label)
+    return Address(kept, escaped(f"{hosts}{f':{port}' if port else ''}{f'/{database}' if database else ''}"))
 
 
 def _flag(name: str, text: str) -> bool:

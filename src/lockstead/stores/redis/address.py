@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from lockstead.core.quoting import escaped
 from lockstead.errors import InvalidInputError
 from lockstead.stores.quorum.members import DEFAULT_NODE_TIMEOUT
 from lockstead.stores.redis.resp import pack
@@ -50,7 +51,7 @@ class Address:
 
     def __str__(self) -> str:
         where = self.path or (f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}")
-        return f"{where}/{self.database}" if self.database else where
+        return escaped(f"{where}/{self.database}" if self.database else where)
 
     def greeting(self) -> list[bytes]:
         """Pack the first commands of a new connection; each is answered with OK."""
@@ -80,7 +81,7 @@ class Deployment(NamedTuple):
         first, *_ = self.addresses
         scheme = "rediss" if first.tls else "redis"
         if self.sentinels:
-            return f"{scheme}+sentinel://{','.join(map(str, self.sentinels))}/{self.service}"
+            return f"{scheme}+sentinel://{','.join(map(str, self.sentinels))}/{escaped(self.service)}"
         if self.is_cluster:
             return f"{scheme}+cluster://{','.join(map(str, self.addresses))}"
         return f"{'unix' if first.path else scheme}://{first}"

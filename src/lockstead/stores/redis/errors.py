@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import ssl
 from collections.abc import Iterable
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import hiredis
 
 from lockstead.core.checks import MAX_NAME
+from lockstead.core.quoting import command_for
 from lockstead.errors import DamagedError, StoreError
 from lockstead.stores.redis.address import Address
 from lockstead.stores.transport.pipeline import CONNECTION_REFUSED, QueuedError
@@ -94,7 +94,7 @@ def unreadable(address: Address, key: bytes, field: bytes, name: str, what: str)
     """Report that a name's record is damaged, and name the remedy."""
     where, shown = key.decode(errors="backslashreplace"), field.decode(errors="backslashreplace")
     is_askable = name.isprintable() and 0 < len(name) <= MAX_NAME and "\\x" not in name
-    remedy = f"`lockstead release {shlex.quote(name)} --force` clears it" if is_askable else "delete it with HDEL"
+    remedy = f"`{command_for(name, 'release', '--force')}` clears it" if is_askable else "delete it with HDEL"
     msg = f"{address}: the record of {name!r} in {where!r} (field {shown!r}) is damaged: {what} ({remedy})"
     return DamagedError(msg, name=name, key=where, field=shown)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import shlex
 import sqlite3
 import sys
 import tempfile
@@ -37,6 +36,7 @@ from lockstead.core.model import (
     Standing,
     Wake,
 )
+from lockstead.core.quoting import command_for, escaped
 from lockstead.core.runtime import Runtime
 from lockstead.core.timing import INSPECTION_TIMEOUT
 from lockstead.errors import DamagedError, NestedCallError, StoreError
@@ -173,7 +173,7 @@ class SqliteStore:
         self.runtime = runtime
         self.path = Path(path or default_path()).absolute()
         self._path = str(self.path)  # os.stat of a str is faster
-        self.address = f"sqlite:///{self.path}"
+        self.address = escaped(f"sqlite:///{self.path}")
         self.capabilities = Capabilities(push=push)
         self._private = path is None
         self._clock = clock or machine.shared_clock()
@@ -546,7 +546,7 @@ def _damaged_counter(last: object) -> DamagedError:
 
 
 def _damaged(name: str, what: str) -> DamagedError:
-    msg = f"a row of {name!r} is damaged: {what} (`lockstead release {shlex.quote(name)} --force` clears it)"
+    msg = f"a row of {name!r} is damaged: {what} (`{command_for(name, 'release', '--force')}` clears it)"
     return DamagedError(msg, name=name, key="place")
 
 

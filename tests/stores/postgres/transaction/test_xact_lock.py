@@ -23,7 +23,7 @@ import sqlalchemy.ext.asyncio as aio
 from sqlalchemy import orm
 
 import lockstead
-from lockstead import InvalidInputError, LockAcquisitionError, LockError
+from lockstead import DistributedLock, InvalidInputError, LockAcquisitionError, LockError
 from lockstead.stores.postgres.key import Name, advisory_key
 from lockstead.stores.postgres.transaction.connections import sqlstate
 from lockstead.transactions import xact_lock
@@ -409,6 +409,7 @@ def test_an_object_that_is_no_connection_is_refused_with_advice(shared_url: str)
         (Pool(), "a connection from the pool"),
         (shared_url, "not its address"),
         (None, "pass a session or connection of SQLAlchemy"),
+        (DistributedLock("memory://"), r"DistributedLock$"),
     ]:
         with pytest.raises(InvalidInputError, match=advice):
             xact_lock(wrong, "a")

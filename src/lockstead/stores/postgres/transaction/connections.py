@@ -191,7 +191,8 @@ def wrap(connection: object) -> UserConnection:
     for base in kind.__mro__:
         if known := _KINDS.get(f"{base.__module__}.{base.__qualname__}"):
             return known(connection)
-    advice = next((advice for word, advice in _ADVICE.items() if word in kind.__name__.lower()), "")
+    title = kind.__name__.lower()
+    advice = next((advice for word, advice in _ADVICE.items() if title.endswith(word)), "")
     msg = (
         "pass a session or connection of SQLAlchemy, a connection of psycopg 3 or asyncpg, or Django's connection; "
         f"got {kind.__module__}.{kind.__qualname__}{advice and f': {advice}'}"
