@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from bench._measure import Target, interleave, options, report
 from lockstead import AsyncDistributedLock, AsyncLockHandle, DistributedLock, LockHandle, LockInfo
 from lockstead.core.keeper import BATCH
-from lockstead.core.model import Ask, Renewal, Standing
+from lockstead.core.model import GONE, Ask, Renewal, Standing
 from lockstead.core.runtime import drive
 from lockstead.core.store import Store
 from lockstead.runtimes.aio import AsyncRuntime
@@ -59,7 +59,7 @@ class Meter:
         self._started = time.process_time()
         self._renewals = self._requests = self._helpers = 0
 
-    async def _count_and_renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+    async def _count_and_renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
         self._renewals += len(renewals)
         self._requests += 1
         self._helpers = max(self._helpers, self._count_helpers())
@@ -131,7 +131,7 @@ def renew_directly(names: Sequence[str]) -> list[Kept]:
         for start in range(0, len(renewals), BATCH)
         for standing in server.renew(renewals[start : start + BATCH])[0]
     ]
-    return [Kept(time.process_time() - started, len(renewals), lost=standings.count(None))]
+    return [Kept(time.process_time() - started, len(renewals), lost=standings.count(GONE))]
 
 
 def keep(url: str, names: Sequence[str], seconds: float, connections: Callable[[], int] = lambda: 0) -> list[Kept]:

@@ -120,7 +120,7 @@ class FileStore:
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
         return await self._step(lambda book: rule.join(book.line(ask.name), ask, book.now)[0], timeout)
 
-    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
         return await self._step(
             lambda book: [rule.renew(book.line(each.name), each, book.now)[0] for each in renewals], timeout
         )

@@ -10,13 +10,16 @@ from __future__ import annotations
 from lockstead.core import gcra, rule
 from lockstead.core.gcra import RateState
 from lockstead.core.model import (
+    GONE,
     RESERVED,
+    UNKNOWN,
     WHOLE,
     Ask,
     Capabilities,
     Finding,
     Line,
     Place,
+    PlaceState,
     RateRequest,
     RateResult,
     Refusal,
@@ -32,7 +35,9 @@ from lockstead.core.store import Examinable, MultiJoining, RateLimiting, Repaira
 from lockstead.stores.sqlite.machine import boot_id, shared_clock
 
 __all__ = [
+    "GONE",
     "RESERVED",
+    "UNKNOWN",
     "WHOLE",
     "Ask",
     "Capabilities",
@@ -43,6 +48,7 @@ __all__ = [
     "Line",
     "MultiJoining",
     "Place",
+    "PlaceState",
     "RateLimiting",
     "RateRequest",
     "RateResult",

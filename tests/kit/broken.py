@@ -18,7 +18,7 @@ class AnyOwnerLeaves(FileStore):
 
 
 class RenewalsResurrect(FileStore):
-    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
         for each in renewals:
             await self.join(Ask(each.name, each.owner, each.ttl, each.heartbeat), timeout)
         return await super().renew(renewals, timeout)

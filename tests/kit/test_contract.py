@@ -54,7 +54,7 @@ def test_a_broken_store_fails_the_test_of_what_is_broken(tmp_path: Path) -> None
     assert "13 passed" in sound, sound
     broken = run(tmp_path, *(f"test_{store}.py::{test}" for store, test in BROKEN.items()))
     assert "13 failed" in broken, broken
-    assert "isinstance(Standing(ticket=" in broken, "what was asserted is shown"
+    assert "isinstance(Standing(state=" in broken, "what was asserted is shown"
 
 
 def test_a_missing_open_store_fixture_is_named(tmp_path: Path) -> None:

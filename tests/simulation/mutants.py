@@ -10,7 +10,7 @@ from lockstead.core import lease as leases_of_core
 from lockstead.core.engine import Engine
 from lockstead.core.keeper import Keeper
 from lockstead.core.lease import Lease, LeaseState
-from lockstead.core.model import Place, Refusal, Standing
+from lockstead.core.model import Place, PlaceState, Refusal, Standing
 from lockstead.primitives import plans
 from lockstead.stores.memory import MemoryServer, _MemoryLine
 from lockstead.testing.simulation.network import SimulatedStore
@@ -80,10 +80,10 @@ def any_owner_may_renew_for_the_holder(patch: Patch) -> None:
 def renewals_resurrect(patch: Patch) -> None:
     def renew(ledger, renewal, now):
         standing, woken = original(ledger, renewal, now)
-        if standing is None:
+        if standing.state is PlaceState.GONE:
             place = Place(0, renewal.owner, 1, 1, now + renewal.ttl, now, "{}")
             ledger.append(place)
-            standing = Standing(place.ticket, True, now)
+            standing = Standing(PlaceState.HELD, place.ticket, now)
         return standing, woken
 
     original = rule.renew

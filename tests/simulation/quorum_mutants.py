@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 
+from lockstead.core.model import UNKNOWN, PlaceState, Standing
 from lockstead.errors import StoreError
 from lockstead.stores.quorum import store
 from lockstead.stores.quorum.members import Members
@@ -130,8 +131,10 @@ def a_renewal_counts_answers_of_earlier_rounds(patch: Patch) -> None:
 @mutant
 def silence_counts_as_renewed(patch: Patch) -> None:
     async def renew(self, renewals, timeout):
-        standings = await original(self, renewals, timeout)
-        return [standing and standing._replace(held=True) for standing in standings]
+        return [
+            Standing(PlaceState.HELD) if standing == UNKNOWN else standing
+            for standing in await original(self, renewals, timeout)
+        ]
 
     original = Quorum.renew
     patch.setattr(Quorum, "renew", renew)

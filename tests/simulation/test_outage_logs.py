@@ -34,7 +34,7 @@ class FailingStore(SimulatedStore):
         self.address = "redis://db:6379"
         self.down: set[str] = set()
 
-    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
         if all(renewal.name in self.down for renewal in renewals):
             raise self._failure()
         standings = await super().renew(renewals, timeout)

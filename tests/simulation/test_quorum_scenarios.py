@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lockstead.core.engine import Engine
-from lockstead.core.keeper import GONE
+from lockstead.core.keeper import PLACE_GONE
 from lockstead.core.lease import Claim, Lease, LeaseState
 from lockstead.core.model import Ask, Refusal, Renewal, Standing
 from lockstead.core.retry import RetryPolicy
@@ -247,7 +247,7 @@ def test_a_lease_is_lost_once_a_majority_cannot_hold_it(setup: Setup) -> None:
         lease = await alice.acquire(ttl=9.0)
         assert await bob.engine.force_release("x") is not None
         await until(setup, lambda: lease.state is LeaseState.LOST)
-        assert lease.reason == GONE
+        assert lease.reason == PLACE_GONE
         again = await alice.acquire(ttl=9.0)
         await bob.engine.force_release("x")
         with pytest.raises(LockLostError, match="no place for it any more when it was released"):

@@ -13,9 +13,9 @@ import pytest
 
 from lockstead import Capabilities
 from lockstead.core.engine import Engine
-from lockstead.core.keeper import GONE
+from lockstead.core.keeper import PLACE_GONE
 from lockstead.core.lease import LOST, Claim, Lease, LeaseState
-from lockstead.core.model import WHOLE, Ask, Standing
+from lockstead.core.model import WHOLE, Ask, PlaceState, Standing
 from lockstead.core.multi_lock import acquire_all
 from lockstead.core.retry import RetryPolicy
 from lockstead.errors import (
@@ -216,7 +216,7 @@ def test_a_reply_from_before_the_grant_refutes_nothing(setup: Setup) -> None:
         sent = bob.process.now()
         await alice.engine.release(first)
         lease = await until_done(setup, waits)
-        older = Standing(lease.fence, held=False, now=0.0, holder="alice/1")
+        older = Standing(PlaceState.WAITING, lease.fence, holder="alice/1")
         bob.engine.keeper.apply(lease, sent, lease.ask.ttl, older)
         assert lease.is_held(bob.process.now())
 
@@ -416,7 +416,7 @@ def test_a_reply_does_not_reopen_a_trust_window_that_has_ended(setup: Setup) -> 
         sent = lease.trusted_until - 1.0
         alice.process.pause(20.0)
         await until(setup, lambda: not lease.is_held(alice.process.now()))
-        alice.engine.keeper.apply(lease, sent, 9.0, Standing(lease.fence, True, 0.0))
+        alice.engine.keeper.apply(lease, sent, 9.0, Standing(PlaceState.HELD, lease.fence, 0.0))
         assert not lease.is_held(alice.process.now())
         await until(setup, lambda: lease.state is LeaseState.LOST)
 
@@ -706,7 +706,7 @@ def test_a_force_released_holder_is_notified_at_its_next_renewal(setup: Setup) -
         setup.checked = False
         await bob.engine.force_release("x")
         await until(setup, lambda: lease.state is LeaseState.LOST)
-        assert lease.reason == GONE
+        assert lease.reason == PLACE_GONE
 
     setup.run(scenario())
 

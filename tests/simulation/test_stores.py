@@ -130,7 +130,7 @@ class Plain:
         assert ask.capacity == 1
         return await self._store.join(ask, timeout)
 
-    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
         return await self._store.renew(renewals, timeout)
 
     async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:

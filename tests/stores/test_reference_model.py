@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from lockstead.core.model import Ask, Refusal, Renewal, Standing
+from lockstead.core.model import GONE, Ask, Refusal, Renewal, Standing
 from lockstead.core.runtime import drive
 from lockstead.core.store import Store
 from lockstead.runtimes.threads import ThreadRuntime
@@ -117,7 +117,7 @@ class LineMachine(RuleBasedStateMachine):
         line = self.line(name)
         own = line.find(owner)
         if own is None:
-            assert standing is None
+            assert standing == GONE
             return
         self.refresh(line, own, ttl, heartbeat, claim=claim)
         self.compare(line, own, standing)

@@ -16,7 +16,7 @@ from typing import TypeVar
 from lockstead.core import lifecycle
 from lockstead.core.keeper import GONE_AT_RELEASE, Keeper, log
 from lockstead.core.lease import HELD, INHERITED, LOST, WAITING, Claim, Lease
-from lockstead.core.model import RESERVED, WHOLE, Ask, Finding, Line, Refusal, Standing, Wake
+from lockstead.core.model import RESERVED, WHOLE, Ask, Finding, Line, PlaceState, Refusal, Standing, Wake
 from lockstead.core.quoting import command_for
 from lockstead.core.retry import RetryPolicy
 from lockstead.core.runtime import NESTED
@@ -184,7 +184,7 @@ class Engine:
             (standing,) = await self.store.renew([lease.renewal(seconds)], REQUEST_TIMEOUT)
             self.keeper.apply(lease, sent, seconds, standing)
             self.check(lease)
-            if standing is None or standing.held:
+            if standing.state in {PlaceState.HELD, PlaceState.GONE}:
                 return
             if pause is not None:
                 await self.runtime.sleep(pause)
@@ -365,7 +365,7 @@ class Engine:
         lease.joins_in_doubt -= 1
         return answer
 
-    async def _recheck(self, lease: Lease, timeout: float) -> Standing | None:
+    async def _recheck(self, lease: Lease, timeout: float) -> Standing:
         (standing,) = await self.store.renew([lease.renewal(lease.ask.ttl)], timeout)
         return standing
 

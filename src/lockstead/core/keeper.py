@@ -17,7 +17,7 @@ from weakref import WeakMethod, ref
 
 from lockstead.core import lifecycle
 from lockstead.core.lease import HELD, LEFT, LOST, WAITING, Lease
-from lockstead.core.model import UNKNOWN, Reservation, Standing
+from lockstead.core.model import UNKNOWN, PlaceState, Reservation, Standing
 from lockstead.core.outage import Outage, reason
 from lockstead.core.runtime import Event, drive
 from lockstead.core.store import Reserving, Store, Watching
@@ -37,7 +37,7 @@ log = logging.getLogger("lockstead")
 BATCH = 500
 """How many renewals go into one request."""
 EXPIRED = "its lease expired after renewal had stopped (max_hold, renew=False or a dropped handle)"
-GONE = (
+PLACE_GONE = (
     "the store has no place for it any more (it expired, was released by force, or was lost with its session or the "
     "store's data)"
 )
@@ -94,7 +94,7 @@ class Keeper:
             if not self.leases:
                 lifecycle.at_exit.discard(self)
 
-    def apply(self, lease: Lease, sent: float, duration: float, standing: Standing | None) -> None:
+    def apply(self, lease: Lease, sent: float, duration: float, standing: Standing) -> None:
         """Apply the answer to a request for that duration, sent then; a loss is signalled."""
         with self.mutex:
             loss = self._apply(lease, sent, duration, standing)
@@ -103,13 +103,13 @@ class Keeper:
         else:
             self._schedule(lease.wakes_keeper_at())
 
-    def _apply(self, lease: Lease, sent: float, duration: float, standing: Standing | None) -> str:
+    def _apply(self, lease: Lease, sent: float, duration: float, standing: Standing) -> str:
         """Apply an answer, unless the lease is being released; return why it is lost, or an empty string."""
         if lease.leaving or (lease.state is not WAITING and lease.state is not HELD):
             return ""
         if loss := _loss_by(lease, sent, standing):
             return loss
-        if standing is None:
+        if standing.state is PlaceState.GONE:
             lease.state, lease.due = LEFT, inf
         elif standing.held:
             if lease.state is WAITING:
@@ -119,7 +119,7 @@ class Keeper:
             lease.trust(sent, duration, self._pace)
             if lease.suspected_at >= sent:  # the answer may be older than the suspicion
                 lease.due, lease.slack = self.runtime.now(), 0.0
-        elif lease.state is HELD or not standing.ticket:  # unknown, or older than the grant
+        elif lease.state is HELD or standing.state is PlaceState.UNKNOWN:  # unknown, or older than the grant
             if not lease.is_exhausted():
                 lease.retry_soon(self.runtime.now())
         else:
@@ -510,7 +510,7 @@ class Keeper:
         if self._outage is not None:
             pairs = zip(leases, standings, strict=True)
             self._log_recovery([lease for lease, standing in pairs if standing != UNKNOWN])
-        if answered := next((standing for standing in standings if standing and standing.now), None):
+        if answered := next((standing for standing in standings if standing.now), None):
             self._compare_clocks(sent, answered.now)
 
     def _compare_clocks(self, sent: float, theirs: float) -> None:
@@ -529,16 +529,16 @@ class Keeper:
         self._offset = low, high
 
 
-def _loss_by(lease: Lease, sent: float, standing: Standing | None) -> str:
+def _loss_by(lease: Lease, sent: float, standing: Standing) -> str:
     """Return why the answer to a request sent then ends a lease that is held, or "" if it does not.
 
     A place that was granted is not found waiting afterwards, unless the grant was forged or a failover undid it.
     """
     if lease.state is not HELD:
         return ""
-    if standing is None:
-        return GONE
-    is_refuted = standing.ticket and not standing.held and sent > lease.granted_at
+    if standing.state is PlaceState.GONE:
+        return PLACE_GONE
+    is_refuted = standing.state is PlaceState.WAITING and sent > lease.granted_at
     return REFUTED if is_refuted else ""
 
 

@@ -7,7 +7,7 @@ cannot be compared with a client's.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum, auto
 from math import inf
 from typing import Literal, NamedTuple
 
@@ -87,22 +87,37 @@ class Reservation(NamedTuple):
     """As in `Store.leave`."""
 
 
-class Standing(NamedTuple):
-    """The state of a place when the store answered."""
+class PlaceState(Enum):
+    """What a store answers about a place. A join answers only HELD or WAITING."""
 
-    ticket: int
-    held: bool
-    """False for a place that held before: it was never granted, or the grant was undone, and its lease is lost."""
-    now: float
+    HELD = auto()
+    WAITING = auto()
+    """Of a place that held before: it was never granted, or the grant was undone, and its lease is lost."""
+    GONE = auto()
+    """There is no such place: it expired or was removed."""
+    UNKNOWN = auto()
+    """The request may or may not have been applied: the lease is neither renewed nor lost."""
+
+
+class Standing(NamedTuple):
+    """A place when the store answered."""
+
+    state: PlaceState
+    ticket: int = 0
+    now: float = 0.0
     """The store's clock; 0 if unknown."""
     holder: str = ""
     """While waiting: the owner at the head of the line."""
     recheck: float = inf
     """For the first waiter: seconds until the line may move because a holder expires."""
 
+    @property
+    def held(self) -> bool:
+        return self.state is PlaceState.HELD
 
-UNKNOWN = Standing(0, False, 0.0)
-"""The outcome of a renewal is not known: the lease is neither renewed nor lost."""
+
+GONE = Standing(PlaceState.GONE)
+UNKNOWN = Standing(PlaceState.UNKNOWN)
 
 
 class Refusal(NamedTuple):

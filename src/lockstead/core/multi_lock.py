@@ -144,7 +144,7 @@ async def _claim_ttls(engine: Engine, request: MultiRequest, leases: Sequence[Le
     for lease, ask in zip(leases, request.asks, strict=True):
         lease.change_ttl(ask.ttl, sent, request.renew_for)
     timeout = max(min(REQUEST_TIMEOUT, request.deadline - sent), MIN_REQUEST_TIMEOUT)
-    standings: list[Standing | None] = []
+    standings: list[Standing] = []
     try:
         for start in range(0, len(leases), BATCH):
             batch = [lease.renewal(lease.ask.ttl) for lease in leases[start : start + BATCH]]
@@ -160,12 +160,12 @@ async def _claim_ttls(engine: Engine, request: MultiRequest, leases: Sequence[Le
     return _apply(engine, leases, sent, standings)
 
 
-def _apply(engine: Engine, leases: Sequence[Lease], sent: float, standings: Sequence[Standing | None]) -> bool:
+def _apply(engine: Engine, leases: Sequence[Lease], sent: float, standings: Sequence[Standing]) -> bool:
     """Apply the answers, and return whether all are held by them, and still are."""
     for lease, standing in zip(leases, standings, strict=True):
         engine.keeper.apply(lease, sent, lease.ask.ttl, standing)
     now = engine.runtime.now()
-    return all(standing and standing.held for standing in standings) and all(lease.is_held(now) for lease in leases)
+    return all(standing.held for standing in standings) and all(lease.is_held(now) for lease in leases)
 
 
 async def _abandon(engine: Engine, leases: Sequence[Lease], interruption: BaseException | None = None) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from typing import NamedTuple, Protocol
 
-from lockstead.core.model import RESERVED, Ask, Place, Refusal, Renewal, Reservation, Standing
+from lockstead.core.model import GONE, RESERVED, Ask, Place, PlaceState, Refusal, Renewal, Reservation, Standing
 
 
 class Ledger(Protocol):
@@ -110,12 +110,12 @@ def join(ledger: Ledger, ask: Ask, now: float) -> tuple[Standing | Refusal, list
     return _standing(head, place, now), head.woken
 
 
-def renew(ledger: Ledger, renewal: Renewal, now: float) -> tuple[Standing | None, list[Place]]:
-    """Extend a live place; None when it is gone, for a renewal never resurrects."""
+def renew(ledger: Ledger, renewal: Renewal, now: float) -> tuple[Standing, list[Place]]:
+    """Extend a live place; one that is gone stays gone, for a renewal never resurrects."""
     head = settle(ledger, now)
     own = _find(ledger, head, renewal.owner, now)
     if own is None:
-        return None, head.woken
+        return GONE, head.woken
     return _refresh(ledger, head, own, renewal, now, claim=renewal.claim), head.woken
 
 
@@ -195,9 +195,9 @@ def _refresh(ledger: Ledger, head: Head, own: Place, request: Ask | Renewal, now
 
 def _standing(head: Head, own: Place, now: float) -> Standing:
     if own.acquired_at is not None:
-        return Standing(own.ticket, True, now)
+        return Standing(PlaceState.HELD, own.ticket, now)
     first = head.waiting is not None and head.waiting.owner == own.owner
-    return Standing(own.ticket, False, now, head.holders[0].owner, head.recheck_at - now if first else inf)
+    return Standing(PlaceState.WAITING, own.ticket, now, head.holders[0].owner, head.recheck_at - now if first else inf)
 
 
 def _refusal(head: Head, now: float) -> Refusal:

@@ -46,8 +46,8 @@ class Store(Protocol):
         """Take a place, or refresh the one `ask.owner` already has."""
         ...
 
-    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
-        """Keep places alive in one batch; None for each that is gone. Never shortens, never resurrects."""
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
+        """Keep places alive in one batch: the answers, in order. Never shortens, never resurrects."""
         ...
 
     async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:

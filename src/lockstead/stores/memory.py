@@ -70,8 +70,8 @@ class MemoryServer:
             self._drop_if_empty(ask.name, now)
             return outcome, _owners(woken)
 
-    def renew(self, renewals: Sequence[Renewal]) -> tuple[list[Standing | None], list[str]]:
-        standings: list[Standing | None] = []
+    def renew(self, renewals: Sequence[Renewal]) -> tuple[list[Standing], list[str]]:
+        standings: list[Standing] = []
         to_wake: list[str] = []
         with self._mutex:
             now = self._clock()
@@ -286,7 +286,7 @@ class MemoryStore:
             self._server.wake(woken)
         return outcome
 
-    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
         with step():
             standings, woken = self._server.renew(renewals)
             self._server.wake(woken)

@@ -24,7 +24,7 @@ from lockstead import (
     LockLostError,
     StoreError,
 )
-from lockstead.core.model import Ask, Refusal, Standing
+from lockstead.core.model import Ask, PlaceState, Refusal, Standing
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.memory import MemoryServer, MemoryStore
@@ -418,7 +418,7 @@ def test_a_place_that_was_lost_while_waiting_is_not_counted_among_what_is_held(
         if len(asked) == 1:
             await store.leave(ask.name, ask.owner, timeout)
             assert isinstance(standing, Standing)
-            return standing._replace(held=False)
+            return standing._replace(state=PlaceState.WAITING)
         return standing
 
     monkeypatch.setattr(store, "join", join)

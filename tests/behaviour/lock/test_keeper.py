@@ -38,7 +38,7 @@ class UnreliableStore(MemoryStore):
         self._refuse_if_down()
         return await super().join(ask, timeout)
 
-    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
         self._refuse_if_down()
         return await super().renew(renewals, timeout)
 

@@ -24,7 +24,7 @@ class FailingStore(MemoryStore):
     down = False
     failures = 0
 
-    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
         if self.down:
             self.failures += 1
             raise StoreError("server:6379: connection refused", transient=True)
@@ -56,7 +56,7 @@ def test_an_outage_is_logged_once_however_many_threads_notice_it(caplog: pytest.
     together = threading.Barrier(4)
 
     class Slow(FailingStore):
-        async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+        async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
             if self.down and self.failures < together.parties:
                 together.wait(WITHIN)
             return await super().renew(renewals, timeout)

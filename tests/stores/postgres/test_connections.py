@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from lockstead import AsyncDistributedLock, ClosedError, LockError, StoreError
-from lockstead.core.model import UNKNOWN, Ask, Renewal
+from lockstead.core.model import GONE, UNKNOWN, Ask, Renewal
 from tests.harness.clients import Harness, ask
 from tests.harness.conditions import eventually
 from tests.servers.postgres import PostgresServer
@@ -193,7 +193,7 @@ async def test_an_error_in_one_statement_spoils_no_other(harness: Harness, serve
         with pytest.raises(StoreError):
             await store.join(Ask("y", f"bad/{number}", ttl=30.0, heartbeat=3.0, metadata='{"a":"\\u0000"}'), 5.0)
         assert await store.join(Ask("x", "me/1", ttl=30.0, heartbeat=3.0), 5.0)
-        assert await store.renew([Renewal("x", "me/1", 30.0, 3.0, True)], 5.0) != [None]
+        assert await store.renew([Renewal("x", "me/1", 30.0, 3.0, True)], 5.0) != [GONE]
     assert await store.leave("x", "me/1", 5.0)
     assert not places(harness, server)
 
@@ -310,7 +310,7 @@ LARGE = [Renewal(f"{number:0>512}", "me/1", 30.0, 3.0, True) for number in range
 
 async def test_a_request_too_large_for_a_stalled_connection_ends_in_time(harness: Harness, proxy: FaultProxy) -> None:
     store = harness.store(proxy.url)
-    assert await store.renew(LARGE[:1], 5.0) == [None]
+    assert await store.renew(LARGE[:1], 5.0) == [GONE]
     proxy.hold("requests")
     sending = harness.start(lambda: store.renew(LARGE, 0.5))
     try:
@@ -324,7 +324,7 @@ async def test_a_connection_that_ends_in_the_middle_of_a_large_request_ends_it(
     harness: Harness, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = harness.store(proxy.url)
-    assert await store.renew(LARGE[:1], 5.0) == [None]
+    assert await store.renew(LARGE[:1], 5.0) == [GONE]
     proxy.hold("requests")
     sending = harness.start(lambda: store.renew(LARGE, 10.0))
     await harness.sleep(0.2)
@@ -334,7 +334,7 @@ async def test_a_connection_that_ends_in_the_middle_of_a_large_request_ends_it(
         await sending.result(within=3)
     assert raised.value.transient
     proxy.heal()
-    assert await store.renew(LARGE[:1], 5.0) == [None]
+    assert await store.renew(LARGE[:1], 5.0) == [GONE]
     assert not caplog.text
 
 

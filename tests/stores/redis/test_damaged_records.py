@@ -20,7 +20,7 @@ from lockstead import DamagedError, DistributedLock
 from lockstead.cli import main
 from lockstead.cli.outcome import Exit
 from lockstead.core.engine import Engine
-from lockstead.core.model import Ask, RateRequest, Refusal, Renewal, Reservation, Standing
+from lockstead.core.model import GONE, Ask, RateRequest, Refusal, Renewal, Reservation, Standing
 from lockstead.core.runtime import drive
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.redis.address import parse_url
@@ -153,7 +153,7 @@ def test_a_truncated_record_is_reported_and_cleared(site: Site) -> None:
     ):
         error = refused(call, repr(site.key), "'x'", remedy)
         assert (error.name, error.key, error.field) == ("x", site.key, "x")
-    assert drive(site.store.renew([Renewal("x", "a/1", 5.0, 5.0)], TIMEOUT)) == [None]
+    assert drive(site.store.renew([Renewal("x", "a/1", 5.0, 5.0)], TIMEOUT)) == [GONE]
     cleared = drive(site.engine.force_release("x"))
     assert cleared is not None
     assert cleared.damage is not None
@@ -248,7 +248,7 @@ def test_an_invalid_counter_gives_no_fence(site: Site, index: int, number: float
     assert [(line.name, line.damage is None) for line in lines] == [("", False), ("x", True)]
     assert [finding.message for finding in drive(site.store.examine()) if "counter" in finding.message]
     drive(site.engine.force_release("other"))
-    assert drive(site.store.renew([Renewal("x", "a/1", 600.0, 5.0)], TIMEOUT))[0] is not None, "no holder lost anything"
+    assert drive(site.store.renew([Renewal("x", "a/1", 600.0, 5.0)], TIMEOUT))[0] != GONE, "no holder lost anything"
     standing = site.join("b/1", "other")
     assert isinstance(standing, Standing)
     assert struct.unpack_from("<d", healthy[OWN])[0] < standing.ticket < LARGEST
@@ -482,7 +482,7 @@ def fuzz(site: Site, chance: random.Random, rounds: int, *, is_member: bool = Fa
                 answer(step)
                 if is_shared_sound:
                     (standing,) = drive(site.store.renew([Renewal("fine", "h/1", 600.0, 5.0)], TIMEOUT))
-                    assert standing is not None, "the name in good order is not held any more"
+                    assert standing != GONE, "the name in good order is not held any more"
                     assert standing.held
             for _ in range(12):
                 if drive(site.engine.force_release("x")) is None:

@@ -55,7 +55,6 @@ def test_a_waiter_that_expired_and_joins_again_is_in_line_again(each_server: Red
         join(store, "c")
         assert drive(store.leave("x", "a", TIMEOUT))
         (standing,) = drive(store.renew([Renewal("x", "b", 60.0, 3.0)], TIMEOUT))
-        assert standing is not None
         assert standing.held
         assert owners(store) == ["b", "c"]
 
@@ -94,7 +93,7 @@ def test_with_maxmemory_reached_locks_are_renewed_and_released_but_not_acquired(
             join(store, "newcomer", "z")
         assert not caught.value.transient
         standings = drive(store.renew([Renewal("x", "holder", 90.0, 3.0), Renewal("y", "lone", 90.0, 3.0)], TIMEOUT))
-        assert all(standing is not None and standing.held for standing in standings)
+        assert all(standing.held for standing in standings)
         assert drive(store.leave("y", "lone", TIMEOUT))
         assert drive(store.leave("x", "holder", TIMEOUT))
         assert owners(store) == ["waiter"]

@@ -16,12 +16,14 @@ from typing import TypeVar
 
 from lockstead.core import lifecycle
 from lockstead.core.model import (
+    GONE,
     UNKNOWN,
     Ask,
     Capabilities,
     Finding,
     Line,
     Place,
+    PlaceState,
     Refusal,
     Renewal,
     Reservation,
@@ -163,9 +165,9 @@ class Quorum:
             reasons = "; ".join(self._reasons(votes)) or "they answered too late"
             msg = f"too few nodes confirmed {ask.name!r} in time ({reasons}): check them with `lockstead doctor`"
             raise StoreError(msg, name=ask.name, transient=True)
-        return Standing(ticket, True, self.runtime.now())
+        return Standing(PlaceState.HELD, ticket, self.runtime.now())
 
-    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
         """Renew places on the members that have them. UNKNOWN if no majority answered whether the place holds."""
         if not renewals:
             return []
@@ -175,10 +177,10 @@ class Quorum:
             if placement := self._placements.get((renewal.name, renewal.owner)):
                 placement.until = max(placement.until, sent + renewal.ttl + self._node_timeout)
 
-        def is_decided(votes: Votes[list[Standing | None]]) -> bool:
+        def is_decided(votes: Votes[list[Standing]]) -> bool:
             answers = _answers(votes)
             silent = len(votes) - len(answers)
-            held = [sum(_holds(answer[entry]) for answer in answers) for entry in range(len(renewals))]
+            held = [sum(answer[entry].held for answer in answers) for entry in range(len(renewals))]
             return all(number >= self._majority or number + silent < self._majority for number in held)
 
         votes = await self._members.ask(
@@ -188,14 +190,14 @@ class Quorum:
         if len(answers) < self._majority:
             raise self._no_majority(votes)
         in_time = self._is_in_time(sent)
-        outcome: list[Standing | None] = []
+        outcome: list[Standing] = []
         for entry in range(len(renewals)):
-            tickets = [standing.ticket for answer in answers if (standing := answer[entry]) and standing.held]
+            tickets = [standing.ticket for answer in answers if (standing := answer[entry]).held]
             if len(tickets) + len(votes) - len(answers) < self._majority:
-                outcome.append(None)
+                outcome.append(GONE)
             else:
                 is_held = in_time and len(tickets) >= self._majority
-                outcome.append(Standing(max(tickets), True, self.runtime.now()) if is_held else UNKNOWN)
+                outcome.append(Standing(PlaceState.HELD, max(tickets), self.runtime.now()) if is_held else UNKNOWN)
         return outcome
 
     async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
@@ -329,9 +331,9 @@ class Quorum:
         """
         renewals = [Renewal(ask.name, ask.owner, ask.ttl, ask.heartbeat, floor=ticket)]
 
-        def is_raised(votes: Votes[list[Standing | None]]) -> bool:
+        def is_raised(votes: Votes[list[Standing]]) -> bool:
             standings = [standing for (standing,) in _answers(votes)]
-            return sum(_holds(each) and each.ticket >= ticket for each in standings if each) >= self._majority
+            return sum(each.held and each.ticket >= ticket for each in standings) >= self._majority
 
         sent = self.runtime.now()
         votes = await self._members.ask(
@@ -478,7 +480,3 @@ def _answers(votes: Votes[T]) -> list[T]:
 
 def _count(votes: Votes[T], kind: type) -> int:
     return list(map(type, votes)).count(kind)
-
-
-def _holds(standing: Standing | None) -> bool:
-    return standing is not None and standing.held

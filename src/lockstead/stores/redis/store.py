@@ -16,12 +16,14 @@ from zlib import crc32
 
 from lockstead.core import rule
 from lockstead.core.model import (
+    GONE,
     UNKNOWN,
     Ask,
     Capabilities,
     Finding,
     Line,
     Membership,
+    PlaceState,
     RateRequest,
     RateResult,
     Refusal,
@@ -145,7 +147,7 @@ class RedisStore:
             return _refusal(*reply[2:])
         return _standing(reply[1], reply[0] / 1e6)
 
-    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
         groups = self._by_key(renewals)
         calls = []
         for key, indices in groups.items():
@@ -154,7 +156,7 @@ class RedisStore:
                 renewal = renewals[index]
                 args += (renewal.name, pack_renewal(renewal))
             calls.append((key, tuple(args)))
-        standings: list[Standing | None] = [UNKNOWN] * len(renewals)
+        standings: list[Standing] = [UNKNOWN] * len(renewals)
         for (key, indices), reply in zip(groups.items(), await self._call_all(RENEW, calls, timeout), strict=True):
             if not isinstance(reply, Exception):
                 now = reply[0] / 1e6
@@ -167,9 +169,9 @@ class RedisStore:
                             renewals[index].name,
                             reason(error, self.address),
                         )
-                        standings[index] = None
+                        standings[index] = GONE
                     else:
-                        standings[index] = _standing(answer, now) if answer else None
+                        standings[index] = _standing(answer, now) if answer else GONE
         return standings
 
     async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
@@ -471,9 +473,9 @@ def _secret(_: str) -> bytes:
 
 def _standing(answer: Any, now: float) -> Standing:
     if isinstance(answer, int):
-        return Standing(answer, True, now)
+        return Standing(PlaceState.HELD, answer, now)
     ticket, holder, recheck = answer
-    return Standing(ticket, False, now, _text(holder), _seconds(recheck))
+    return Standing(PlaceState.WAITING, ticket, now, _text(holder), _seconds(recheck))
 
 
 def _make_node(runtime: Runtime, address: Address) -> Node:

@@ -203,8 +203,8 @@ class SqliteStore:
                 self._notify_socket.forget(ask.owner)
             raise
 
-    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
-        def step(cursor: sqlite3.Cursor, now: float) -> tuple[list[Standing | None], list[Place]]:
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
+        def step(cursor: sqlite3.Cursor, now: float) -> tuple[list[Standing], list[Place]]:
             standings = []
             to_wake = []
             for renewal in renewals:

@@ -118,7 +118,7 @@ class StoreServer(Server):
     def join(self, ask: Ask) -> tuple[Standing | Refusal, list[str]]:
         return self._step(self._store_of(ask.owner).join(ask, REQUEST_TIMEOUT), [ask.name])
 
-    def renew(self, renewals: Sequence[Renewal]) -> tuple[list[Standing | None], list[str]]:
+    def renew(self, renewals: Sequence[Renewal]) -> tuple[list[Standing], list[str]]:
         store = self._store_of(renewals[0].owner)
         return self._step(store.renew(renewals, REQUEST_TIMEOUT), [renewal.name for renewal in renewals])
 

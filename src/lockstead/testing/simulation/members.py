@@ -34,11 +34,11 @@ class MemberServer(MemoryServer):
                 self._marker.longest = max(self._marker.longest, ask.ttl)
             return outcome, woken
 
-    def renew(self, renewals: Sequence[Renewal]) -> tuple[list[Standing | None], list[str]]:
+    def renew(self, renewals: Sequence[Renewal]) -> tuple[list[Standing], list[str]]:
         with self._mutex:
             standings, woken = super().renew(renewals)
             for number, (renewal, standing) in enumerate(zip(renewals, standings, strict=True)):
-                if standing is not None and standing.held and self._marker is not None:
+                if standing.held and self._marker is not None:
                     self._marker.longest = max(self._marker.longest, renewal.ttl)
                     standings[number] = standing._replace(ticket=self._raise_ticket(renewal))
             return standings, woken

@@ -69,7 +69,7 @@ class Server(ABC):
     def join(self, ask: Ask) -> tuple[Standing | Refusal, list[str]]: ...
 
     @abstractmethod
-    def renew(self, renewals: Sequence[Renewal]) -> tuple[list[Standing | None], list[str]]: ...
+    def renew(self, renewals: Sequence[Renewal]) -> tuple[list[Standing], list[str]]: ...
 
     @abstractmethod
     def leave(self, name: str, owner: str, tombstone: float) -> tuple[bool, list[str]]: ...
@@ -162,7 +162,7 @@ class SimulatedStore:
             self._owners[secret] = ask.owner
         return await self._request(lambda: self._server.join(ask), timeout, repeatable=False)
 
-    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
         return await self._request(lambda: self._server.renew(renewals), timeout)
 
     async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:

@@ -36,7 +36,7 @@ from lockstead import (
     RetryPolicy,
     StoreError,
 )
-from lockstead.core.model import WHOLE, Ask, Refusal, Renewal, Standing
+from lockstead.core.model import WHOLE, Ask, PlaceState, Refusal, Renewal, Standing
 from lockstead.core.runtime import drive
 from lockstead.core.timing import margin
 from lockstead.runtimes import clock
@@ -116,11 +116,11 @@ class StoreObserver:
                 self._note(ask.owner, asked, answer)
             return answer
 
-        async def recorded_renew(renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+        async def recorded_renew(renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
             asked = clock.now()
-            standings: list[Standing | None] = await renew(renewals, timeout)
+            standings: list[Standing] = await renew(renewals, timeout)
             for renewal, standing in zip(renewals, standings, strict=True):
-                if standing is not None:
+                if standing.state is not PlaceState.GONE:
                     self._note(renewal.owner, asked, standing)
             return standings
 
@@ -138,7 +138,7 @@ class StoreObserver:
 
     def _note(self, owner: str, asked: float, standing: Standing) -> None:
         number = self._numbers.get(owner)
-        if number and standing.ticket and not standing.held:
+        if number and standing.state is PlaceState.WAITING:
             self.recorder.waits(number, asked, standing.ticket)
 
 

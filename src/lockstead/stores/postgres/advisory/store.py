@@ -33,7 +33,20 @@ from weakref import WeakMethod
 from psycopg.pq.abc import PGresult
 
 from lockstead.core import lifecycle
-from lockstead.core.model import UNKNOWN, WHOLE, Ask, Capabilities, Line, Place, Refusal, Renewal, Standing, Wake
+from lockstead.core.model import (
+    GONE,
+    UNKNOWN,
+    WHOLE,
+    Ask,
+    Capabilities,
+    Line,
+    Place,
+    PlaceState,
+    Refusal,
+    Renewal,
+    Standing,
+    Wake,
+)
 from lockstead.core.runtime import Runtime
 from lockstead.core.timing import INSPECTION_TIMEOUT
 from lockstead.errors import NestedCallError, StoreError, UnsupportedError
@@ -207,7 +220,7 @@ class AdvisoryStore:
             with self._mutex:
                 reply = self._send(session, sql.PING)
             now = _number(await self._rows(session, reply, deadline))
-            return Standing(request.ticket, True, now)
+            return Standing(PlaceState.HELD, request.ticket, now)
         for _ in range(MAX_TRIES):
             if request.state is RequestState.RELEASING:
                 return Refusal()
@@ -294,15 +307,15 @@ class AdvisoryStore:
         request.ticket = request.ticket or 1
         self._apply_wait_result(request)
         if request.state is RequestState.HELD:
-            return Standing(request.ticket, True, request.since)
+            return Standing(PlaceState.HELD, request.ticket, request.since)
         return _waiting_standing(request)
 
-    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
         """Ping every session concerned: the server keeps a lock for as long as its session exists."""
         with self._step():
             return await self._renew(renewals, timeout)
 
-    async def _renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+    async def _renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
         deadline = self.runtime.now() + timeout
         requests = [self._find(renewal.name, renewal.owner) for renewal in renewals]
         waiting = [request for request in requests if request and request.state is RequestState.WAITING]
@@ -694,7 +707,7 @@ class AdvisoryStore:
         request.state = RequestState.HELD
         request.ticket = int(fence or 0)
         request.since = float(now or 0)
-        return Standing(request.ticket, True, request.since)
+        return Standing(PlaceState.HELD, request.ticket, request.since)
 
     def _is_current(self, request: LockRequest) -> bool:
         """Return whether the request was neither released nor replaced meanwhile."""
@@ -719,18 +732,18 @@ class AdvisoryStore:
         return max(deadline - self.runtime.now(), 0.0)
 
 
-def _standing(request: LockRequest | None, server_times: dict[Session, float]) -> Standing | None:
+def _standing(request: LockRequest | None, server_times: dict[Session, float]) -> Standing:
     if request is None or request.is_gone():
-        return None
+        return GONE
     if request.state is RequestState.WAITING:
         return _waiting_standing(request)
     if request.state is RequestState.HELD and request.session in server_times:
-        return Standing(request.ticket, True, server_times[request.session])
+        return Standing(PlaceState.HELD, request.ticket, server_times[request.session])
     return UNKNOWN
 
 
 def _waiting_standing(request: LockRequest) -> Standing:
-    return Standing(request.ticket, False, 0.0, request.holder)
+    return Standing(PlaceState.WAITING, request.ticket, 0.0, request.holder)
 
 
 def _holder_of(locks: Iterable[SessionLock], key: Key) -> str:

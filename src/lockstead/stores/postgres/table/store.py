@@ -18,12 +18,14 @@ from weakref import WeakSet
 
 from lockstead.core import lifecycle, rule
 from lockstead.core.model import (
+    GONE,
     UNKNOWN,
     Ask,
     Capabilities,
     Finding,
     Line,
     Place,
+    PlaceState,
     RateRequest,
     RateResult,
     Refusal,
@@ -149,7 +151,7 @@ class TableStore:
             return Refusal(_text(holder), _seconds(recheck), int(capacity or 0))
         return _standing(ticket, held, now, holder, recheck)
 
-    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing | None]:
+    async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
         params = (
             array([renewal.name for renewal in renewals]),
             array([renewal.owner for renewal in renewals]),
@@ -157,7 +159,7 @@ class TableStore:
             array([repr(renewal.heartbeat) for renewal in renewals]),
             array(["t" if renewal.claim else "f" for renewal in renewals]),
         )
-        standings: list[Standing | None] = [None] * len(renewals)
+        standings: list[Standing] = [GONE] * len(renewals)
         for number, ticket, *rest in await self._ask(self._statements.renew, params, timeout, Lane.RENEWALS):
             assert number is not None
             standings[int(number) - 1] = UNKNOWN if ticket is None else _standing(ticket, *rest)
@@ -409,8 +411,8 @@ def _standing(
     ticket: bytes, held: bytes | None, now: bytes | None, holder: bytes | None, recheck: bytes | None
 ) -> Standing:
     if held == b"t":
-        return Standing(int(ticket), True, _number(now))
-    return Standing(int(ticket), False, _number(now), _text(holder), _seconds(recheck))
+        return Standing(PlaceState.HELD, int(ticket), _number(now))
+    return Standing(PlaceState.WAITING, int(ticket), _number(now), _text(holder), _seconds(recheck))
 
 
 def _place(row: Row) -> Place:
