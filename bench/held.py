@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from bench._measure import Target, interleave, options, report
 from lockstead import AsyncDistributedLock, AsyncLockHandle, DistributedLock, LockHandle, LockInfo
-from lockstead.core.keeper import BATCH
 from lockstead.core.model import GONE, Ask, Renewal, Standing
 from lockstead.core.runtime import drive
 from lockstead.core.store import Store
+from lockstead.core.timing import BATCH
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores import open_store

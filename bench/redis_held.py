@@ -16,8 +16,8 @@ import redis_lock
 from bench._measure import interleave, report
 from bench._redis import Wire, options
 from bench.held import FLOOR, SHORTEST, SIZES, TASKS, THREADS, TTL, Kept, keep, keep_async, rows_of, targets
-from lockstead.core.keeper import BATCH
 from lockstead.core.model import Ask, Renewal
+from lockstead.core.timing import BATCH
 from lockstead.stores.redis.commands import JOIN, RENEW, pack_join, pack_renewal
 from tests.servers.redis import RedisServer
 from tests.servers.stats import commands_of, connections_to

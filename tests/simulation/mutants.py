@@ -11,6 +11,7 @@ from lockstead.core.engine import Engine
 from lockstead.core.keeper import Keeper
 from lockstead.core.lease import Lease, LeaseState
 from lockstead.core.model import Place, PlaceState, Refusal, Standing
+from lockstead.core.refusals import Busy
 from lockstead.primitives import plans
 from lockstead.stores.memory import MemoryServer, _MemoryLine
 from lockstead.testing.simulation.network import SimulatedStore
@@ -163,11 +164,11 @@ def tickets_start_over(patch: Patch) -> None:
 
 @mutant
 def the_trust_window_starts_at_the_reply(patch: Patch) -> None:
-    def apply(self, lease, sent, duration, standing):
-        return original(self, lease, self.runtime.now(), duration, standing)
+    def apply(self, standing, sent, duration, now, *pace):
+        return original(self, standing, now, duration, now, *pace)
 
-    original = Keeper._apply
-    patch.setattr(Keeper, "_apply", apply)
+    original = Lease.apply
+    patch.setattr(Lease, "apply", apply)
 
 
 @mutant
@@ -184,8 +185,8 @@ def unknown_counts_as_renewed(patch: Patch) -> None:
             await original(self, leases)
         except Exception:
             for lease in leases:
-                if lease.state is LeaseState.HELD and not lease.leaving:
-                    lease.trust(sent, lease.ask.ttl, 0.0)
+                if lease.state is LeaseState.HELD:
+                    lease._trust(sent, lease.ask.ttl, 0.0)
             raise
 
     original = Keeper._renew
@@ -201,12 +202,13 @@ def no_keeper_watches_the_trust_window(patch: Patch) -> None:
 def answers_for_released_leases_count(patch: Patch) -> None:
     """A late answer must not bring a lease back."""
 
-    def give_up(self, now, due) -> None:
+    def release(self, now, due=None) -> None:
+        was = self.state
         original(self, now, due)
-        self.leaving = False
+        self.state = was
 
-    original = Lease.give_up
-    patch.setattr(Lease, "give_up", give_up)
+    original = Lease.release
+    patch.setattr(Lease, "release", release)
 
 
 @mutant
@@ -229,7 +231,7 @@ def a_failed_release_is_forgotten(patch: Patch) -> None:
 def the_keeper_gives_up_after_one_error(patch: Patch) -> None:
     """As other libraries did; see docs/protocol.md."""
 
-    async def attempt(self, request, renewing=(), leaving=()):
+    async def attempt(self, request, renewing=(), releasing=()):
         try:
             await request
         except Exception:
@@ -273,21 +275,24 @@ def dropped_handles_are_renewed_for_ever(patch: Patch) -> None:
     """They could never be released."""
     original = Lease.__init__
 
-    def init(self, ask, claim, renew_for, grace=0.0) -> None:
+    def init(self, ask, claim, renew_for, grace) -> None:
         original(self, ask, claim, renew_for, grace)
-        self.claim = lambda: claim
+        kept = claim()
+        self.claim = lambda: kept
 
     patch.setattr(Lease, "__init__", init)
 
 
 @mutant
 def a_grant_that_was_pushed_counts_for_the_whole_ttl(patch: Patch) -> None:
-    def trust_heartbeat(lease, now):
-        original(lease, now)
-        lease.trusted_until = now + lease.ask.ttl
+    def accept_push(lease, now):
+        is_held = original(lease, now)
+        if is_held:
+            lease.trusted_until = now + lease.ask.ttl
+        return is_held
 
-    original = Lease.trust_heartbeat
-    patch.setattr(Lease, "trust_heartbeat", trust_heartbeat)
+    original = Lease.accept_push
+    patch.setattr(Lease, "accept_push", accept_push)
 
 
 @mutant
@@ -307,11 +312,15 @@ def the_first_of_several_lasts_for_its_ttl_while_the_others_are_waited_for(patch
     """A client that dies waiting would keep it for that long."""
 
     async def acquire_in_order(engine, request):
-        leases = []
+        leases: list[Lease] = []
         try:
             for ask in request.asks:
                 left = max(request.deadline - engine.runtime.now(), 0.0)
-                leases.append(await engine.acquire(ask, request.claim, timeout=left, retry=request.retry))
+                outcome = await engine.acquire(ask, request.claim, timeout=left, retry=request.retry)
+                if isinstance(outcome, Busy):
+                    await multi_lock._abandon(engine, leases)
+                    return outcome
+                leases.append(outcome)
         except BaseException as error:
             await multi_lock._abandon(engine, leases, error)
             raise

@@ -36,7 +36,9 @@ def test_no_leader_is_elected_before_its_predecessor_has_stopped(first: int) -> 
 
 def loss_is_signalled_at_the_end(patch: Patch) -> None:
     original = Lease.__init__
-    patch.setattr(Lease, "__init__", lambda self, ask, claim, renew_for, grace: original(self, ask, claim, renew_for))
+    patch.setattr(
+        Lease, "__init__", lambda self, ask, claim, renew_for, grace: original(self, ask, claim, renew_for, 0.0)
+    )
 
 
 def a_lost_lock_is_given_up_at_once(patch: Patch) -> None:

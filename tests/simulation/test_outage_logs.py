@@ -14,6 +14,7 @@ from lockstead.core.engine import Engine
 from lockstead.core.lease import Claim, Lease
 from lockstead.core.model import UNKNOWN, Ask, Renewal, Standing
 from lockstead.core.outage import reason
+from lockstead.core.refusals import Busy
 from lockstead.core.retry import RetryPolicy
 from lockstead.errors import StoreError
 from lockstead.runtimes.simulated import Process, World
@@ -65,7 +66,10 @@ class Client:
     async def acquire(self, name: str, ttl: float = TTL, renew_for: float = inf) -> Lease:
         claim = Claim()
         self.claims.append(claim)
-        return await self.engine.acquire(Ask(name, "", ttl, 3.0), claim, renew_for=renew_for, retry=RETRY)
+        outcome = await self.engine.acquire(Ask(name, "", ttl, 3.0), claim, renew_for=renew_for, retry=RETRY)
+        if isinstance(outcome, Busy):
+            raise outcome.error(self.engine.holder_id)
+        return outcome
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         task = self.process.start(work)
@@ -337,7 +341,7 @@ def test_a_release_that_fails_when_the_client_is_closed_says_why_and_when_the_le
         with pytest.raises(StoreError):
             await alice.engine.close()
         pattern = r"redis://db:6379: could not release 'x' \(connection refused\): it expires in at most (\d+\.\d) s"
-        assert seconds_in(pattern, logged()[-1]) == pytest.approx(lease.dead_by - alice.process.now(), abs=0.1)
+        assert seconds_in(pattern, logged()[-1]) == pytest.approx(lease.gone_by - alice.process.now(), abs=0.1)
 
     alice.run(scenario())
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from lockstead.core.engine import Engine
-from lockstead.core.keeper import PLACE_GONE
-from lockstead.core.lease import Claim, Lease, LeaseState
+from lockstead.core.lease import PLACE_GONE, Claim, Lease
 from lockstead.core.model import Ask, Refusal, Renewal, Standing
+from lockstead.core.refusals import Busy
 from lockstead.core.retry import RetryPolicy
 from lockstead.errors import InvalidInputError, LockAcquisitionError, LockLostError, StoreError
 from lockstead.runtimes.simulated import Process, Task, World
@@ -71,7 +71,10 @@ class Client:
         claim = Claim()
         self.setup.claims.append(claim)
         request = Ask("x", "", ttl, min(ttl, 3.0), queue=timeout > 0)._replace(**ask)
-        return await self.engine.acquire(request, claim, timeout=timeout, retry=RETRY)
+        outcome = await self.engine.acquire(request, claim, timeout=timeout, retry=RETRY)
+        if isinstance(outcome, Busy):
+            raise outcome.error(self.engine.holder_id)
+        return outcome
 
     def starts(self, work: Coroutine[Any, Any, Any]) -> Task[Any]:
         return self.process.start(work)
@@ -246,8 +249,8 @@ def test_a_lease_is_lost_once_a_majority_cannot_hold_it(setup: Setup) -> None:
     async def scenario() -> None:
         lease = await alice.acquire(ttl=9.0)
         assert await bob.engine.force_release("x") is not None
-        await until(setup, lambda: lease.state is LeaseState.LOST)
-        assert lease.reason == PLACE_GONE
+        await until(setup, lambda: lease.loss is not None)
+        assert lease.loss == PLACE_GONE
         again = await alice.acquire(ttl=9.0)
         await bob.engine.force_release("x")
         with pytest.raises(LockLostError, match="no place for it any more when it was released"):
@@ -491,7 +494,7 @@ def a_lease_that_too_few_confirm_ends_before_another_begins() -> None:
         lease = await alice.acquire(ttl=2.0)
         alice.is_cut_off_from(2)
         await bob.acquire(timeout=10.0)
-        assert lease.reason == "it could not be renewed in time"
+        assert lease.loss == "it could not be renewed in time"
 
     setup.run(scenario())
 

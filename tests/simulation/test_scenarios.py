@@ -13,10 +13,10 @@ import pytest
 
 from lockstead import Capabilities
 from lockstead.core.engine import Engine
-from lockstead.core.keeper import PLACE_GONE
-from lockstead.core.lease import LOST, Claim, Lease, LeaseState
+from lockstead.core.lease import PLACE_GONE, RELEASING, Claim, Lease
 from lockstead.core.model import WHOLE, Ask, PlaceState, Standing
 from lockstead.core.multi_lock import acquire_all
+from lockstead.core.refusals import Busy
 from lockstead.core.retry import RetryPolicy
 from lockstead.errors import (
     CapacityMismatchError,
@@ -70,7 +70,10 @@ class Client:
         claim = Claim()
         self.setup.claims.append(claim)
         request = Ask("x", "", ttl, min(ttl, 3.0), queue=timeout > 0)._replace(**ask)
-        return await self.engine.acquire(request, claim, timeout=timeout, renew_for=renew_for, retry=RETRY)
+        outcome = await self.engine.acquire(request, claim, timeout=timeout, renew_for=renew_for, retry=RETRY)
+        if isinstance(outcome, Busy):
+            raise outcome.error(self.engine.holder_id)
+        return outcome
 
     def starts(self, work: Coroutine[Any, Any, Any]) -> Task[Any]:
         return self.process.start(work)
@@ -199,8 +202,8 @@ def test_a_holder_whose_store_answers_that_it_waits_has_lost(setup: Setup) -> No
         setup.server.clients["bob"](setup.server.secrets["bob/1"])
         lease = await until_done(setup, waits)
         assert lease.is_held(bob.process.now())
-        assert await until(setup, lambda: lease.state is LOST) - forged < 0.32  # a tenth of its heartbeat
-        assert "waiting" in lease.reason
+        assert await until(setup, lambda: lease.loss is not None) - forged < 0.32  # a tenth of its heartbeat
+        assert "waiting" in str(lease.loss)
         await until(setup, lambda: waiting(setup) == 0)
 
     setup.run(scenario())
@@ -217,7 +220,7 @@ def test_a_reply_from_before_the_grant_refutes_nothing(setup: Setup) -> None:
         await alice.engine.release(first)
         lease = await until_done(setup, waits)
         older = Standing(PlaceState.WAITING, lease.fence, holder="alice/1")
-        bob.engine.keeper.apply(lease, sent, lease.ask.ttl, older)
+        bob.engine.keeper.apply(lease, older, sent, lease.ask.ttl)
         assert lease.is_held(bob.process.now())
 
     setup.run(scenario())
@@ -348,9 +351,9 @@ def test_max_hold_ends_renewal_and_is_signalled_as_a_loss(setup: Setup) -> None:
     async def scenario() -> None:
         lease = await alice.acquire(ttl=1.0, renew_for=5.0)
         alice.engine.keeper.watch(lease, lambda: lost_at.append(setup.world.now))
-        await until(setup, lambda: lease.state is LeaseState.LOST)
+        await until(setup, lambda: lease.loss is not None)
         assert 4.5 < lost_at[0] < 5.0
-        assert lease.reason.startswith("its lease expired after renewal had stopped (max_hold")
+        assert str(lease.loss).startswith("its lease expired after renewal had stopped (max_hold")
         with pytest.raises(LockLostError):
             await alice.engine.release(lease)
 
@@ -416,9 +419,9 @@ def test_a_reply_does_not_reopen_a_trust_window_that_has_ended(setup: Setup) -> 
         sent = lease.trusted_until - 1.0
         alice.process.pause(20.0)
         await until(setup, lambda: not lease.is_held(alice.process.now()))
-        alice.engine.keeper.apply(lease, sent, 9.0, Standing(PlaceState.HELD, lease.fence, 0.0))
+        alice.engine.keeper.apply(lease, Standing(PlaceState.HELD, lease.fence), sent, 9.0)
         assert not lease.is_held(alice.process.now())
-        await until(setup, lambda: lease.state is LeaseState.LOST)
+        await until(setup, lambda: lease.loss is not None)
 
     setup.run(scenario())
 
@@ -705,8 +708,8 @@ def test_a_force_released_holder_is_notified_at_its_next_renewal(setup: Setup) -
         lease = await alice.acquire(ttl=9.0)
         setup.checked = False
         await bob.engine.force_release("x")
-        await until(setup, lambda: lease.state is LeaseState.LOST)
-        assert lease.reason == PLACE_GONE
+        await until(setup, lambda: lease.loss is not None)
+        assert lease.loss == PLACE_GONE
 
     setup.run(scenario())
 
@@ -785,11 +788,12 @@ def test_a_reply_that_came_too_late_releases_all_of_several_names_at_once(setup:
         waits = alice.starts(acquire_all(alice.engine, asks, claim, timeout=inf, renew_for=inf, retry=RETRY))
         setup.server.faults.slow, setup.server.faults.slowest = 1.0, 4.0
         leases = alice.engine.keeper.leases
-        await until(setup, lambda: any(lease.fence for lease in leases.values()))
-        assert all(lease.leaving for lease in leases.values()), "none is renewed while another is left"
+        await until(setup, lambda: any(lease.granted_at is not None for lease in leases.values()))
+        assert all(lease.state is RELEASING for lease in leases.values()), "none is renewed while another is left"
         setup.server.faults.slow = 0.0
         await until(setup, lambda: waits.finished)
-        assert [lease.ask.name for lease in waits.outcome()] == list("abcdef")
+        assert waits.outcome() is None
+        assert [lease.ask.name for lease in claim.leases] == list("abcdef")
 
     setup.run(scenario())
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
 from lockstead.asynchronous.election import AsyncElection
-from lockstead.asynchronous.guard import AsyncLockGuard, unless_busy
+from lockstead.asynchronous.guard import AsyncLockGuard
 from lockstead.asynchronous.handle import AsyncLockHandle, AsyncMultiLockHandle
 from lockstead.asynchronous.rate_limit import AsyncRateLimiter
 from lockstead.asynchronous.recipes import AsyncOnce, AsyncSingleton
@@ -19,6 +19,7 @@ from lockstead.core.store import Store
 from lockstead.errors import InvalidInputError
 from lockstead.primitives import info, once, plans
 from lockstead.primitives.election import ElectionOptions
+from lockstead.primitives.handle import acquired, acquired_unless_busy
 from lockstead.primitives.identity import new_holder_id
 from lockstead.primitives.info import LockInfo
 from lockstead.primitives.naming import Naming, check_name_list, static_name
@@ -66,11 +67,13 @@ class AsyncDistributedLock:
         Release the lock with the handle's `release`, or use the handle as a context manager.
         Raises LockAcquisitionError after `timeout`.
         """
-        return await self._acquire(plans.plan(name, self._defaults, **options))
+        return await acquired(AsyncLockHandle(self._engine), plans.plan(name, self._defaults, **options))
 
     async def try_acquire(self, name: str, **options: Unpack[TryOptions]) -> AsyncLockHandle | None:
         """Acquire a lock if it is free, else return None: never waits for a holder. See `TryOptions`."""
-        return await unless_busy(self._acquire, plans.plan(name, self._defaults, timeout=0, **options))
+        return await acquired_unless_busy(
+            AsyncLockHandle(self._engine), plans.plan(name, self._defaults, timeout=0, **options)
+        )
 
     def lock(self, name: Naming, **options: Unpack[LockOptions]) -> AsyncLockGuard[AsyncLockHandle]:
         """Hold a lock for a block: ``async with locks.lock("name"):``.
@@ -125,7 +128,7 @@ class AsyncDistributedLock:
         """
         namings = check_name_list(names)
         plan = plans.several(map(static_name, namings), self._defaults, **options)
-        return AsyncLockGuard(plan, namings, self._acquire_several, self._engine.runtime)
+        return AsyncLockGuard(plan, namings, self._engine, AsyncMultiLockHandle)
 
     def singleton(
         self, name: Naming, *, at_most: Seconds, at_least: Seconds = 0.0, metadata: Mapping[str, Any] | None = None
@@ -138,7 +141,7 @@ class AsyncDistributedLock:
         returns None and does not run the job.
         """
         plan = plans.single(static_name(name), self._defaults, at_most, at_least, metadata)
-        return AsyncSingleton(plan, (name,), self._acquire, self._engine.runtime)
+        return AsyncSingleton(plan, (name,), self._engine, AsyncLockHandle)
 
     def once(self, key: Naming, period: Seconds, **options: Unpack[LockOptions]) -> AsyncOnce:
         """Run work once per idempotency key, and store its result: ``@locks.once("mail:{to}", 3600)``.
@@ -149,7 +152,7 @@ class AsyncDistributedLock:
         """
         once.check_options(**options)
         plan = plans.plan(static_name(key), self._defaults, **options)
-        return AsyncOnce(plan, key, self._engine, self._acquire, check_ttl(period, "period"))
+        return AsyncOnce(plan, key, self._engine, check_ttl(period, "period"))
 
     def rate_limiter(self, name: Naming, limit: int, per: Seconds, burst: int | None = None) -> AsyncRateLimiter:
         """Limit requests to `limit` in every `per` seconds, for all clients of the store together.
@@ -164,8 +167,8 @@ class AsyncDistributedLock:
 
     async def with_lock(self, name: str, function: Callable[[], Awaitable[T]], **options: Unpack[LockOptions]) -> T:
         """Acquire a lock, call `function`, release the lock, and return the result. See `LockOptions`."""
-        plan = plans.plan(name, self._defaults, **options)._replace(is_scoped=True)
-        async with await self._acquire(plan):
+        plan = plans.plan(name, self._defaults, **options)
+        async with await acquired(AsyncLockHandle(self._engine), plan, is_scoped=True):
             return await function()
 
     async def is_locked(self, name: str) -> bool:
@@ -213,15 +216,7 @@ class AsyncDistributedLock:
         await self.close()
 
     def _guard(self, plan: Plan, naming: Naming) -> AsyncLockGuard[AsyncLockHandle]:
-        return AsyncLockGuard(plan, (naming,), self._acquire, self._engine.runtime)
-
-    async def _acquire(self, plan: Plan) -> AsyncLockHandle:
-        self._runtime.bind()
-        return await AsyncLockHandle(self._engine)._acquire(plan)
-
-    async def _acquire_several(self, plan: Plan) -> AsyncMultiLockHandle:
-        self._runtime.bind()
-        return await AsyncMultiLockHandle(self._engine)._acquire(plan)
+        return AsyncLockGuard(plan, (naming,), self._engine, AsyncLockHandle)
 
 
 _defaults: dict[asyncio.AbstractEventLoop, AsyncDistributedLock] = {}
@@ -229,7 +224,7 @@ _defaults: dict[asyncio.AbstractEventLoop, AsyncDistributedLock] = {}
 
 def get_async_distributed_lock() -> AsyncDistributedLock:
     """Return the shared client of the running event loop: on LOCKSTEAD_URL, else on the user's own SQLite file."""
-    for loop in [loop for loop, locks in _defaults.items() if loop.is_closed() or locks._engine.keeper.closing]:
+    for loop in [loop for loop, locks in _defaults.items() if loop.is_closed() or locks._engine.is_closed]:
         _defaults.pop(loop, None)
     running = running_loop()
     if running not in _defaults:

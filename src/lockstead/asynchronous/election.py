@@ -19,6 +19,7 @@ from lockstead.primitives.election import (
     check_interval,
     identify,
 )
+from lockstead.primitives.handle import acquired
 from lockstead.primitives.plans import Defaults
 
 
@@ -45,14 +46,14 @@ class AsyncElection(Contest[AsyncLeadership]):
         If leadership is lost, the block is cancelled and raises LockLostError.
         `timeout`: how long to wait; None waits without limit, 0 does not wait.
         """
-        return AsyncLockGuard(self._plan_within(timeout), (self.name,), self._campaign, self._runtime)
+        return AsyncLockGuard(self._plan_within(timeout), (self.name,), self._engine, self._nominate)
 
     async def campaign(self, timeout: Seconds | None = None) -> AsyncLeadership:
         """Wait to be elected, and return the leadership.
 
         `timeout`: how long to wait; None waits without limit, 0 does not wait. Raises LockAcquisitionError after that.
         """
-        return await self._campaign(self._plan_within(timeout))
+        return await acquired(self._nominate(self._engine), self._plan_within(timeout))
 
     def start(self) -> None:
         """Campaign in the background until `stop`: campaign, lead until leadership is lost, and campaign again.

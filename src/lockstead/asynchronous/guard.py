@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
@@ -9,10 +10,11 @@ from typing import Any, ParamSpec, TypeVar
 
 from lockstead.asynchronous.handle import AsyncHeld
 from lockstead.core.checks import Seconds
-from lockstead.errors import InvalidInputError, LockAcquisitionError
+from lockstead.core.refusals import Busy
+from lockstead.errors import InvalidInputError
 from lockstead.primitives.callables import check_decorated, makes_coroutines, title
-from lockstead.primitives.guard import Guard
-from lockstead.primitives.plans import Plan
+from lockstead.primitives.guard import Entry, Guard
+from lockstead.primitives.handle import acquired, acquired_unless_busy
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,30 +30,52 @@ class AsyncLockGuard(Guard[H]):
     async def acquire(self, timeout: Seconds | None = None) -> H:
         """Acquire it, waiting in the queue while it is not free; return the handle.
 
-        `timeout`: how long to wait, 0 does not wait; None uses the guard's. Raises LockAcquisitionError after that.
+        It is renewed until `release`, of the guard or of the handle. `timeout`: how long to wait, 0 does not wait; None
+        uses the guard's. Raises LockAcquisitionError after that.
         """
-        return await self._acquire(self._plan_within(timeout))  # type: ignore[no-any-return]
+        handle = await acquired(self._new(self._engine), self._plan_within(timeout))
+        self._add_acquired(asyncio.current_task(), handle)
+        return handle
 
     async def try_acquire(self) -> H | None:
         """Acquire it if it is free, else return None. Never waits for a holder."""
-        return await unless_busy(self._acquire, self._plan_within(0))
+        handle = await acquired_unless_busy(self._new(self._engine), self._plan_within(0))
+        if handle is not None:
+            self._add_acquired(asyncio.current_task(), handle)
+        return handle
+
+    async def release(self) -> None:
+        """Release what this task acquired last by `acquire` or `try_acquire`; else what another task acquired.
+
+        Raises InvalidLockError if nothing is held, and whatever the handle's `release` raises.
+        """
+        await self._take_acquired(asyncio.current_task()).release()
 
     async def __aenter__(self) -> H:
-        handle: H | None = None
+        if self._names_calls:
+            self._check_named()
+        handle = self._new(self._engine)
+        entry: Entry[H] = (asyncio.current_task(), handle)
         try:
-            handle = await self._acquire(self._plan_block())
-            self._enter(handle)
-            return await handle.__aenter__()
-        except BaseException as error:  # an interrupt: for a block that was not entered, Python calls no exit
-            if handle is not None:
-                self._remove(handle)
-                await handle.__aexit__(type(error), error, error.__traceback__)
+            outcome = await handle._acquire(self._plan, is_scoped=True)
+            self._entered.append(entry)
+        except BaseException:  # for a block that was not entered, Python calls no exit
+            if entry in self._entered:
+                self._entered.remove(entry)
+            handle._abandon()
             raise
+        if isinstance(outcome, Busy):
+            self._entered.remove(entry)
+            raise outcome.error(self._engine.holder_id)
+        handle._enter_body()
+        return handle
 
-    async def __aexit__(
+    def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._leave([]).__aexit__(kind, error, trace)
+    ) -> Coroutine[Any, Any, None]:
+        entry = self._open_block(asyncio.current_task())
+        self._entered.remove(entry)
+        return entry[1].__aexit__(kind, error, trace)
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         """Hold it during every call. In a name, ``{parameter}`` stands for the argument of that call."""
@@ -60,7 +84,7 @@ class AsyncLockGuard(Guard[H]):
 
         @functools.wraps(function)
         async def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
-            async with await self._acquire(plan_call(*args, **kwargs)):
+            async with await acquired(self._new(self._engine), plan_call(*args, **kwargs), is_scoped=True):
                 return await function(*args, **kwargs)
 
         return guarded
@@ -72,13 +96,3 @@ def check_coroutine(function: Callable[..., object]) -> None:
     if not makes_coroutines(function):
         msg = f"{title(function)} is not a coroutine function: use DistributedLock"
         raise InvalidInputError(msg)
-
-
-async def unless_busy(acquire: Callable[[Plan], Awaitable[H]], plan: Plan) -> H | None:
-    """Acquire what is planned without waiting; None if it is held."""
-    try:
-        return await acquire(plan)
-    except LockAcquisitionError as refusal:
-        if not refusal.holder:
-            raise
-        return None

@@ -37,7 +37,7 @@ class AsyncHeld(Handle):
         Raises LockLostError if it was lost before, StoreError if the store does not answer: it is then released in the
         background, or expires. If this call is cancelled, the lock is released all the same.
         """
-        await self._release()
+        await self._release_once()
 
     async def extend(self, seconds: Seconds) -> None:
         """Extend the lease to at least that many seconds from now, regardless of `max_hold`. Never shortens it.
@@ -48,30 +48,40 @@ class AsyncHeld(Handle):
 
     async def __aenter__(self) -> Self:
         self._enter_block()
-        self._body = asyncio.current_task()
-        if self._body is not None:
-            self._cancelling = self._body.cancelling()
-            self._watcher = self._watch(self._cancel_body)
+        self._enter_body()
         return self
+
+    def _enter_body(self) -> None:
+        """Have the running task cancelled if the lock is lost."""
+        self._body = body = asyncio.current_task()
+        if body is not None:
+            self._cancelling = body.cancelling()
+            if self._claim.outer is not None:  # the lease's own claim is that of another handle
+                self._watcher = self._watch(self._cancel_body)
+                return
+            self._claim.on_lost = self._cancel_body  # a cycle, until the block is left
+            if any(lease.loss is not None for lease in self._claim.leases):
+                self._cancel_body()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._claim.on_lost = None
         watcher, self._watcher = self._watcher, None  # it refers to this handle
         if watcher is not None:
             self._unwatch(watcher)
         ours = self._cancelled_body and await self._take_back_cancellation(error)
         try:
-            await self.release()
+            await self._release_once()
         except (LockLostError, StoreError) as failure:
             if error is None or (ours and isinstance(error, asyncio.CancelledError)):
                 raise failure from error
             error.add_note(str(failure))
 
     def _cancel_body(self) -> None:
-        assert self._body is not None
-        self._cancelled_body = True
-        self._body.cancel(f"{self._title} was lost")
+        if self._body is not None and not self._cancelled_body:
+            self._cancelled_body = True
+            self._body.cancel(f"{self._title} was lost")
 
     async def _take_back_cancellation(self, error: BaseException | None) -> bool:
         """Undo our own cancellation; False if the task was also cancelled from outside, which takes precedence."""

@@ -7,7 +7,7 @@ import json
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-from lockstead.asynchronous.guard import check_coroutine, unless_busy
+from lockstead.asynchronous.guard import check_coroutine
 from lockstead.asynchronous.handle import AsyncLockHandle
 from lockstead.core.engine import Engine
 from lockstead.core.keeper import log
@@ -15,6 +15,7 @@ from lockstead.core.outage import reason
 from lockstead.errors import StoreError
 from lockstead.primitives import once
 from lockstead.primitives.guard import Guard
+from lockstead.primitives.handle import acquired_unless_busy
 from lockstead.primitives.naming import Naming
 from lockstead.primitives.once import Outcome
 from lockstead.primitives.plans import Plan
@@ -28,7 +29,7 @@ class AsyncSingleton(Guard[AsyncLockHandle]):
 
     async def try_acquire(self) -> AsyncLockHandle | None:
         """Acquire the job's name; None if it is held, or still reserved by `at_least`."""
-        return await unless_busy(self._acquire, self._plan_within(None))
+        return await acquired_unless_busy(AsyncLockHandle(self._engine), self._plan_within(None))
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T | None]]:
         """Run the function, or return None at once if the name is held, or still reserved by `at_least`."""
@@ -37,7 +38,9 @@ class AsyncSingleton(Guard[AsyncLockHandle]):
 
         @functools.wraps(function)
         async def alone(*args: P.args, **kwargs: P.kwargs) -> T | None:
-            handle = await unless_busy(self._acquire, plan_call(*args, **kwargs))
+            handle = await acquired_unless_busy(
+                AsyncLockHandle(self._engine), plan_call(*args, **kwargs), is_scoped=True
+            )
             if handle is None:
                 return None
             async with handle:
@@ -49,11 +52,8 @@ class AsyncSingleton(Guard[AsyncLockHandle]):
 class AsyncOnce(Guard[AsyncLockHandle]):
     """Work that runs once per key, and whose result is stored for a period: a decorator, or `run` by hand."""
 
-    def __init__(
-        self, plan: Plan, naming: Naming, engine: Engine, acquire: Callable[[Plan], Any], period: float
-    ) -> None:
-        super().__init__(plan, (naming,), acquire, engine.runtime)
-        self._engine = engine
+    def __init__(self, plan: Plan, naming: Naming, engine: Engine, period: float) -> None:
+        super().__init__(plan, (naming,), engine, AsyncLockHandle)
         self._period = period
 
     async def run(self, function: Callable[[], Awaitable[T]]) -> Outcome[T]:
@@ -80,7 +80,7 @@ class AsyncOnce(Guard[AsyncLockHandle]):
         return only_once
 
     async def _run(self, plan: Plan, function: Callable[[], Awaitable[T]]) -> Outcome[T]:
-        handle = await once.begin(self._engine, self._acquire, plan)
+        handle = await once.begin(self._engine, self._new, plan)
         if isinstance(handle, Outcome):
             return handle
         is_done = False

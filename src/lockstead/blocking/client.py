@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
 from lockstead.blocking.election import Election
-from lockstead.blocking.guard import LockGuard, check_callback, unless_busy
-from lockstead.blocking.handle import LockHandle, MultiLockHandle
+from lockstead.blocking.guard import LockGuard
+from lockstead.blocking.handle import LockHandle, MultiLockHandle, acquire, try_acquire
 from lockstead.blocking.rate_limit import RateLimiter
 from lockstead.blocking.recipes import Once, Singleton
 from lockstead.core.checks import Seconds, check_name, check_ttl
@@ -67,11 +67,11 @@ class DistributedLock:
         Release the lock with the handle's `release`, or use the handle as a context manager.
         Raises LockAcquisitionError after `timeout`.
         """
-        return self._acquire(plans.plan(name, self._defaults, **options))
+        return acquire(LockHandle(self._engine), plans.plan(name, self._defaults, **options))
 
     def try_acquire(self, name: str, **options: Unpack[TryOptions]) -> LockHandle | None:
         """Acquire a lock if it is free, else return None: never waits for a holder. See `TryOptions`."""
-        return unless_busy(self._acquire, plans.plan(name, self._defaults, timeout=0, **options))
+        return try_acquire(LockHandle(self._engine), plans.plan(name, self._defaults, timeout=0, **options))
 
     def lock(self, name: Naming, **options: Unpack[LockOptions]) -> LockGuard[LockHandle]:
         """Hold a lock for a block: ``with locks.lock("name"):``.
@@ -124,7 +124,7 @@ class DistributedLock:
         """
         namings = check_name_list(names)
         plan = plans.several(map(static_name, namings), self._defaults, **options)
-        return LockGuard(plan, namings, self._acquire_several, self._engine.runtime)
+        return LockGuard(plan, namings, self._engine, MultiLockHandle)
 
     def singleton(
         self, name: Naming, *, at_most: Seconds, at_least: Seconds = 0.0, metadata: Mapping[str, Any] | None = None
@@ -137,7 +137,7 @@ class DistributedLock:
         returns None and does not run the job.
         """
         plan = plans.single(static_name(name), self._defaults, at_most, at_least, metadata)
-        return Singleton(plan, (name,), self._acquire, self._engine.runtime)
+        return Singleton(plan, (name,), self._engine, LockHandle)
 
     def once(self, key: Naming, period: Seconds, **options: Unpack[LockOptions]) -> Once:
         """Run work once per idempotency key, and store its result: ``@locks.once("mail:{to}", 3600)``.
@@ -148,7 +148,7 @@ class DistributedLock:
         """
         once.check_options(**options)
         plan = plans.plan(static_name(key), self._defaults, **options)
-        return Once(plan, key, self._engine, self._acquire, check_ttl(period, "period"))
+        return Once(plan, key, self._engine, check_ttl(period, "period"))
 
     def rate_limiter(self, name: Naming, limit: int, per: Seconds, burst: int | None = None) -> RateLimiter:
         """Limit requests to `limit` in every `per` seconds, for all clients of the store together.
@@ -163,8 +163,8 @@ class DistributedLock:
 
     def with_lock(self, name: str, function: Callable[[], T], **options: Unpack[LockOptions]) -> T:
         """Acquire a lock, call `function`, release the lock, and return the result. See `LockOptions`."""
-        plan = plans.plan(name, self._defaults, **options)._replace(is_scoped=True)
-        with self._acquire(plan):
+        plan = plans.plan(name, self._defaults, **options)
+        with acquire(LockHandle(self._engine), plan, is_scoped=True):
             return function()
 
     def is_locked(self, name: str) -> bool:
@@ -216,17 +216,7 @@ class DistributedLock:
         self.close()
 
     def _guard(self, plan: Plan, naming: Naming) -> LockGuard[LockHandle]:
-        return LockGuard(plan, (naming,), self._acquire, self._engine.runtime)
-
-    def _acquire(self, plan: Plan) -> LockHandle:
-        if plan.on_lost is not None:
-            check_callback(plan.on_lost)
-        return drive(LockHandle(self._engine)._acquire(plan))
-
-    def _acquire_several(self, plan: Plan) -> MultiLockHandle:
-        if plan.on_lost is not None:
-            check_callback(plan.on_lost)
-        return drive(MultiLockHandle(self._engine)._acquire(plan))
+        return LockGuard(plan, (naming,), self._engine, LockHandle)
 
 
 _default: DistributedLock | None = None
@@ -237,6 +227,6 @@ def get_distributed_lock() -> DistributedLock:
     """Return the shared client of the process: on LOCKSTEAD_URL, else on the user's own SQLite file."""
     global _default
     with _default_mutex:
-        if _default is None or _default._engine.keeper.closing:
+        if _default is None or _default._engine.is_closed:
             _default = DistributedLock()
         return _default

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from typing import Unpack
 
 from lockstead.blocking.guard import LockGuard, check_callback
-from lockstead.blocking.handle import LockHandle
+from lockstead.blocking.handle import LockHandle, acquire
 from lockstead.core import lifecycle
 from lockstead.core.checks import Seconds
 from lockstead.core.engine import Engine
@@ -42,9 +42,8 @@ class _Lead(LockGuard[Leadership]):
 
     def __del__(self) -> None:
         """Resign the leadership of a block whose `__exit__` did not begin because of an interrupt."""
-        for leaderships in self._entered.values():
-            for leadership in leaderships:
-                leadership._abandon()
+        for _, leadership in self._entered:
+            leadership._abandon()
 
 
 class Election(Contest[Leadership]):
@@ -61,14 +60,14 @@ class Election(Contest[Leadership]):
         If leadership was lost meanwhile, the end of the block raises LockLostError.
         `timeout`: how long to wait; None waits without limit, 0 does not wait.
         """
-        return _Lead(self._plan_within(timeout), (self.name,), lambda plan: drive(self._campaign(plan)), self._runtime)
+        return _Lead(self._plan_within(timeout), (self.name,), self._engine, self._nominate)
 
     def campaign(self, timeout: Seconds | None = None) -> Leadership:
         """Wait to be elected, and return the leadership.
 
         `timeout`: how long to wait; None waits without limit, 0 does not wait. Raises LockAcquisitionError after that.
         """
-        return drive(self._campaign(self._plan_within(timeout)))
+        return acquire(self._nominate(self._engine), self._plan_within(timeout))
 
     def start(self) -> None:
         """Campaign in the background until `stop`: campaign, lead until leadership is lost, and campaign again.

@@ -1,18 +1,20 @@
-"""Guards: locks for blocks and for decorated functions, for threads."""
+"""Guards: locks for blocks, for decorated functions, and by hand, for threads."""
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
-from lockstead.blocking.handle import Held
+from lockstead.blocking.handle import Held, acquire, try_acquire
 from lockstead.core.checks import Seconds
-from lockstead.errors import InvalidInputError, LockAcquisitionError, LockError
+from lockstead.core.refusals import Busy
+from lockstead.core.runtime import drive
+from lockstead.errors import InvalidInputError, LockError, LockLostError, StoreError
 from lockstead.primitives.callables import check_decorated, makes_coroutines, title
-from lockstead.primitives.guard import Guard
-from lockstead.primitives.plans import Plan
+from lockstead.primitives.guard import Entry, Guard
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -20,7 +22,7 @@ H = TypeVar("H", bound=Held)
 
 
 class LockGuard(Guard[H]):
-    """A lock to acquire: for a `with` block, around every call of a decorated function, or by hand.
+    """A lock to acquire: for a `with` block, around every call of a decorated function, or by `acquire` and `release`.
 
     Every block and every call acquires it anew; threads may share a guard.
     """
@@ -28,36 +30,67 @@ class LockGuard(Guard[H]):
     def acquire(self, timeout: Seconds | None = None) -> H:
         """Acquire it, waiting in the queue while it is not free; return the handle.
 
-        `timeout`: how long to wait, 0 does not wait; None uses the guard's. Raises LockAcquisitionError after that.
+        It is renewed until `release`, of the guard or of the handle. `timeout`: how long to wait, 0 does not wait; None
+        uses the guard's. Raises LockAcquisitionError after that.
         """
-        return self._acquire(self._plan_within(timeout))  # type: ignore[no-any-return]
+        handle = acquire(self._new(self._engine), self._plan_within(timeout))
+        self._add_acquired(threading.get_ident(), handle)
+        return handle
 
     def try_acquire(self) -> H | None:
         """Acquire it if it is free, else return None. Never waits for a holder."""
-        return unless_busy(self._acquire, self._plan_within(0))
+        handle = try_acquire(self._new(self._engine), self._plan_within(0))
+        if handle is not None:
+            self._add_acquired(threading.get_ident(), handle)
+        return handle
+
+    def release(self) -> None:
+        """Release what this thread acquired last by `acquire` or `try_acquire`; else what another thread acquired.
+
+        Raises InvalidLockError if nothing is held, and whatever the handle's `release` raises.
+        """
+        self._take_acquired(threading.get_ident()).release()
 
     def __enter__(self) -> H:
-        handle: H | None = None
+        if self._names_calls:
+            self._check_named()
+        handle = self._new(self._engine)
+        entry: Entry[H] = (threading.get_ident(), handle)
         try:
-            handle = self._acquire(self._plan_block())
-            self._enter(handle)
-            return handle.__enter__()
-        except BaseException as error:  # an interrupt: for a block that was not entered, Python calls no exit
-            if handle is not None:
-                self._remove(handle)
-                handle.__exit__(type(error), error, error.__traceback__)
+            outcome = drive(handle._acquire(self._plan, is_scoped=True))
+            self._entered.append(entry)
+        except BaseException:  # an interrupt: for a block that was not entered, Python calls no exit
+            if entry in self._entered:
+                self._entered.remove(entry)
+            handle._abandon()
             raise
+        if isinstance(outcome, Busy):
+            self._entered.remove(entry)
+            raise outcome.error(self._engine.holder_id)
+        return handle
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        leaving: list[H] = []
+        entry: Entry[H] | None = None
         try:
-            self._leave(leaving).__exit__(kind, error, trace)
+            entry = self._open_block(threading.get_ident())
+            handle = entry[1]
+            self._entered.remove(entry)
+            if not handle._released:
+                handle._released = True
+                drive(handle._release())
+        except (LockLostError, StoreError) as failure:
+            if error is None:
+                raise
+            error.add_note(str(failure))
         except LockError:
             raise
         except BaseException:
-            self._abandon(leaving[0] if leaving else self._leave(leaving))
+            entry = entry or self._open_block(threading.get_ident())
+            if entry in self._entered:
+                self._entered.remove(entry)
+            entry[1]._abandon()
             raise
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
@@ -67,7 +100,7 @@ class LockGuard(Guard[H]):
 
         @functools.wraps(function)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
-            with self._acquire(plan_call(*args, **kwargs)):
+            with acquire(self._new(self._engine), plan_call(*args, **kwargs), is_scoped=True):
                 return function(*args, **kwargs)
 
         return guarded
@@ -84,13 +117,3 @@ def check_callback(function: Callable[..., object]) -> None:
     if makes_coroutines(function):
         msg = f"{title(function)} is a coroutine function: use AsyncDistributedLock"
         raise InvalidInputError(msg)
-
-
-def unless_busy(acquire: Callable[[Plan], H], plan: Plan) -> H | None:
-    """Acquire what is planned without waiting; None if it is held."""
-    try:
-        return acquire(plan)
-    except LockAcquisitionError as refusal:
-        if not refusal.holder:
-            raise
-        return None

@@ -7,8 +7,8 @@ import json
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from lockstead.blocking.guard import check_plain, unless_busy
-from lockstead.blocking.handle import LockHandle
+from lockstead.blocking.guard import check_plain
+from lockstead.blocking.handle import LockHandle, try_acquire
 from lockstead.core.engine import Engine
 from lockstead.core.keeper import log
 from lockstead.core.outage import reason
@@ -29,7 +29,7 @@ class Singleton(Guard[LockHandle]):
 
     def try_acquire(self) -> LockHandle | None:
         """Acquire the job's name; None if it is held, or still reserved by `at_least`."""
-        return unless_busy(self._acquire, self._plan_within(None))
+        return try_acquire(LockHandle(self._engine), self._plan_within(None))
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T | None]:
         """Run the function, or return None at once if the name is held, or still reserved by `at_least`."""
@@ -38,7 +38,7 @@ class Singleton(Guard[LockHandle]):
 
         @functools.wraps(function)
         def alone(*args: P.args, **kwargs: P.kwargs) -> T | None:
-            handle = unless_busy(self._acquire, plan_call(*args, **kwargs))
+            handle = try_acquire(LockHandle(self._engine), plan_call(*args, **kwargs), is_scoped=True)
             if handle is None:
                 return None
             with handle:
@@ -50,11 +50,8 @@ class Singleton(Guard[LockHandle]):
 class Once(Guard[LockHandle]):
     """Work that runs once per key, and whose result is stored for a period: a decorator, or `run` by hand."""
 
-    def __init__(
-        self, plan: Plan, naming: Naming, engine: Engine, acquire: Callable[[Plan], Any], period: float
-    ) -> None:
-        super().__init__(plan, (naming,), acquire, engine.runtime)
-        self._engine = engine
+    def __init__(self, plan: Plan, naming: Naming, engine: Engine, period: float) -> None:
+        super().__init__(plan, (naming,), engine, LockHandle)
         self._period = period
 
     def run(self, function: Callable[[], T]) -> Outcome[T]:
@@ -81,7 +78,7 @@ class Once(Guard[LockHandle]):
         return only_once
 
     def _run(self, plan: Plan, function: Callable[[], T]) -> Outcome[T]:
-        handle = drive(once.begin(self._engine, self._begin, plan))
+        handle = drive(once.begin(self._engine, self._new, plan))
         if isinstance(handle, Outcome):
             return handle
         is_done = False
@@ -101,6 +98,3 @@ class Once(Guard[LockHandle]):
                 reason(error, self._engine.store.address),
             )
         return Outcome(value, True, None)
-
-    async def _begin(self, plan: Plan) -> LockHandle:
-        return self._acquire(plan)  # type: ignore[no-any-return]

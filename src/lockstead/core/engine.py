@@ -1,36 +1,30 @@
 """Acquire, extend, release: written once for every store and every runtime.
 
-A lease is registered with the keeper before its first request is sent, so that whatever happens in between (a
-cancellation, an interrupt, a lost reply) the keeper has a record of the place that may have to be released.
+A lease is tracked by the keeper before its first request is sent, so that whatever happens in between (a cancellation,
+an interrupt, a lost reply) the keeper has a record of the place that may have to be released.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from itertools import count
 from math import inf
 from typing import TypeVar
+from weakref import ref
 
 from lockstead.core import lifecycle
-from lockstead.core.keeper import GONE_AT_RELEASE, Keeper, log
-from lockstead.core.lease import HELD, INHERITED, LOST, WAITING, Claim, Lease
-from lockstead.core.model import RESERVED, WHOLE, Ask, Finding, Line, PlaceState, Refusal, Standing, Wake
-from lockstead.core.quoting import command_for
+from lockstead.core.keeper import Keeper, log
+from lockstead.core.lease import HELD, INHERITED, JOINING, WAITING, Claim, Lease
+from lockstead.core.model import Ask, Finding, Line, PlaceState, Refusal, Standing, Wake
+from lockstead.core.reentrance import Reentrance
+from lockstead.core.refusals import Busy, Missed, mismatch, overloaded, too_slow, unsupported
 from lockstead.core.retry import RetryPolicy
 from lockstead.core.runtime import NESTED
 from lockstead.core.store import Examinable, Repairable, Store
 from lockstead.core.timing import EXTEND_RETRY_DELAYS, MIN_REQUEST_TIMEOUT, POLLING, REQUEST_TIMEOUT
-from lockstead.errors import (
-    CapacityMismatchError,
-    ClosedError,
-    LockAcquisitionError,
-    LockLostError,
-    NestedCallError,
-    StoreError,
-    UnsupportedError,
-)
+from lockstead.errors import ClosedError, LockAcquisitionError, LockLostError, NestedCallError, StoreError
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -46,7 +40,9 @@ class Engine:
         self.holder_id = identify()
         self._identify = identify
         self._sequence = count(1)
-        self._entered: dict[tuple[Hashable, str], Lease] = {}
+        self._has_line = store.capabilities.fifo
+        self._has_push = store.capabilities.push
+        self.reentrance = Reentrance(self.runtime, self.keeper.mutex)
         self.candidates: set[Callable[[], Awaitable[None]]] = set()
         """Stops one election each, of those that run in the background."""
         self.leaders: dict[str, Callable[[], Awaitable[None]]] = {}
@@ -63,115 +59,189 @@ class Engine:
         grace: float = 0.0,
         retry: RetryPolicy,
         since: float | None = None,
-    ) -> Lease:
-        """Wait in line until the place holds; poll a store that has no line.
+    ) -> Lease | Busy:
+        """Wait in line until the place is granted. Busy: the name was held until the timeout.
 
-        Raises LockAcquisitionError after `timeout`, and at once if `ask.queue` is not set and the name is held; its
-        `waited` is counted from `since`, if given. Whatever it raises, and however it is cancelled, no place stays
-        behind.
+        Whatever it raises, and however it is interrupted, no place stays behind. `since`: when the caller began to
+        wait, if earlier.
         """
         self._check_call(ask.name)
         began = self.runtime.now()
         deadline = began + (timeout if ask.queue else REQUEST_TIMEOUT)
-        started = began if since is None else since
-        ask, must_poll = self.adapt(ask)
+        is_patient, ask = ask.queue, self._adapt(ask)
         attempts = late_grants = 0
         while True:
             attempts += 1
-            lease = self.track(ask, claim, renew_for, grace)
             try:
-                refusal = await self._wait_in_line(lease, deadline, retry)
+                outcome = await self._attempt(ask, claim, deadline, renew_for=renew_for, grace=grace, retry=retry)
             except StoreError as error:
-                self.drop(lease, error)
-                self.check_open(ask.name)
-                now = self.runtime.now()
-                if (ask.queue or must_poll) and self.is_late(error, deadline, retry):
-                    raise self.too_busy(ask, attempts, now - started) from error
+                if is_patient and self.is_late(error, deadline, retry):
+                    raise overloaded(ask, attempts, self._waited(began, since)) from error
                 raise
-            except BaseException as interruption:
-                await self.abandon(lease, interruption)
+            if isinstance(outcome, Lease):
+                return outcome
+            late_grants += isinstance(outcome, Missed) and outcome.was_granted
+            can_wait = is_patient and late_grants <= retry.max_retries
+            if not can_wait or not await self._may_try_again(outcome, attempts, deadline, retry):
+                if isinstance(outcome, Missed) and outcome.was_granted:
+                    raise too_slow(ask, attempts, self._waited(began, since))
+                return Busy(ask, Refusal(*outcome[:2]), attempts, self._waited(began, since))
+
+    async def _attempt(
+        self, ask: Ask, claim: Claim, deadline: float, *, renew_for: float, grace: float, retry: RetryPolicy
+    ) -> Lease | Refusal | Missed:
+        """Join; granted: return. Wait; granted: return. Otherwise nothing is left of the attempt."""
+        lease = self.track(ask, claim, renew_for, grace)
+        try:
+            refusal = await self._join(lease, deadline, retry)
+            if lease.state is WAITING:
+                refusal = await self._wait_in_line(lease, deadline, retry)
+        except StoreError as error:
+            self.drop(lease, error)
+            self.check_open(ask.name)
+            raise
+        except BaseException as interruption:
+            await self.abandon(lease, interruption)
+            raise
+        if lease.state is HELD and self.runtime.now() < lease.trusted_until and not self.keeper.closing:
+            return lease
+        return await self._clear(lease, claim, refusal)
+
+    async def _join(self, lease: Lease, deadline: float, retry: RetryPolicy) -> Refusal | None:
+        """Ask for the place, and apply the answer unless it is a refusal."""
+        sent = self.runtime.now()
+        pause = None
+        lease.send_join()
+        try:
+            answer = await self.store.join(lease.ask, max(min(REQUEST_TIMEOUT, deadline - sent), MIN_REQUEST_TIMEOUT))
+            lease.join_answered()
+        except StoreError as error:
+            pause = self._pause_after(error, 0, deadline, retry)
+            if pause is None:
                 raise
+        if pause is not None:  # not above: an exception that is kept would keep the caller's handle alive
+            await self.runtime.sleep(pause)
+            answer, sent = await self.with_retries(self._join_again, lease, deadline, retry, retries=1)
+        if isinstance(answer, Refusal):
+            return answer
+        self.keeper.apply(lease, answer, sent, lease.ask.ttl)
+        return None
+
+    async def _wait_in_line(self, lease: Lease, deadline: float, retry: RetryPolicy) -> Refusal | None:
+        """Wait until the place holds or is gone (None), or the deadline has passed."""
+        ask = lease.ask
+        polls = 0
+        while lease.state is WAITING:
+            self._check_wanted(lease)
             now = self.runtime.now()
-            if lease.is_held(now):
-                if not self.keeper.closing:
-                    return lease
-                await self.abandon(lease)  # granted while `close` was releasing the held leases
-                self.check_open(ask.name)
-            late_grants += lease.fence != 0
-            if refusal is not None and not ask.queue and not lease.joins_in_doubt:
-                self.keeper.forget(lease)
-            else:
-                await self.abandon(lease)
-            if refusal is not None and must_poll and not refusal.capacity and now < deadline:
-                pause = retry.pause(attempts - 1, self.runtime.random())
-                await self.runtime.sleep(min(pause, refusal.recheck, deadline - now))
-            elif refusal is not None or late_grants > retry.max_retries or now >= deadline:
-                self.check_open(ask.name)  # closed meanwhile: ClosedError, not a refusal
-                known = refusal or (Refusal(lease.holder) if lease.holder else None)
-                raise self.not_acquired(ask, known, attempts, now - started)
-            claim.leases.remove(lease)
+            if now >= deadline:
+                return Refusal(lease.holder)
+            until = min(deadline, lease.recheck_at, now + ask.heartbeat / 2)
+            if not self._has_push:
+                until = min(until, now + POLLING.pause(polls, self.runtime.random()))
+                polls += 1
+            wake = await self.store.wait(ask.name, ask.owner, until - now)
+            if wake is Wake.GRANT and self.keeper.accept_push(lease):
+                return None
+            should_ask = wake or polls or self.runtime.now() >= min(deadline, lease.recheck_at)
+            if should_ask and lease.state is WAITING:
+                standing, sent = await self.with_retries(self._recheck, lease, deadline, retry)
+                self.keeper.apply(lease, standing, sent, ask.ttl)
+        return None
+
+    async def _join_again(self, lease: Lease, timeout: float) -> Standing | Refusal:
+        self._check_wanted(lease)
+        lease.send_join()
+        answer = await self.store.join(lease.ask, timeout)
+        lease.join_answered()
+        return answer
+
+    async def _recheck(self, lease: Lease, timeout: float) -> Standing:
+        (standing,) = await self.store.renew([lease.renewal(lease.ask.ttl)], timeout)
+        return standing
+
+    async def with_retries(
+        self,
+        send: Callable[[A, float], Awaitable[T]],
+        what: A,
+        deadline: float,
+        retry: RetryPolicy,
+        *,
+        retries: int = 0,
+    ) -> tuple[T, float]:
+        """Repeat a request until it is answered; return the answer and when that request was sent."""
+        while True:
+            sent = self.runtime.now()
+            try:
+                return await send(what, max(min(REQUEST_TIMEOUT, deadline - sent), MIN_REQUEST_TIMEOUT)), sent
+            except StoreError as error:
+                pause = self._pause_after(error, retries, deadline, retry)
+                if pause is None:
+                    raise
+            retries += 1
+            await self.runtime.sleep(pause)
+
+    def _pause_after(self, error: StoreError, retries: int, deadline: float, retry: RetryPolicy) -> float | None:
+        """Return how long to pause before a request is repeated; None if it must not be, or cannot be in time."""
+        pause = retry.pause(retries, self.runtime.random())
+        is_final = not error.transient or retries >= retry.max_retries or self.runtime.now() + pause >= deadline
+        return None if is_final else pause
+
+    async def _clear(self, lease: Lease, claim: Claim, refusal: Refusal | None) -> Refusal | Missed:
+        """Leave nothing of an attempt that failed, and return why it did.
+
+        Raises CapacityMismatchError for a line of another capacity, ClosedError if the client was closed meanwhile.
+        """
+        if refusal is not None and not lease.ask.queue and not lease.joins_in_doubt:
+            self.keeper.forget(lease)
+        else:
+            await self.abandon(lease)
+        claim.leases = claim.leases[:-1]
+        self.check_open(lease.ask.name)
+        if refusal is None:
+            return Missed(lease.holder, was_granted=lease.granted_at is not None)
+        if refusal.capacity:
+            raise mismatch(lease.ask, refusal.capacity)
+        return refusal
+
+    async def _may_try_again(
+        self, outcome: Refusal | Missed, attempts: int, deadline: float, retry: RetryPolicy
+    ) -> bool:
+        """Return whether to join once more, after a pause on a store that has no line to wait in."""
+        left = deadline - self.runtime.now()
+        if isinstance(outcome, Missed):
+            return left > 0
+        if self._has_line or left <= 0:
+            return False
+        await self.runtime.sleep(min(retry.pause(attempts - 1, self.runtime.random()), outcome.recheck, left))
+        return True
+
+    def _waited(self, began: float, since: float | None) -> float:
+        return self.runtime.now() - (began if since is None else since)
 
     async def withdraw(self, claim: Claim) -> None:
         """End an acquisition that still waits with LockAcquisitionError, and release its place at once."""
         claim.withdrawn = True
-        for lease in list(self.keeper.leases.values()):
-            if lease.claim() is claim and lease.state is WAITING:
+        for lease in claim.leases:
+            if lease.state is JOINING or lease.state is WAITING:
                 await self.abandon(lease)
 
-    async def reenter(self, ask: Ask, claim: Claim) -> Lease | None:
-        """Re-enter a lease that this thread or task holds already: count it and extend it. None if there is none.
-
-        A writer may re-enter as a reader. A reader that requests the write side would wait for itself: it is refused.
-        """
-        with self.keeper.mutex:
-            lease = self._entered.get((self.runtime.context(), ask.name))
-            outer = lease.claim() if lease is not None else None
-            if lease is None or outer is None:
-                return None
-            if lease.ask.capacity != ask.capacity:
-                raise self.not_acquired(ask, Refusal(lease.ask.owner, capacity=lease.ask.capacity), 1, 0.0)
-            if lease.ask.weight < ask.weight:
-                msg = (
-                    f"this thread or task already holds {ask.name!r} with a smaller weight (as a reader, say), and "
-                    "would wait for itself: release it first"
-                )
-                raise LockAcquisitionError(msg, name=ask.name, attempts=1, holder=self.holder_id)
-        try:
-            with self.keeper.mutex:
-                lease.depth, claim.outer = lease.depth + 1, outer
+    async def reenter(self, ask: Ask, claim: Claim) -> Lease | Busy | None:
+        """Re-enter a lease that this thread or task holds already: count it and extend it. None if there is none."""
+        lease = self.reentrance.find(ask)
+        if not isinstance(lease, Lease):
+            return lease
+        claim.leases = (lease,)  # before it counts: whatever interrupts this, the claim can be subtracted again
+        if self.reentrance.enter(lease, claim):
             await self.extend(lease, ask.ttl)
-        except BaseException:
-            if claim.outer is not None:
-                self.give_up([lease], claim)
-            raise
-        return lease
+            return lease
+        claim.leases = ()
+        return None
 
-    def enter(self, lease: Lease) -> None:
-        """Make the lease re-entrant for this thread or task."""
-        with self.keeper.mutex:
-            lease.entered_as = (self.runtime.context(), lease.ask.name)
-            self._entered[lease.entered_as] = lease
-
-    def _decrement(self, lease: Lease, claim: Claim | None) -> bool:
-        """Subtract one acquisition from the depth, with the mutex held, and return whether it was the last.
-
-        Safe to repeat for the same claim: the interrupted call may have subtracted it already. A multi-lock is never
-        re-entered.
-        """
-        is_counted_once = claim is not None and len(claim.leases) <= 1
-        lease.depth -= 1 if claim is None else claim.counts
-        if claim is not None and is_counted_once:
-            claim.counts = 0
-        if lease.depth <= 0 and lease.entered_as is not None:
-            self._entered.pop(lease.entered_as, None)
-        return lease.depth <= 0
-
-    def give_up(self, leases: Iterable[Lease], claim: Claim) -> None:
-        """Release leases in the background: the call that held or awaited them under this claim was interrupted."""
-        for lease in leases:
-            with self.keeper.mutex:
-                is_last = self._decrement(lease, claim)
-            if is_last and lease.ask.owner in self.keeper.leases:
+    def give_up(self, claim: Claim) -> None:
+        """Release in the background what is held or awaited under a claim: the call that did so was interrupted."""
+        for lease in claim.leases:
+            if self.reentrance.leave(lease, claim) and lease.ask.owner in self.keeper.leases:
                 self.keeper.release_in_background(lease)
 
     async def extend(self, lease: Lease, seconds: float) -> None:
@@ -179,12 +249,12 @@ class Engine:
         self._check_call(lease.ask.name, also_open=False)
         self.check(lease)
         sent = self.runtime.now()
-        lease.longest = max(lease.longest, sent + seconds)
+        lease.extend(sent, seconds)
         for pause in (*EXTEND_RETRY_DELAYS, None):
             (standing,) = await self.store.renew([lease.renewal(seconds)], REQUEST_TIMEOUT)
-            self.keeper.apply(lease, sent, seconds, standing)
+            self.keeper.apply(lease, standing, sent, seconds)
             self.check(lease)
-            if standing.state in {PlaceState.HELD, PlaceState.GONE}:
+            if standing.state is PlaceState.HELD or standing.state is PlaceState.GONE:
                 return
             if pause is not None:
                 await self.runtime.sleep(pause)
@@ -192,50 +262,103 @@ class Engine:
         raise StoreError(msg, name=lease.ask.name, transient=True)
 
     async def release(self, lease: Lease, claim: Claim | None = None) -> None:
-        """Release the lease; harmless to repeat, and in a forked child.
+        """Release the lease: with `claim`, once no other claim holds it. Harmless to repeat, and in a forked child.
 
         Raises LockLostError if it was lost before. After StoreError the keeper retries in the background; it also
         does, without an error, if this call interrupted another one of its thread that has to end first.
         """
-        self.keeper.check_trust_window(lease)
-        is_ours = False
-        try:
-            is_nested = self.runtime.is_nested(self.keeper.mutex)
-            with self.keeper.mutex:
-                is_last = self._decrement(lease, claim)
-                if lease.state is LOST:
-                    raise lease.error()  # noqa: TRY301 (with the mutex held)
-                if lease.state is not HELD or lease.leaving or not is_last:
-                    return
-                is_ours = True
-                lease.give_up(self.runtime.now(), due=inf)
-            if is_nested:
-                self.keeper.release_in_background(lease)
+        keeper, now = self.keeper, self.runtime.now()
+        if now >= lease.trusted_until:
+            keeper.check_trust_window(lease)
+        is_nested = self.runtime.is_nested(keeper.mutex)
+        with keeper.mutex:
+            is_last = claim is None or not lease.entries or self.reentrance.leave(lease, claim)
+            if lease.loss is not None:
+                raise lease.error()
+            if lease.state is not HELD or not is_last:
                 return
-            was_there = await self.keeper.leave(lease, REQUEST_TIMEOUT)
+            lease.release(now)
+        if is_nested:
+            keeper.release_in_background(lease)
+            return
+        try:
+            was_there = await keeper.release(lease, REQUEST_TIMEOUT)
         except StoreError:
-            self.keeper.release_in_background(lease)
+            keeper.release_in_background(lease)
             raise
         except BaseException as interruption:
-            if is_ours:
-                await self.abandon(lease, interruption)
+            await self.abandon(lease, interruption)
             raise
         # A lease that expired while it was being released is not lost.
-        is_over = self.keeper.closing or self.runtime.now() >= lease.trusted_until
-        if not was_there and not is_over:
-            lease.state, lease.reason = LOST, GONE_AT_RELEASE
-            self.keeper.signal_loss(lease)
+        if not was_there and not keeper.closing and self.runtime.now() < lease.trusted_until:
+            lease.find_gone()
+            keeper.signal_loss(lease)
             raise lease.error()
+
+    async def release_claim(self, claim: Claim) -> None:
+        """Release all leases of a claim, the last first. Raises the first failure, after all were tried or handed on.
+
+        Once the store does not answer for one, the keeper releases the others.
+        """
+        failure: LockLostError | StoreError | None = None
+        left = list(claim.leases)
+        try:
+            while left:
+                try:
+                    await self.release(left.pop(), claim)
+                except LockLostError as error:
+                    failure = error
+                except StoreError as error:
+                    failure = error
+                    break
+        finally:
+            for lease in left:
+                self.keeper.release_in_background(lease)
+        if failure is not None:
+            raise failure
+
+    def retire(self, lease: Lease) -> None:
+        """Renew for one more ttl at most: a holder that is slow to stop must not hold for ever."""
+        with self.keeper.mutex:
+            lease.retire(self.runtime.now())
+
+    def is_nested(self) -> bool:
+        """Return whether this call interrupted another of its thread, and must not wait."""
+        return self.runtime.is_nested(self.keeper.mutex)
+
+    def release_in_background(self, lease: Lease) -> None:
+        """Release a lease with retries, whatever its state."""
+        self.keeper.release_in_background(lease)
+
+    def reserve(self, leases: Iterable[Lease], until: float, metadata: str | None = None) -> None:
+        """Keep the names reserved until then, however early they are released; `metadata` is what is shown then."""
+        with self.keeper.mutex:
+            for lease in leases:
+                lease.reserve(until, metadata)
+
+    def scope(self, claim: Claim) -> None:
+        """Release the leases of a claim at once if it is collected: it belongs to a block."""
+        if not claim.is_scoped:
+            claim.is_scoped = True
+            for lease in claim.leases:
+                lease.scope(self.keeper.claim_dropped)
+
+    def watch(self, lease: Lease, on_lost: Callable[[], None]) -> None:
+        """Call `on_lost`, which must not block, once when the lease is lost; immediately if it is lost already."""
+        self.keeper.watch(lease, on_lost)
+
+    def unwatch(self, lease: Lease, on_lost: Callable[[], None]) -> None:
+        self.keeper.unwatch(lease, on_lost)
 
     async def release_all(self) -> int:
         """Release all held leases and return their number; a failure is raised after all were tried."""
         held = [lease for lease in list(self.keeper.leases.values()) if lease.is_held(self.runtime.now())]
         failure: StoreError | None = None
         for lease in held:
-            with self.keeper.mutex:
-                lease.depth = 1
+            self.reentrance.drop(lease)
+            release = self.leaders.get(lease.ask.owner, partial(self.release, lease))
             try:
-                await self.leaders.get(lease.ask.owner, partial(self.release, lease))()
+                await release()
             except StoreError as error:
                 failure = error
             except LockLostError:
@@ -258,8 +381,7 @@ class Engine:
                     await stop()
             await self.release_all()
         finally:
-            self.keeper.stop()
-            await self.keeper.leave_all(REQUEST_TIMEOUT)
+            await self.keeper.close(REQUEST_TIMEOUT)
 
     async def find(self, name: str) -> Line | None:
         """Read one line; None if it is empty. Raises DamagedError if it cannot be read."""
@@ -302,88 +424,21 @@ class Engine:
     def check(self, lease: Lease) -> None:
         """Raise unless the lease is held and trusted now."""
         self.keeper.check_trust_window(lease)
-        if lease.state is not HELD or lease.leaving:
+        if lease.state is not HELD:
             raise lease.error()
 
-    def adapt(self, ask: Ask) -> tuple[Ask, bool]:
-        """Adapt a request to what the store supports, and return whether the client must poll as there is no line."""
-        can = self.store.capabilities
-        if not can.supports(ask.capacity, ask.weight):
-            kinds = "exclusive locks and read-write locks" if can.shared else "exclusive locks"
-            advisory = "" if ask.capacity == WHOLE else " (not advisory)"
-            msg = (
-                f"this store supports {kinds} only, not {_kind(ask.capacity)}: use memory, SQLite, Redis (not Redlock) "
-                f"or PostgreSQL{advisory}"
-            )
-            raise UnsupportedError(msg, name=ask.name)
-        if ask.queue and not can.fifo:
-            return ask._replace(queue=False), True
-        return ask, False
-
     def track(self, ask: Ask, claim: Claim, renew_for: float, grace: float = 0.0) -> Lease:
-        """Register an acquisition under an owner of its own, before anything is sent."""
+        """Record an acquisition under an owner of its own, before anything is sent."""
+        keeper = self.keeper
         owner = f"{self.holder_id}/{next(self._sequence)}"
-        lease = Lease(Ask(ask.name, owner, *ask[2:]), claim, renew_for, grace)
-        if claim.is_scoped:
-            self.keeper.watch_claim(lease)
-        claim.leases.append(lease)
-        with self.keeper.mutex:
-            self.check_open(ask.name)
-            self.keeper.register(lease)
+        claimed = ref(claim, keeper.claim_dropped) if claim.is_scoped else ref(claim)
+        lease = Lease(Ask(ask.name, owner, *ask[2:]), claimed, renew_for, grace)
+        claim.leases += (lease,)
+        with keeper.mutex:
+            if keeper.closing or claim.withdrawn:
+                self._check_wanted(lease)
+            keeper.track(lease)
         return lease
-
-    async def _wait_in_line(self, lease: Lease, deadline: float, retry: RetryPolicy) -> Refusal | None:
-        """Join and wait until the lease holds or its place is gone (None), or the place is refused."""
-        ask = lease.ask
-        outcome, sent = await self.with_retries(self._join, lease, deadline, retry)
-        if isinstance(outcome, Refusal):
-            return outcome
-        self.keeper.apply(lease, sent, ask.ttl, outcome)
-        polls = 0
-        while lease.state is WAITING:
-            self._check_wanted(lease)
-            now = self.runtime.now()
-            if now >= deadline:
-                return Refusal(lease.holder)
-            until = min(deadline, lease.recheck_at, now + ask.heartbeat / 2)
-            if not self.store.capabilities.push:
-                until = min(until, now + POLLING.pause(polls, self.runtime.random()))
-                polls += 1
-            wake = await self.store.wait(ask.name, ask.owner, until - now)
-            if wake is Wake.GRANT and self.keeper.accept_grant(lease):
-                return None
-            should_ask = wake or polls or self.runtime.now() >= min(deadline, lease.recheck_at)
-            if should_ask and lease.state is WAITING:
-                standing, sent = await self.with_retries(self._recheck, lease, deadline, retry)
-                self.keeper.apply(lease, sent, ask.ttl, standing)
-        return None
-
-    async def _join(self, lease: Lease, timeout: float) -> Standing | Refusal:
-        self._check_wanted(lease)
-        lease.joins_in_doubt += 1
-        answer = await self.store.join(lease.ask, timeout)
-        lease.joins_in_doubt -= 1
-        return answer
-
-    async def _recheck(self, lease: Lease, timeout: float) -> Standing:
-        (standing,) = await self.store.renew([lease.renewal(lease.ask.ttl)], timeout)
-        return standing
-
-    async def with_retries(
-        self, send: Callable[[A, float], Awaitable[T]], what: A, deadline: float, retry: RetryPolicy
-    ) -> tuple[T, float]:
-        """Repeat a request until it is answered; return the answer and when that request was sent."""
-        retries = 0
-        while True:
-            sent = self.runtime.now()
-            try:
-                return await send(what, max(min(REQUEST_TIMEOUT, deadline - sent), MIN_REQUEST_TIMEOUT)), sent
-            except StoreError as error:
-                pause = retry.pause(retries, self.runtime.random())
-                if not error.transient or retries >= retry.max_retries or self.runtime.now() + pause >= deadline:
-                    raise
-            retries += 1
-            await self.runtime.sleep(pause)
 
     def drop(self, lease: Lease, error: StoreError) -> None:
         """Release a place in the background that may exist; one that the store refused does not."""
@@ -398,62 +453,24 @@ class Engine:
             return
         now = self.runtime.now()
         if isinstance(interruption, GeneratorExit):  # a closed generator must not await
-            lease.give_up(now, due=now)
+            lease.release(now, due=now)
             return
-        lease.give_up(now, due=inf)
+        lease.release(now)
         try:
-            await self.runtime.shield(self.keeper.leave(lease, REQUEST_TIMEOUT))
+            await self.runtime.shield(self.keeper.release(lease, REQUEST_TIMEOUT))
         except StoreError:
             self.keeper.release_in_background(lease)
         except BaseException:
             self.keeper.release_in_background(lease)
             raise
 
-    def not_acquired(self, ask: Ask, refusal: Refusal | None, attempts: int, waited: float) -> Exception:
-        """Explain a refusal; None means that every grant arrived after its ttl."""
-        if refusal is not None and refusal.capacity:
-            return CapacityMismatchError(
-                f"{ask.name!r} is in use as {_kind(refusal.capacity)}, not as {_kind(ask.capacity)}: "
-                "every client must use a name with the same capacity",
-                name=ask.name,
-                stored=refusal.capacity,
-                asked=ask.capacity,
-            )
-        owner = "" if refusal is None else refusal.holder
-        holder = owner.rpartition("/")[0] or owner
-        if refusal is None:
-            why = f"the store takes longer to answer than the ttl of {ask.ttl:g} s lasts; raise the ttl"
-        elif owner.endswith(RESERVED):
-            until = f" for another {refusal.recheck:.3g} s" if refusal.recheck < inf else ""
-            why = (
-                f"{holder} has released it, but reserved the name{until}; try again after that, or run "
-                f"`{command_for(ask.name, 'release', '--force')}`"
-            )
-        elif holder == self.holder_id:
-            why = f"this client holds it already ({holder}); release it first (or acquire a lock with reentrant=True)"
-        elif holder:
-            why = f"held by {holder}; {how_to_wait(ask.name)}"
-        else:
-            why = "another client held it until just now; try again"
-        return LockAcquisitionError(
-            f"{ask.name!r} was not acquired in {waited:.1f} s: {why}",
-            name=ask.name,
-            attempts=attempts,
-            waited=waited,
-            holder=holder,
-        )
-
     def is_late(self, error: StoreError, deadline: float, retry: RetryPolicy) -> bool:
         """Return whether the caller's timeout was too short for a store that is overloaded, but answers."""
         return error.overloaded and self.runtime.now() + retry.max_delay >= deadline
 
-    def too_busy(self, ask: Ask, attempts: int, waited: float) -> LockAcquisitionError:
-        """Explain that the timeout passed while the store answered other requests; the place is released later."""
-        msg = (
-            f"{ask.name!r} was not acquired in {waited:.1f} s: the store had too many requests to answer before this "
-            "one; raise the timeout, or send fewer requests at a time"
-        )
-        return LockAcquisitionError(msg, name=ask.name, attempts=attempts, waited=waited)
+    @property
+    def is_closed(self) -> bool:
+        return self.keeper.closing
 
     def check_open(self, name: str = "") -> None:
         """Raise ClosedError once the client is closed, and LockError where its runtime cannot be used."""
@@ -461,6 +478,12 @@ class Engine:
         if self.keeper.closing:
             msg = "this client is closed: create a new one"
             raise ClosedError(msg, name=name)
+
+    def _adapt(self, ask: Ask) -> Ask:
+        """Adapt a request to what the store supports: one that has no line is polled. Raises UnsupportedError."""
+        if ask.capacity != 1 and not self.store.capabilities.supports(ask.capacity, ask.weight):
+            raise unsupported(ask, self.store.capabilities)
+        return ask if self._has_line or not ask.queue else ask._replace(queue=False)
 
     def _check_call(self, name: str = "", *, also_open: bool = True) -> None:
         """Raise ClosedError once the client is closed, and NestedCallError where a request could wait for itself.
@@ -475,28 +498,16 @@ class Engine:
     def _check_wanted(self, lease: Lease) -> None:
         if self.keeper.closing:
             self.check_open(lease.ask.name)
-        claim = lease.claim()
+        claim = lease.claim() if lease.claim is not None else None
         if claim is not None and claim.withdrawn:
             msg = f"the acquisition of {lease.ask.name!r} was withdrawn"
             raise LockAcquisitionError(msg, name=lease.ask.name)
 
     def _forked(self) -> None:
         for lease in self.keeper.leases.values():
-            lease.state = INHERITED
+            lease.inherit()
         self.keeper.reset()
         self.holder_id = self._identify()
-        self._entered.clear()
+        self.reentrance = Reentrance(self.runtime, self.keeper.mutex)
         self.candidates.clear()
         self.leaders.clear()
-
-
-def how_to_wait(name: str) -> str:
-    """Name what to do about a lock that was held for longer than the timeout."""
-    return f"raise timeout, or see `{command_for(name, 'show')}`"
-
-
-def _kind(capacity: int) -> str:
-    """Name the primitive that uses a line of that capacity."""
-    if capacity in {1, WHOLE}:
-        return "a lock" if capacity == 1 else "a read-write lock"
-    return f"a semaphore of {capacity} permits"

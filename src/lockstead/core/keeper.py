@@ -3,7 +3,9 @@
 It renews held leases and waiting places in one batch, signals a loss before another client can hold, and releases
 abandoned places in the background until the store confirms it or the place must have expired.
 
-All answers of the store, to requests of the acquiring thread or task and to those of this loop, go through `apply`.
+The engine asks it to `track` a lease, to `apply` an answer of the store, to `release` a place now or in the background,
+to `watch` for a loss, and to `close`. All answers go through `apply`: those to requests of the acquiring thread or
+task, and those to requests of the loop.
 """
 
 from __future__ import annotations
@@ -16,36 +18,24 @@ from math import inf
 from weakref import WeakMethod, ref
 
 from lockstead.core import lifecycle
-from lockstead.core.lease import HELD, LEFT, LOST, WAITING, Lease
-from lockstead.core.model import UNKNOWN, PlaceState, Reservation, Standing
-from lockstead.core.outage import Outage, reason
+from lockstead.core.clock_step import ClockComparison
+from lockstead.core.lease import EXPIRED, HELD, JOINING, NOT_RENEWED, RELEASING, WAITING, Claim, Lease
+from lockstead.core.model import PlaceState, Reservation, Standing
+from lockstead.core.outage import OutageLog, reason
 from lockstead.core.runtime import Event, drive
 from lockstead.core.store import Reserving, Store, Watching
 from lockstead.core.timing import (
-    CLOCK_STEP_THRESHOLD,
+    BATCH,
     KEEPER_IDLE_TIMEOUT,
     KEEPER_RESTART_DELAY,
-    LATE_REQUEST_WINDOW,
     MAX_IDLE_SLEEP,
     MIN_IDLE_SLEEP,
+    RENEWAL_TIMEOUT_SHARE,
     REQUEST_TIMEOUT,
 )
 from lockstead.errors import StoreError
 
 log = logging.getLogger("lockstead")
-
-BATCH = 500
-"""How many renewals go into one request."""
-EXPIRED = "its lease expired after renewal had stopped (max_hold, renew=False or a dropped handle)"
-PLACE_GONE = (
-    "the store has no place for it any more (it expired, was released by force, or was lost with its session or the "
-    "store's data)"
-)
-GONE_AT_RELEASE = (
-    "the store had no place for it any more when it was released (it was released by force, or was lost with its "
-    "session or the store's data)"
-)
-REFUTED = "the store answered that its place is waiting, not holding"
 
 
 class Keeper:
@@ -54,7 +44,7 @@ class Keeper:
         self.runtime = store.runtime
         self.closing = False
         self._leave_at_exit = leave_at_exit
-        self._offset: tuple[float, float] | None = None
+        self._clocks = ClockComparison(store.address)
         self.reset()
         if isinstance(store, Watching):
             suspect = WeakMethod(self.suspect)  # weak: a store may outlive its clients
@@ -71,10 +61,10 @@ class Keeper:
         self._idle_sleep = MAX_IDLE_SLEEP
         self._pace = self.runtime.random()
         self._idle_since = -inf
-        self._outage: Outage | None = None
+        self._outages = OutageLog(self.store.address, self.mutex, self.leases)
 
-    def register(self, lease: Lease) -> None:
-        """Keep a lease, from before its first request is sent."""
+    def track(self, lease: Lease) -> None:
+        """Keep a lease, from before its first request is sent. The caller holds the mutex."""
         self.leases[lease.ask.owner] = lease
         if self._leave_at_exit:
             lifecycle.at_exit.add(self)
@@ -83,91 +73,48 @@ class Keeper:
         """Stop keeping a lease whose place is surely gone."""
         with self.mutex:
             self.leases.pop(lease.ask.owner, None)
-            lease.unwatch_claim()
-            lease.leaving = True
-            if lease.state is not LOST:
-                lease.state = LEFT
-            if self._outage is not None:
-                self._outage.owners.discard(lease.ask.owner)
-                if not self.leases:  # no request is left whose answer would show its end
-                    self._outage = None
+            lease.end()
+            if self._outages.outage is not None:
+                self._outages.forget(lease.ask.owner)
             if not self.leases:
                 lifecycle.at_exit.discard(self)
 
-    def apply(self, lease: Lease, sent: float, duration: float, standing: Standing) -> None:
+    def apply(self, lease: Lease, standing: Standing, sent: float, duration: float) -> None:
         """Apply the answer to a request for that duration, sent then; a loss is signalled."""
         with self.mutex:
-            loss = self._apply(lease, sent, duration, standing)
-        if loss:
-            self.mark_lost(lease, loss)
+            loss = lease.apply(standing, sent, duration, self.runtime.now(), self._pace)
+        if loss is not None:
+            self.lose(lease, loss)
         else:
             self._schedule(lease.wakes_keeper_at())
 
-    def _apply(self, lease: Lease, sent: float, duration: float, standing: Standing) -> str:
-        """Apply an answer, unless the lease is being released; return why it is lost, or an empty string."""
-        if lease.leaving or (lease.state is not WAITING and lease.state is not HELD):
-            return ""
-        if loss := _loss_by(lease, sent, standing):
-            return loss
-        if standing.state is PlaceState.GONE:
-            lease.state, lease.due = LEFT, inf
-        elif standing.held:
-            if lease.state is WAITING:
-                lease.grant(sent, standing.ticket, self.runtime.now())
-            elif self.runtime.now() >= lease.trusted_until:  # a late join may have made another place since
-                return ""
-            lease.trust(sent, duration, self._pace)
-            if lease.suspected_at >= sent:  # the answer may be older than the suspicion
-                lease.due, lease.slack = self.runtime.now(), 0.0
-        elif lease.state is HELD or standing.state is PlaceState.UNKNOWN:  # unknown, or older than the grant
-            if not lease.is_exhausted():
-                lease.retry_soon(self.runtime.now())
-        else:
-            recheck_at = self.runtime.now() + standing.recheck
-            lease.wait(sent, standing, recheck_at, self._pace)
-        return ""
-
-    def accept_grant(self, lease: Lease) -> bool:
-        """Hold by the store's message that a place holds, without a request; False if the place may have ended since.
-
-        A place that holds does so until it is released or expires, and it does not expire before its last answered
-        heartbeat does. False also for a lease that is not renewed, which has to claim its ttl by a request at once;
-        for one whose heartbeat, less its grace, leaves too little time to claim it later; and after a join in doubt:
-        the message may be about a place that has expired, not about the one that the repeated join was given.
-        """
-        now = self.runtime.now()
+    def accept_push(self, lease: Lease) -> bool:
+        """Hold by the store's message that a place holds, without a request; False if that is not enough."""
         with self.mutex:
-            if lease.state is not WAITING or lease.leaving or lease.renew_for < lease.ask.ttl:
-                return False
-            if lease.joins_in_doubt or now >= lease.alive_until - lease.grace - lease.ask.heartbeat / 3:
-                return False
-            lease.grant(now, lease.ticket, now)
-            lease.trust_heartbeat(now)
-        self._schedule(lease.wakes_keeper_at())
-        return True
+            is_held = lease.accept_push(self.runtime.now())
+        if is_held:
+            self._schedule(lease.wakes_keeper_at())
+        return is_held
 
     def check_trust_window(self, lease: Lease) -> None:
         """Mark a lease lost whose trust window has closed, before any caller relies on it."""
-        if lease.state is HELD and not lease.leaving:
-            now = self.runtime.now()
-            if now >= lease.trusted_until:
-                self.mark_lost(lease, EXPIRED if lease.is_exhausted() else "it could not be renewed in time")
+        if lease.state is HELD and self.runtime.now() >= lease.trusted_until:
+            self.lose(lease, EXPIRED if lease.is_exhausted() else NOT_RENEWED)
 
     def suspect(self, owner: str) -> None:
         """Renew a lease at once: its store reported that the place may be gone."""
         now = self.runtime.now()
         with self.mutex:
             lease = self.leases.get(owner)
-            if lease is None or lease.leaving or lease.state is not HELD:
+            if lease is None or not lease.suspect(now):
                 return
-            lease.due, lease.slack, lease.suspected_at = now, 0.0, now
         self.runtime.call_in_owner(lambda: self._schedule(now))
 
-    def mark_lost(self, lease: Lease, why: str) -> None:
+    def lose(self, lease: Lease, why: str) -> None:
+        """Signal a loss, then release what may be left of the place, after the holder's grace."""
         with self.mutex:
-            if lease.state is not HELD or lease.leaving:
+            if not lease.lose(why):
                 return
-            lease.state, lease.reason = LOST, why
         self.runtime.call_in_owner(lambda: self._handle_loss(lease))
 
     def _handle_loss(self, lease: Lease) -> None:
@@ -176,8 +123,9 @@ class Keeper:
 
     def signal_loss(self, lease: Lease) -> None:
         """Call every watcher, once, and log the loss."""
+        name, address = lease.ask.name, self.store.address
         with self.mutex:
-            watchers, lease.watchers = lease.watchers, ()
+            watchers = lease.take_watchers()
         for on_lost in watchers:
             try:
                 on_lost()
@@ -185,79 +133,70 @@ class Keeper:
                 log.exception(
                     "%s: could not signal the loss of %r to one of its watchers: code that watches it may go on; "
                     "handle.is_held is False",
-                    self.store.address,
-                    lease.ask.name,
+                    address,
+                    name,
                 )
-        log.warning(
-            "%s: lost %r (fence %d): %s; the holder must stop",
-            self.store.address,
-            lease.ask.name,
-            lease.fence,
-            lease.reason,
-        )
+        log.warning("%s: lost %r (fence %d): %s; the holder must stop", address, name, lease.fence, lease.loss)
 
     def watch(self, lease: Lease, on_lost: Callable[[], None]) -> None:
         """Call `on_lost`, which must not block, once when the lease is lost; immediately if it is lost already."""
         with self.mutex:
-            if lease.state is not LOST:
-                lease.watchers += (on_lost,)
-                return
-        on_lost()
+            is_watched = lease.watch(on_lost)
+        if not is_watched:
+            on_lost()
 
     def unwatch(self, lease: Lease, on_lost: Callable[[], None]) -> None:
         with self.mutex:
-            lease.watchers = tuple(watcher for watcher in lease.watchers if watcher != on_lost)
+            lease.unwatch(on_lost)
 
-    async def leave(self, lease: Lease, timeout: float) -> bool:
+    async def release(self, lease: Lease, timeout: float) -> bool:
         """Release the place, or turn it into a reservation; return whether it was still there.
 
         The lease is forgotten only once the store has answered.
         """
         ask = lease.ask
-        tombstone = max(ask.ttl, LATE_REQUEST_WINDOW) if lease.joins_in_doubt else 0.0
-        lease.leaves += 1
-        left = lease.reserved_until - self.runtime.now()
-        if left > 0 and isinstance(self.store, Reserving):
-            try:
-                was_there = await self.store.reserve(
-                    Reservation(ask.name, ask.owner, left, lease.reserved_metadata, tombstone), timeout
-                )
-            except StoreError as error:
-                if not error.transient:  # a retry would fail again, and would keep the name held meanwhile
-                    await self.store.leave(ask.name, ask.owner, timeout, tombstone)
-                    log.warning(
-                        "%s: could not reserve %r after its release (%s): the name is free",
-                        self.store.address,
-                        ask.name,
-                        reason(error, self.store.address),
-                    )
-                    self.forget(lease)
-                raise
+        tombstone, reservation = lease.send_release(self.runtime.now())
+        if reservation is not None and isinstance(self.store, Reserving):
+            was_there = await self._reserve(self.store, lease, reservation, timeout)
         else:
             was_there = await self.store.leave(ask.name, ask.owner, timeout, tombstone)
-        self._log_recovery([lease])
+        if self._outages.outage is not None:
+            self._outages.add_answers([lease], self.runtime.now())
         self.forget(lease)
-        return was_there or lease.leaves > 1  # an earlier attempt of ours may have removed it
+        return was_there or lease.releases_sent > 1  # an earlier attempt of ours may have removed it
+
+    async def _reserve(self, store: Reserving, lease: Lease, reservation: Reservation, timeout: float) -> bool:
+        try:
+            return await store.reserve(reservation, timeout)
+        except StoreError as error:
+            if not error.transient:  # a retry would fail again, and would keep the name held meanwhile
+                name, owner, address = lease.ask.name, lease.ask.owner, self.store.address
+                await self.store.leave(name, owner, timeout, reservation.tombstone)
+                log.warning(
+                    "%s: could not reserve %r after its release (%s): the name is free",
+                    address,
+                    name,
+                    reason(error, address),
+                )
+                self.forget(lease)
+            raise
 
     def release_in_background(self, lease: Lease, grace: float = 0.0) -> None:
         """Release the place in the background, with retries, `grace` seconds from now: the holder's time to stop."""
         now = self.runtime.now()
-        lease.give_up(now, due=now + grace)
-        self._schedule(now + grace)
+        with self.mutex:
+            lease.release(now, due=now + grace)
+        self._schedule(lease.wakes_keeper_at())
 
-    def watch_claim(self, lease: Lease) -> None:
-        """Release the lease at once if its claim is collected: it belongs to a block."""
-        lease.watch_claim(self.claim_dropped)
-
-    def claim_dropped(self, owner: str) -> None:
+    def claim_dropped(self, claim: ref[Claim]) -> None:
         """Release the lease of a block that was left without a release: an interrupt came before `__exit__` began.
 
         Called wherever the claim is collected, which may be in the middle of any other call.
         """
-        lease = self.leases.get(owner)
-        if lease is not None and not lease.leaving:
-            with suppress(RuntimeError):  # no thread can be started, or no loop: the lease expires after its ttl
-                self.runtime.call_in_owner(lambda: self.release_in_background(lease))
+        for lease in list(self.leases.values()):
+            if lease.claim is claim and lease.state in {JOINING, WAITING, HELD}:
+                with suppress(RuntimeError):  # no thread can be started, or no loop: the lease expires after its ttl
+                    self.runtime.call_in_owner(partial(self.release_in_background, lease))
 
     def stop(self) -> None:
         """End the loop once no lease is left to keep."""
@@ -266,19 +205,21 @@ class Keeper:
         if self._event is not None:
             self._event.set()
 
-    async def leave_all(self, budget: float) -> None:
-        """Release every place, in any state, within `budget` seconds."""
+    async def close(self, budget: float) -> None:
+        """Release every place, in any state, within `budget` seconds, and end the loop."""
+        self.stop()
         now = self.runtime.now()
         leases = list(self.leases.values())
         if self.runtime.is_nested(self.mutex):  # the interrupted call must end first
             for lease in leases:
                 self.release_in_background(lease)
             return
-        for lease in leases:
-            lease.give_up(now, due=inf)
+        with self.mutex:
+            for lease in leases:
+                lease.release(now)
         for lease in leases:
             try:
-                await self.leave(lease, max(now + budget - self.runtime.now(), 0.0))
+                await self.release(lease, max(now + budget - self.runtime.now(), 0.0))
             except Exception as error:
                 self._log_unreleased(lease, error)
                 self.forget(lease)
@@ -289,8 +230,7 @@ class Keeper:
 
     def exit(self, budget: float) -> None:
         """Release everything: the interpreter is about to exit."""
-        self.closing = True
-        drive(self.leave_all(budget))
+        drive(self.close(budget))
 
     def _schedule(self, moment: float) -> None:
         if moment >= self._wakes_at:
@@ -376,170 +316,116 @@ class Keeper:
         else the interval between renewals would shrink.
         """
         soon: list[Lease] = []
-        ahead: list[float] = []
+        first_due = next_at = inf
         for lease in list(self.leases.values()):
-            if lease.state is HELD and not lease.leaving:
+            if lease.state is HELD:
                 if now >= lease.trusted_until:
                     self.check_trust_window(lease)
-                else:
-                    ahead.append(lease.trusted_until)
-            if lease.due > now + lease.slack:
-                ahead.append(lease.due)
+                elif lease.trusted_until < next_at:
+                    next_at = lease.trusted_until
+            due = lease.due
+            if due is None:
+                continue
+            if due > now + lease.slack:
+                next_at = min(next_at, due)
             elif self._is_dropped(lease):
-                log.warning(
-                    "%s: the handle of %r was dropped without a release: it expires after its ttl",
-                    self.store.address,
-                    lease.ask.name,
-                )
-                lease.stop_renewing()
+                self._stop_renewing(lease)
             else:
                 soon.append(lease)
-        if any(lease.due <= now for lease in soon):
-            return soon, min(ahead, default=inf)
-        return [], min((*ahead, *(lease.due for lease in soon)), default=inf)
+                first_due = min(first_due, due)
+        return (soon, next_at) if first_due <= now else ([], min(first_due, next_at))
 
     def _is_dropped(self, lease: Lease) -> bool:
-        return lease.claim() is None and lease.state is HELD and not lease.leaving and not lease.is_exhausted()
+        return lease.state is HELD and lease.needs_renewal() and lease.claim is not None and lease.claim() is None
+
+    def _stop_renewing(self, lease: Lease) -> None:
+        log.warning(
+            "%s: the handle of %r was dropped without a release: it expires after its ttl",
+            self.store.address,
+            lease.ask.name,
+        )
+        with self.mutex:
+            lease.stop_renewing()
 
     async def _dispatch(self, due: Sequence[Lease]) -> None:
-        """Send the requests that are due in a thread or task of their own."""
+        """Send the requests that are due, apart from the loop: no slow answer may delay the signal of a loss."""
         with self.mutex:  # the caller that is releasing a lease sends its request itself
-            renewing = [lease for lease in due if lease.due < inf and not lease.leaving]
-            leaving = [lease for lease in due if lease.due < inf and lease.leaving]
-            for lease in due:
-                lease.due = inf
-        work = partial(self._send_requests, renewing, leaving)
+            sending = [lease for lease in due if lease.due is not None]
+            for lease in sending:
+                lease.take_request()
+            renewing = [lease for lease in sending if lease.state is HELD or lease.state is WAITING]
+            releasing = [lease for lease in sending if lease.state is RELEASING]
+        work = partial(self._send_requests, renewing, releasing)
         try:
-            self.runtime.spawn(work, "lockstead-renewal", lambda: self._reschedule(renewing, leaving))
+            self.runtime.spawn(work, "lockstead-renewal", lambda: self._reschedule(renewing, releasing))
         except RuntimeError:  # no thread can be started
             await work()
 
-    async def _send_requests(self, renewing: Sequence[Lease], leaving: Sequence[Lease]) -> None:
-        """Renew and release what is due, apart from the loop: no slow answer may delay the signal of a loss."""
+    async def _send_requests(self, renewing: Sequence[Lease], releasing: Sequence[Lease]) -> None:
         for start in range(0, len(renewing), BATCH):
             batch = renewing[start : start + BATCH]
             await self._attempt(self._renew(batch), renewing=batch)
-        for lease in leaving:
-            await self._attempt(self.leave(lease, REQUEST_TIMEOUT), leaving=[lease])
+        for lease in releasing:
+            await self._attempt(self.release(lease, REQUEST_TIMEOUT), releasing=[lease])
 
     async def _attempt(
-        self, request: Awaitable[object], renewing: Sequence[Lease] = (), leaving: Sequence[Lease] = ()
+        self, request: Awaitable[object], renewing: Sequence[Lease] = (), releasing: Sequence[Lease] = ()
     ) -> None:
         """Await a request; if it fails, schedule it again while the place may still exist."""
         try:
             await request
         except Exception as error:
-            self._log_outage(error, (*renewing, *leaving))
+            now, leases = self.runtime.now(), (*renewing, *releasing)
+            self._outages.add_failure(error, leases, now)
             is_hopeless = self.closing and isinstance(error, StoreError) and not error.transient
-            for lease in (*renewing, *leaving):
-                if is_hopeless or self.runtime.now() >= lease.dead_by:
+            for lease in leases:
+                if is_hopeless or now >= lease.gone_by:
                     self.forget(lease)
-            self._reschedule(renewing, leaving)
+            self._reschedule(renewing, releasing)
 
-    def _reschedule(self, renewing: Sequence[Lease], leaving: Sequence[Lease]) -> None:
-        """Retry soon what is not done yet, except for a lease that the caller is releasing itself."""
+    def _reschedule(self, renewing: Sequence[Lease], releasing: Sequence[Lease]) -> None:
+        """Retry soon what is not done yet, except for a lease that its caller is releasing."""
         now = self.runtime.now()
         with self.mutex:
-            wanted = [*(lease for lease in renewing if not lease.leaving and not lease.is_exhausted()), *leaving]
-            again = [lease for lease in wanted if lease.due == inf and lease.ask.owner in self.leases]
+            again = [lease for lease in renewing if lease.needs_renewal()]
+            again += [lease for lease in releasing if lease.state is RELEASING]
             for lease in again:
-                lease.retry_soon(now)
-        if again:
-            self._schedule(min(lease.due for lease in again))
-
-    def _log_outage(self, error: Exception, leases: Sequence[Lease]) -> None:
-        """Log that an outage begins, once, not at every attempt; nothing if none of these leases is kept any more."""
-        now = self.runtime.now()
-        with self.mutex:
-            failed = [lease for lease in leases if lease.ask.owner in self.leases]
-            if not failed:
-                return
-            is_new = self._outage is None
-            outage = self._outage or Outage(self.store.address, error, failed, self.leases.values(), now)
-            outage.owners.update(lease.ask.owner for lease in failed)
-            self._outage = outage
-        if is_new:
-            outage.log_beginning()
-        elif log.isEnabledFor(logging.DEBUG):
-            log.debug("%s: retrying (%s)", self.store.address, reason(error, self.store.address))
-
-    def _log_recovery(self, answered: Sequence[Lease]) -> None:
-        """Log that an outage is over, once, if it is by these answers."""
-        if self._outage is None:
-            return
-        with self.mutex:
-            outage = self._outage
-            if outage is None or not outage.is_ended_by(lease.ask.owner for lease in answered):
-                return
-            self._outage = None
-        outage.log_end(self.runtime.now())
+                if lease.due is None:
+                    lease.retry_soon(now)
+        for lease in again:
+            self._schedule(lease.wakes_keeper_at())
 
     def _log_unreleased(self, lease: Lease, error: Exception) -> None:
-        now = self.runtime.now()
-        why = reason(error, self.store.address)
-        if not self.store.capabilities.expiry:
-            log.warning(
-                "%s: could not release %r (%s): it is free once the server has ended its session",
-                self.store.address,
-                lease.ask.name,
-                why,
-            )
-            return
-        log.warning(
-            "%s: could not release %r (%s): it expires in at most %.1f s",
-            self.store.address,
-            lease.ask.name,
-            why,
-            max(lease.dead_by - now, 0.0),
-        )
+        name, address = lease.ask.name, self.store.address
+        if self.store.capabilities.expiry:
+            left = max(lease.gone_by - self.runtime.now(), 0.0)
+            follows = f"it expires in at most {left:.1f} s"
+        else:
+            follows = "it is free once the server has ended its session"
+        log.warning("%s: could not release %r (%s): %s", address, name, reason(error, address), follows)
 
     async def _renew(self, leases: Sequence[Lease]) -> None:
         sent = self.runtime.now()
         renewals = [lease.renewal(min(lease.ask.ttl, lease.renew_until - sent)) for lease in leases]
-        timeout = min(REQUEST_TIMEOUT, min(map(Lease.duration, leases)) / 6)
+        timeout = min(REQUEST_TIMEOUT, min(map(Lease.duration, leases)) * RENEWAL_TIMEOUT_SHARE)
         standings = await self.store.renew(renewals, timeout)
+        now = self.runtime.now()
+        lost: list[tuple[Lease, str]] = []
         with self.mutex:
-            lost = [
-                (lease, loss)
-                for lease, renewal, standing in zip(leases, renewals, standings, strict=True)
-                if (loss := self._apply(lease, sent, renewal.ttl, standing))
-            ]
+            for lease, renewal, standing in zip(leases, renewals, standings, strict=True):
+                loss = lease.apply(standing, sent, renewal.ttl, now, self._pace)
+                if loss is not None:
+                    lost.append((lease, loss))
         for lease, loss in lost:
-            self.mark_lost(lease, loss)
+            self.lose(lease, loss)
         self._schedule(min(map(Lease.wakes_keeper_at, leases)))
-        if self._outage is not None:
+        if self._outages.outage is not None:
             pairs = zip(leases, standings, strict=True)
-            self._log_recovery([lease for lease, standing in pairs if standing != UNKNOWN])
-        if answered := next((standing for standing in standings if standing.now), None):
-            self._compare_clocks(sent, answered.now)
-
-    def _compare_clocks(self, sent: float, theirs: float) -> None:
-        """Log a step of the store's clock: forward, it may let another client in early, and only fences protect."""
-        low, high = theirs - self.runtime.now(), theirs - sent
-        if self._offset is not None:
-            was_low, was_high = self._offset
-            step = low - was_high if low > was_high else min(high - was_low, 0.0)
-            if abs(step) > CLOCK_STEP_THRESHOLD:
-                log.warning(
-                    "%s: the store's clock stepped by %+.1f s: a lease may end early or late by that, and only fences "
-                    "protect",
-                    self.store.address,
-                    step,
-                )
-        self._offset = low, high
-
-
-def _loss_by(lease: Lease, sent: float, standing: Standing) -> str:
-    """Return why the answer to a request sent then ends a lease that is held, or "" if it does not.
-
-    A place that was granted is not found waiting afterwards, unless the grant was forged or a failover undid it.
-    """
-    if lease.state is not HELD:
-        return ""
-    if standing.state is PlaceState.GONE:
-        return PLACE_GONE
-    is_refuted = standing.state is PlaceState.WAITING and sent > lease.granted_at
-    return REFUTED if is_refuted else ""
+            answered = [lease for lease, standing in pairs if standing.state is not PlaceState.UNKNOWN]
+            self._outages.add_answers(answered, now)
+        theirs = next((standing.now for standing in standings if standing.now), None)
+        if theirs is not None:
+            self._clocks.compare(sent, now, theirs)
 
 
 async def _keep(keeper: ref[Keeper], event: Event) -> None:

@@ -7,154 +7,281 @@ from enum import Enum, auto
 from math import inf
 from weakref import ref
 
-from lockstead.core.model import Ask, Renewal, Standing
-from lockstead.core.timing import LATE_REQUEST_WINDOW, REQUEST_TIMEOUT, margin
+from lockstead.core.model import Ask, PlaceState, Renewal, Reservation, Standing
+from lockstead.core.timing import (
+    BEAT_AFTER,
+    BEAT_JITTER,
+    CLAIM_AHEAD,
+    LATE_REQUEST_WINDOW,
+    RENEW_AHEAD,
+    RENEW_JITTER,
+    REQUEST_TIMEOUT,
+    RETRY_AFTER,
+    SLACK,
+    margin,
+)
 from lockstead.errors import InvalidLockError, LockLostError
+
+EXPIRED = "its lease expired after renewal had stopped (max_hold, renew=False or a dropped handle)"
+NOT_RENEWED = "it could not be renewed in time"
+PLACE_GONE = (
+    "the store has no place for it any more (it expired, was released by force, or was lost with its session or the "
+    "store's data)"
+)
+GONE_AT_RELEASE = (
+    "the store had no place for it any more when it was released (it was released by force, or was lost with its "
+    "session or the store's data)"
+)
+REFUTED = "the store answered that its place is waiting, not holding"
 
 
 class LeaseState(Enum):
+    JOINING = auto()
+    """A join is out, or will be; there may be a place."""
     WAITING = auto()
+    """The place is in line. It lives until `alive_until`."""
     HELD = auto()
+    """Ours until `trusted_until`."""
     LOST = auto()
-    LEFT = auto()
+    """The loss is being signalled to the holder."""
+    RELEASING = auto()
+    """A release is out, by the keeper or by a caller, or is due."""
+    GONE = auto()
+    """Nothing of it is left on the store."""
     INHERITED = auto()
-    """A copy, in a forked child, of a lease that the parent holds."""
+    """A copy, in a forked child, of a lease of the parent."""
 
 
-WAITING, HELD, LOST, LEFT, INHERITED = LeaseState
-"""Module-level names: Python 3.11 is slow to look up the members of an enum."""
+JOINING, WAITING, HELD, LOST, RELEASING, GONE, INHERITED = LeaseState
+"""Module-level names: Python 3.11 takes 40 ns to look up a member of an enum, 15 of them in a pair."""
 
 
 class Claim:
-    """Kept alive by the user's handles: a lease whose claim was garbage-collected is no longer renewed."""
+    """What keeps leases renewed: the user's handle. A lease whose claim was garbage-collected is not renewed."""
 
-    __slots__ = ("__weakref__", "counts", "is_scoped", "leases", "outer", "withdrawn")
-
-    def __init__(self) -> None:
-        self.withdrawn = False
-        """An acquisition that still waits under this claim must end."""
-        self.is_scoped = False
-        """It belongs to a block: once it is collected the block has been left, so its leases are released at once."""
-        self.leases: list[Lease] = []
-        """Every lease tracked under it. An interrupt may lose any other reference to a lease, but not this one."""
-        self.outer: Claim | None = None
-        """The claim of a re-entered lease."""
-        self.counts = 1
-        """What it adds to the depth of a lease; 0 once that was subtracted."""
-
-
-class ClaimRef(ref[Claim]):
-    """A weak reference that calls `on_dropped` with the owner of its lease when the claim is collected."""
-
-    __slots__ = ("on_dropped", "owner")
-
-    on_dropped: Callable[[str], None]
-    owner: str
-
-
-def _dropped(claim: ref[Claim]) -> None:
-    assert isinstance(claim, ClaimRef)
-    claim.on_dropped(claim.owner)
+    withdrawn = False
+    """An acquisition that still waits under this claim must end."""
+    is_scoped = False
+    """It belongs to a block: once it is collected the block has been left, so its leases are released at once."""
+    outer: Claim | None = None
+    """The claim of a re-entered lease."""
+    on_lost: Callable[[], None] | None = None
+    """Called when a lease tracked under it is lost, before the lease's watchers."""
+    leases: tuple[Lease, ...] = ()
+    """Every lease tracked under it. An interrupt may lose any other reference to a lease, but not this one."""
 
 
 class Lease:
-    """Mutable state of one acquisition, shared by the acquiring thread or task and the keeper."""
+    """The record of one acquisition, shared by its caller and the keeper. Only its methods change it.
 
-    __slots__ = (
-        "_renewal",
-        "alive_until",
-        "ask",
-        "claim",
-        "dead_by",
-        "depth",
-        "due",
-        "entered_as",
-        "fence",
-        "grace",
-        "granted_at",
-        "holder",
-        "joins_in_doubt",
-        "leaves",
-        "leaving",
-        "longest",
-        "reason",
-        "recheck_at",
-        "renew_for",
-        "renew_until",
-        "reserved_metadata",
-        "reserved_until",
-        "slack",
-        "state",
-        "suspected_at",
-        "ticket",
-        "trusted_until",
-        "watchers",
-    )
+    | method             | called by                    | from                         | to                       |
+    |--------------------|------------------------------|------------------------------|--------------------------|
+    | `send_join`        | engine, multi-lock           | JOINING                      |                          |
+    | `apply`            | keeper, with any answer      | JOINING, WAITING             | WAITING, HELD, RELEASING |
+    |                    |                              | HELD                         | HELD; returns a loss     |
+    | `accept_push`      | keeper                       | WAITING                      | HELD                     |
+    | `lose`             | keeper                       | HELD                         | LOST                     |
+    | `find_gone`        | engine: release found none   | GONE                         | GONE, with a loss        |
+    | `release`          | engine, keeper               | any but GONE, INHERITED      | RELEASING                |
+    | `take_request`     | keeper, before it sends      | WAITING, HELD, RELEASING     |                          |
+    | `retry_soon`       | keeper, after a failure      | WAITING, HELD, RELEASING     |                          |
+    | `end`              | keeper, once surely gone     | any                          | GONE                     |
+    | `inherit`          | engine, in a forked child    | any                          | INHERITED                |
 
-    def __init__(self, ask: Ask, claim: Claim, renew_for: float, grace: float = 0.0) -> None:
+    The caller holds the keeper's mutex, except where no other thread can have the lease yet.
+    """
+
+    state = JOINING
+    due: float | None = None
+    """When the keeper has to send the next request for it: a renewal, or a release. None while one is out, and when
+    there is none to send: renewal has stopped, or the caller sends it."""
+    slack = 0.0
+    """How much earlier that request may be sent, along with others."""
+
+    joins_in_doubt = 0
+    """Joins that were sent and not answered."""
+    ticket = 0
+    holder = ""
+    """While waiting: the owner at the head of the line."""
+    recheck_at = inf
+    """While waiting: when the line may move because a holder expires."""
+    alive_until = -inf
+    """Until when the place is surely alive, by its last answered heartbeat."""
+
+    granted_at: float | None = None
+    trusted_until = -inf
+    """The end of the trust window."""
+    renew_until = inf
+    """No renewal extends the lease beyond that."""
+    extended_until = -inf
+    """The latest expiry that was requested by an extension."""
+    suspected_at = -inf
+    """When the store last reported that the place may be gone."""
+    loss: str | None = None
+    """Why it was lost."""
+    watchers: tuple[Callable[[], None], ...] = ()
+    """Called once, when it is lost."""
+
+    entries: frozenset[int] = frozenset()
+    """Of a re-entrant lease: the ids of the claims that hold it."""
+    entered_as: tuple[Hashable, str] | None = None
+    """Of a re-entrant lease: the thread or task that may re-enter it, and the name."""
+
+    reserved_until = -inf
+    """For how long its release keeps the name reserved."""
+    reserved_metadata: str | None = None
+    releases_sent = 0
+    gone_by = inf
+    """Once it is being released: when the place must have expired, whatever happens."""
+    _renewal: Renewal | None = None
+
+    def __init__(self, ask: Ask, claim: ref[Claim], renew_for: float, grace: float) -> None:
         self.ask = ask
-        self._renewal: Renewal | None = None
-        self.claim: ref[Claim] = ref(claim)
+        self.claim: ref[Claim] | None = claim
         self.renew_for = renew_for
         self.grace = grace
-        self.reserved_until = -inf
-        self.reserved_metadata: str | None = None
-        self.state = WAITING
-        self.depth = 1
-        self.entered_as: tuple[Hashable, str] | None = None
-        self.longest = -inf
-        self.ticket = 0
-        self.alive_until = -inf
-        self.fence = 0
-        self.granted_at = inf
-        self.holder = ""
-        self.reason = ""
-        self.leaving = False
-        self.suspected_at = -inf
-        self.leaves = 0
-        self.joins_in_doubt = 0
-        self.dead_by = inf
-        self.trusted_until = -inf
-        self.renew_until = inf
-        self.recheck_at = inf
-        self.due = inf
-        self.slack = 0.0
-        self.watchers: tuple[Callable[[], None], ...] = ()
 
-    def watch_claim(self, on_dropped: Callable[[str], None]) -> None:
-        """Call `on_dropped` with the owner if the claim is collected."""
-        claim = self.claim()
+    def scope(self, on_dropped: Callable[[ref[Claim]], None]) -> None:
+        """Belong to a block: have `on_dropped` called if the claim is collected without a release."""
+        claim = self.claim() if self.claim is not None else None
         if claim is not None:
-            watched = ClaimRef(claim, _dropped)
-            watched.owner, watched.on_dropped = self.ask.owner, on_dropped
-            self.claim = watched
+            self.claim = ref(claim, on_dropped)
 
-    def unwatch_claim(self) -> None:
-        """Do not report that the claim is collected: Python swallows an interrupt that arrives in such a callback."""
-        claim = self.claim()
-        if claim is not None:
-            self.claim = ref(claim)
+    def send_join(self) -> None:
+        """Count a join as in doubt until it is answered."""
+        self.joins_in_doubt += 1
 
-    def is_held(self, now: float) -> bool:
-        return self.state is HELD and not self.leaving and now < self.trusted_until
+    def join_answered(self) -> None:
+        self.joins_in_doubt -= 1
 
-    def grant(self, sent: float, fence: int, now: float) -> None:
-        """Become a holder by the answer to a request sent then, or by a message received now."""
+    def apply(self, standing: Standing, sent: float, duration: float, now: float, pace: float) -> str | None:
+        """Apply the answer to a request for that duration, sent then; return why the lease is lost by it, if it is.
+
+        `pace`, from 0 to 1, differs between clients, so that they do not renew in step. Ignored once the lease is being
+        released.
+        """
+        if self.state is HELD:
+            return self._apply_held(standing.state, sent, duration, now, pace)
+        if self.state is JOINING or self.state is WAITING:
+            if standing.state is PlaceState.HELD:
+                self._grant(sent, standing.ticket, now)
+                self._trust(sent, duration, pace)
+            elif standing.state is PlaceState.WAITING:
+                self._queue(sent, standing, now, pace)
+            elif standing.state is PlaceState.GONE:
+                self.release(now)
+            else:
+                self.retry_soon(now)
+        return None
+
+    def _apply_held(self, answer: PlaceState, sent: float, duration: float, now: float, pace: float) -> str | None:
+        if answer is PlaceState.HELD:
+            if now < self.trusted_until:  # else a late join may have made another place since
+                self._trust(sent, duration, pace)
+                if self.suspected_at >= sent:  # the answer may be older than the suspicion
+                    self.due, self.slack = now, 0.0
+            return None
+        if answer is PlaceState.GONE:
+            return PLACE_GONE
+        if answer is PlaceState.WAITING and self.granted_at is not None and sent > self.granted_at:
+            return REFUTED  # the grant was forged, or a failover undid it
+        if self.needs_renewal():  # unknown, or older than the grant
+            self.retry_soon(now)
+        return None
+
+    def accept_push(self, now: float) -> bool:
+        """Hold by the store's message that the place holds; False if the place may have ended since.
+
+        A place that holds does so until it is released or expires, and it does not expire before its last answered
+        heartbeat does: so it is trusted for that long, and its ttl is claimed soon, unless it is released before.
+        False also for a lease that is not renewed, which has to claim its ttl by a request at once; for one whose
+        heartbeat, less its grace, leaves too little time to claim it later; and after a join in doubt: the message may
+        be about a place that has expired, not about the one that the repeated join was given.
+        """
+        ask = self.ask
+        if self.state is not WAITING or self.renew_for < ask.ttl or self.joins_in_doubt:
+            return False
+        if now >= self.alive_until - self.grace - ask.heartbeat * CLAIM_AHEAD:
+            return False
+        self._grant(now, self.ticket, now)
+        self.trusted_until = self.alive_until - self.grace
+        self.retry_soon(now)
+        return True
+
+    def _grant(self, sent: float, ticket: int, now: float) -> None:
         self.state = HELD
-        self.fence = fence
+        self.ticket = ticket
         self.granted_at = now
         self.renew_until = sent + self.renew_for
 
-    def trust(self, sent: float, duration: float, pace: float) -> None:
-        """Extend the trust window to a duration that began, at the earliest, when its request was sent.
-
-        `pace`, from 0 to 1, differs between clients, so that they do not renew in step.
-        """
+    def _trust(self, sent: float, duration: float, pace: float) -> None:
+        """Extend the trust window to a duration that began, at the earliest, when its request was sent."""
         ttl = self.ask.ttl
-        self.trusted_until = max(self.trusted_until, sent + duration - margin(duration) - self.grace)
-        self.slack = ttl / 12
-        early = ttl * (0.6 + 0.1 * pace) - self.grace
-        self.due = inf if self.is_exhausted() else self.trusted_until - early
+        until = sent + duration - margin(duration) - self.grace
+        self.trusted_until = max(self.trusted_until, until)
+        if self.renew_until == inf or not self.is_exhausted():
+            self.due = self.trusted_until - ttl * (RENEW_AHEAD + RENEW_JITTER * pace) + self.grace
+            self.slack = ttl * SLACK
+        else:
+            self.due = None
+
+    def _queue(self, sent: float, standing: Standing, now: float, pace: float) -> None:
+        """Stay in line for one more heartbeat."""
+        heartbeat = self.ask.heartbeat
+        self.state = WAITING
+        self.ticket = standing.ticket
+        self.holder = standing.holder
+        self.recheck_at = now + standing.recheck
+        self.alive_until = max(self.alive_until, sent + heartbeat - margin(heartbeat))
+        self.due = sent + heartbeat * (BEAT_AFTER + BEAT_JITTER * pace)
+        self.slack = heartbeat * SLACK
+
+    def suspect(self, now: float) -> bool:
+        """Renew it at once: the store reported that the place may be gone. False if it is not held."""
+        if self.state is not HELD:
+            return False
+        self.due, self.slack, self.suspected_at = now, 0.0, now
+        return True
+
+    def lose(self, why: str) -> bool:
+        """Be lost; False if it is not held any more."""
+        if self.state is not HELD:
+            return False
+        self.state, self.due, self.loss = LOST, None, why
+        return True
+
+    def find_gone(self) -> None:
+        """Be lost: the release of a lease inside its trust window found no place."""
+        self.loss = GONE_AT_RELEASE
+
+    def release(self, now: float, due: float | None = None) -> None:
+        """Stop holding or waiting. Without `due` the caller sends the release; else the keeper, with retries."""
+        if self.state is GONE or self.state is INHERITED:
+            return
+        self.due, self.slack = due, 0.0
+        if self.state is not RELEASING:
+            self.state = RELEASING
+            late = LATE_REQUEST_WINDOW if self.joins_in_doubt else REQUEST_TIMEOUT
+            self.gone_by = min(self.gone_by, max(self.trusted_until, self.extended_until, now + self.ask.ttl) + late)
+
+    def take_request(self) -> None:
+        """Have its request sent now."""
+        self.due = None
+
+    def retry_soon(self, now: float) -> None:
+        """Repeat soon a request whose outcome is unknown; the trust window stays."""
+        self.due = now + self.ask.heartbeat * RETRY_AFTER
+        self.slack = 0.0
+
+    def end(self) -> None:
+        """Be surely gone. Python swallows an interrupt in the callback of a claim: it must not be called any more."""
+        self.state, self.due = GONE, None
+        claim = self.claim() if self.entries and self.claim is not None else None
+        self.claim = None if claim is None else ref(claim)
+
+    def inherit(self) -> None:
+        """Become the copy, in a forked child, of a lease that is the parent's."""
+        self.state, self.due = INHERITED, None
 
     def change_ttl(self, ttl: float, sent: float, renew_for: float) -> None:
         """Use another ttl from the next renewal on, as if granted then."""
@@ -162,53 +289,78 @@ class Lease:
         self.renew_for = renew_for
         self.renew_until = sent + renew_for
 
+    def extend(self, sent: float, seconds: float) -> None:
+        """Expect an extension, sent then, which may be applied even if it is not answered."""
+        self.extended_until = max(self.extended_until, sent + seconds)
+
     def stop_renewing(self) -> None:
         """Stop renewing. The code that dropped the handle may still be at work, so the lease is left to expire."""
-        self.renew_until = -inf
-        self.due = inf
+        self.renew_until, self.due = -inf, None
 
     def retire(self, now: float) -> None:
         """Renew for one more ttl at most: a holder that is slow to stop must not hold for ever."""
         self.renew_until = min(self.renew_until, now + self.ask.ttl)
 
+    def reserve(self, until: float, metadata: str | None = None) -> None:
+        """Keep the name reserved until then, however early it is released."""
+        self.reserved_until = max(self.reserved_until, until)
+        if metadata is not None:
+            self.reserved_until, self.reserved_metadata = until, metadata
+
+    def enter(self, context: Hashable, claim: Claim) -> None:
+        """Be re-entrant for that thread or task."""
+        self.entered_as, self.entries = (context, self.ask.name), frozenset([id(claim)])
+
+    def enter_again(self, claim: Claim) -> None:
+        self.entries |= {id(claim)}
+
+    def exit(self, claim: Claim) -> bool:
+        """Subtract a claim, and return whether no other holds it. Safe to repeat for the same claim."""
+        self.entries -= {id(claim)}
+        return not self.entries
+
+    def exit_all(self) -> None:
+        self.entered_as, self.entries = None, frozenset()
+
+    def watch(self, on_lost: Callable[[], None]) -> bool:
+        """Have `on_lost` called when it is lost; False if it is lost already."""
+        if self.loss is None:
+            self.watchers += (on_lost,)
+        return self.loss is None
+
+    def unwatch(self, on_lost: Callable[[], None]) -> None:
+        self.watchers = tuple(watcher for watcher in self.watchers if watcher != on_lost)
+
+    def take_watchers(self) -> tuple[Callable[[], None], ...]:
+        """Return the watchers, that of the claim first: each is called once."""
+        watchers, self.watchers = self.watchers, ()
+        claim = self.claim() if self.claim is not None else None
+        return watchers if claim is None or claim.on_lost is None else (claim.on_lost, *watchers)
+
+    @property
+    def fence(self) -> int:
+        """The fencing token: the ticket of a place that was granted."""
+        return self.ticket
+
+    def is_held(self, now: float) -> bool:
+        return self.state is HELD and now < self.trusted_until
+
     def is_exhausted(self) -> bool:
         """Return whether no renewal could extend the trust window any further."""
         return self.renew_until - self.trusted_until <= margin(self.ask.ttl) + self.grace
 
-    def wait(self, sent: float, standing: Standing, recheck_at: float, pace: float) -> None:
-        """Stay in line for one more heartbeat."""
-        heartbeat = self.ask.heartbeat
-        self.ticket = standing.ticket
-        self.holder = standing.holder
-        self.recheck_at = recheck_at
-        self.alive_until = max(self.alive_until, sent + heartbeat - margin(heartbeat))
-        self.slack = heartbeat / 12
-        self.due = sent + heartbeat * (0.27 + 0.06 * pace)
+    def needs_renewal(self) -> bool:
+        return self.state is WAITING or (self.state is HELD and not self.is_exhausted())
 
-    def trust_heartbeat(self, now: float) -> None:
-        """Hold until the last answered heartbeat expires, and claim the ttl soon, unless released before."""
-        self.trusted_until = self.alive_until - self.grace
-        self.retry_soon(now)
-
-    def retry_soon(self, now: float) -> None:
-        """Repeat soon a request whose outcome is unknown; the trust window stays."""
-        self.due = now + self.ask.heartbeat / 10
-        self.slack = 0.0
-
-    def give_up(self, now: float, due: float) -> None:
-        """Stop holding. The keeper sends the release when `due`, and retries for as long as the place may exist."""
-        self.leaving = True
-        self.due = due
-        self.slack = 0.0
-        late = LATE_REQUEST_WINDOW if self.joins_in_doubt else REQUEST_TIMEOUT
-        self.dead_by = min(self.dead_by, max(self.trusted_until, self.longest, now + self.ask.ttl) + late)
+    def wakes_keeper_at(self) -> float:
+        """Return when the keeper has to send a request for it, or to signal its loss."""
+        if self.state is HELD and (self.due is None or self.due > self.trusted_until):
+            return self.trusted_until
+        return inf if self.due is None else self.due
 
     def duration(self) -> float:
         """Return for how long one renewal extends its place."""
         return self.ask.ttl if self.state is HELD else self.ask.heartbeat
-
-    def wakes_keeper_at(self) -> float:
-        return min(self.due, self.trusted_until) if self.state is HELD and not self.leaving else self.due
 
     def renewal(self, duration: float) -> Renewal:
         """Return the request to renew it; the last one is reused if it was for the same duration."""
@@ -217,6 +369,15 @@ class Lease:
             self._renewal = renewal = Renewal(self.ask.name, self.ask.owner, duration, self.ask.heartbeat)
         return renewal
 
+    def send_release(self, now: float) -> tuple[float, Reservation | None]:
+        """Count a release, and return how long its tombstone must last, and the reservation to make instead, if any."""
+        self.releases_sent += 1
+        ask = self.ask
+        tombstone = max(ask.ttl, LATE_REQUEST_WINDOW) if self.joins_in_doubt else 0.0
+        if self.reserved_until <= now:
+            return tombstone, None
+        return tombstone, Reservation(ask.name, ask.owner, self.reserved_until - now, self.reserved_metadata, tombstone)
+
     def error(self) -> InvalidLockError:
         """Explain why this lease is not held."""
         name = self.ask.name
@@ -224,10 +385,10 @@ class Lease:
             return InvalidLockError(
                 f"{name!r} is held by the parent process, not by this fork of it: acquire it here", name=name
             )
-        if self.state is LOST:
+        if self.loss is not None:
             return LockLostError(
-                f"{name!r} (fence {self.fence}) was lost: {self.reason}; what it protected may have another holder",
+                f"{name!r} (fence {self.ticket}) was lost: {self.loss}; what it protected may have another holder",
                 name=name,
-                reason=self.reason,
+                reason=self.loss,
             )
-        return InvalidLockError(f"{name!r} (fence {self.fence}) was released already: acquire it again", name=name)
+        return InvalidLockError(f"{name!r} (fence {self.ticket}) was released already: acquire it again", name=name)

@@ -8,17 +8,16 @@ held; acquire them as one set.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from math import inf
 from typing import NamedTuple
 
 from lockstead.core.engine import Engine
-from lockstead.core.keeper import BATCH
 from lockstead.core.lease import Claim, Lease
 from lockstead.core.model import Ask, Refusal, Standing
+from lockstead.core.refusals import Busy, mismatch, not_acquired, overloaded, too_slow
 from lockstead.core.retry import RetryPolicy
 from lockstead.core.store import MultiJoining
-from lockstead.core.timing import CLEANUP_BUDGET, MIN_REQUEST_TIMEOUT, REQUEST_TIMEOUT
-from lockstead.errors import LockAcquisitionError, StoreError
+from lockstead.core.timing import BATCH, CLEANUP_BUDGET, MIN_REQUEST_TIMEOUT, REQUEST_TIMEOUT
+from lockstead.errors import StoreError
 
 
 class MultiRequest(NamedTuple):
@@ -34,35 +33,39 @@ class MultiRequest(NamedTuple):
 
 async def acquire_all(
     engine: Engine, asks: Sequence[Ask], claim: Claim, *, timeout: float, renew_for: float, retry: RetryPolicy
-) -> list[Lease]:
+) -> Busy | None:
     """Acquire names given in sorted order: in one step if all are free, else one after another.
 
-    Raises as `Engine.acquire` does, with the name that could not be acquired; then none is held.
+    None: all are held, under `claim.leases`. Busy names the one that is not free; then none is held. Raises as
+    `Engine.acquire` does.
     """
     started = engine.runtime.now()
     request = MultiRequest(
         asks, claim, renew_for, started, started + (timeout if asks[0].queue else REQUEST_TIMEOUT), retry
     )
-    leases = await _join_together(engine, request)
+    outcome = await _join_together(engine, request)
     attempts = 1
-    while leases is None:
-        leases = await _acquire_in_order(engine, request)
-        if await _claim_ttls(engine, request, leases):
+    while outcome is None:
+        outcome = await _acquire_in_order(engine, request)
+        if isinstance(outcome, Busy) or await _claim_ttls(engine, request, outcome):
             break
-        await _abandon(engine, leases)
+        await _abandon(engine, outcome)
         attempts += 1
         now = engine.runtime.now()
         if attempts > 1 + retry.max_retries or now >= request.deadline:
-            raise engine.not_acquired(asks[0], None, attempts, now - started)
-        leases = None
-    return leases
+            raise too_slow(asks[0], attempts, now - started)
+        outcome = None
+    if isinstance(outcome, Busy):
+        return outcome
+    claim.leases = tuple(outcome)
+    return None
 
 
-async def _join_together(engine: Engine, request: MultiRequest) -> list[Lease] | None:
+async def _join_together(engine: Engine, request: MultiRequest) -> list[Lease] | Busy | None:
     """Acquire all if all are free; None if one is held and we may wait, or if the store has no such step."""
     if not isinstance(engine.store, MultiJoining):
         return None
-    fitting = [engine.adapt(ask)[0]._replace(queue=False) for ask in request.asks]
+    fitting = [ask._replace(queue=False) for ask in request.asks]
     leases: list[Lease] = []
     try:
         leases.extend(engine.track(ask, request.claim, request.renew_for) for ask in fitting)
@@ -73,22 +76,29 @@ async def _join_together(engine: Engine, request: MultiRequest) -> list[Lease] |
         for lease in leases:
             engine.drop(lease, error)
         if request.asks[0].queue and engine.is_late(error, request.deadline, request.retry):
-            raise engine.too_busy(request.asks[0], 1, engine.runtime.now() - request.started) from error
+            raise overloaded(request.asks[0], 1, engine.runtime.now() - request.started) from error
         raise
     except BaseException as interruption:
         await _abandon(engine, leases, interruption)
         raise
     if isinstance(outcome, list) and _apply(engine, leases, sent, outcome):
         return leases
+    await _clear(engine, leases, outcome)
+    if isinstance(outcome, Refusal) and (outcome.capacity or not request.asks[0].queue):
+        ask = next(ask for ask in request.asks if ask.name == outcome.name)
+        if outcome.capacity:
+            raise mismatch(ask, outcome.capacity)
+        return Busy(ask, outcome, 1, engine.runtime.now() - sent)
+    return None
+
+
+async def _clear(engine: Engine, leases: Sequence[Lease], outcome: list[Standing] | Refusal | None) -> None:
+    """Leave nothing of a step that did not give us all of the places."""
     if isinstance(outcome, list) or leases[0].joins_in_doubt:
         await _abandon(engine, leases)
     else:
         for lease in leases:
             engine.keeper.forget(lease)
-    if isinstance(outcome, Refusal) and (outcome.capacity or not request.asks[0].queue):
-        ask = next(ask for ask in request.asks if ask.name == outcome.name)
-        raise engine.not_acquired(ask, outcome, 1, engine.runtime.now() - sent)
-    return None
 
 
 def _joining(
@@ -96,16 +106,16 @@ def _joining(
 ) -> Callable[[Lease, float], Awaitable[list[Standing] | Refusal | None]]:
     async def join_all(_: Lease, timeout: float) -> list[Standing] | Refusal | None:
         for lease in leases:
-            lease.joins_in_doubt += 1
+            lease.send_join()
         answer = await store.join_all([lease.ask for lease in leases], timeout)
         for lease in leases:
-            lease.joins_in_doubt -= 1
+            lease.join_answered()
         return answer
 
     return join_all
 
 
-async def _acquire_in_order(engine: Engine, request: MultiRequest) -> list[Lease]:
+async def _acquire_in_order(engine: Engine, request: MultiRequest) -> list[Lease] | Busy:
     """Wait for one name after another.
 
     Until all are held, each is renewed for one heartbeat at a time only: a client that dies waiting for the last name
@@ -118,9 +128,13 @@ async def _acquire_in_order(engine: Engine, request: MultiRequest) -> list[Lease
             _check_in_time(request, ask, len(leases), now)
             left = max(request.deadline - now, 0.0)
             short = ask._replace(ttl=ask.heartbeat)
-            leases.append(
-                await engine.acquire(short, request.claim, timeout=left, retry=request.retry, since=request.started)
+            outcome = await engine.acquire(
+                short, request.claim, timeout=left, retry=request.retry, since=request.started
             )
+            if isinstance(outcome, Busy):
+                await _abandon(engine, leases)
+                return outcome
+            leases.append(outcome)
     except BaseException as error:
         await _abandon(engine, leases, error)
         raise
@@ -130,12 +144,8 @@ async def _acquire_in_order(engine: Engine, request: MultiRequest) -> list[Lease
 def _check_in_time(request: MultiRequest, ask: Ask, held: int, now: float) -> None:
     """Raise if the timeout has passed before the next name is requested; the first is requested in any case."""
     if held and now >= request.deadline:
-        waited = now - request.started
-        msg = (
-            f"{ask.name!r} was not acquired in {waited:.1f} s: by then {held} of {len(request.asks)} names were; "
-            "raise timeout"
-        )
-        raise LockAcquisitionError(msg, name=ask.name, attempts=1, waited=waited)
+        why = f"by then {held} of {len(request.asks)} names were; raise timeout"
+        raise not_acquired(ask, 1, now - request.started, why)
 
 
 async def _claim_ttls(engine: Engine, request: MultiRequest, leases: Sequence[Lease]) -> bool:
@@ -163,7 +173,7 @@ async def _claim_ttls(engine: Engine, request: MultiRequest, leases: Sequence[Le
 def _apply(engine: Engine, leases: Sequence[Lease], sent: float, standings: Sequence[Standing]) -> bool:
     """Apply the answers, and return whether all are held by them, and still are."""
     for lease, standing in zip(leases, standings, strict=True):
-        engine.keeper.apply(lease, sent, lease.ask.ttl, standing)
+        engine.keeper.apply(lease, standing, sent, lease.ask.ttl)
     now = engine.runtime.now()
     return all(standing.held for standing in standings) and all(lease.is_held(now) for lease in leases)
 
@@ -176,7 +186,7 @@ async def _abandon(engine: Engine, leases: Sequence[Lease], interruption: BaseEx
     until = engine.runtime.now() + CLEANUP_BUDGET
     left = list(leases)
     for lease in left:  # the keeper must not renew one while another is being released
-        lease.give_up(engine.runtime.now(), due=inf)
+        lease.release(engine.runtime.now())
     try:
         while left:
             lease = left.pop()

@@ -1,14 +1,57 @@
-"""How an outage of the store is logged: once when it begins, and once when it ends, if a lease is left by then."""
+"""How outages of the store are logged: each once when it begins, and once when it ends, if a lease is left by then."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
-from lockstead.core.lease import LOST, WAITING, Lease
+from lockstead.core.lease import HELD, RELEASING, WAITING, Lease
 from lockstead.errors import StoreError
 
 log = logging.getLogger("lockstead")
+
+
+class OutageLog:
+    """The outage of one client's store, if there is one."""
+
+    def __init__(self, address: str, mutex: AbstractContextManager[Any], leases: dict[str, Lease]) -> None:
+        self._address = address
+        self._mutex = mutex
+        self._leases = leases
+        self.outage: Outage | None = None
+
+    def add_failure(self, error: Exception, leases: Sequence[Lease], now: float) -> None:
+        """Log that an outage begins, once, not at every attempt; nothing if none of these leases is kept any more."""
+        with self._mutex:
+            failed = [lease for lease in leases if lease.ask.owner in self._leases]
+            if not failed:
+                return
+            is_new = self.outage is None
+            outage = self.outage or Outage(self._address, error, failed, self._leases.values(), now)
+            outage.owners.update(lease.ask.owner for lease in failed)
+            self.outage = outage
+        if is_new:
+            outage.log_beginning()
+        elif log.isEnabledFor(logging.DEBUG):
+            log.debug("%s: retrying (%s)", self._address, reason(error, self._address))
+
+    def add_answers(self, answered: Iterable[Lease], now: float) -> None:
+        """Log that the outage is over, once, if it is by these answers."""
+        with self._mutex:
+            outage = self.outage
+            if outage is None or not outage.is_ended_by(lease.ask.owner for lease in answered):
+                return
+            self.outage = None
+        outage.log_end(now)
+
+    def forget(self, owner: str) -> None:
+        """Expect no answer for a place that is gone; with none left, no request would show the end of the outage."""
+        if self.outage is not None:
+            self.outage.owners.discard(owner)
+            if not self._leases:
+                self.outage = None
 
 
 class Outage:
@@ -53,12 +96,11 @@ class Outage:
         if self._held:
             first = min(lease.trusted_until for lease in self._held) - now
             return f"{_count(len(self._held), 'held lease')} at risk, first one in {first:.1f} s"
-        waiting = [lease.alive_until for lease in endangered if lease.state is WAITING and not lease.leaving]
-        alive = [until for until in waiting if until > now]
+        alive = [lease.alive_until for lease in endangered if lease.state is WAITING and lease.alive_until > now]
         if alive:
             first = min(alive) - now
             return f"no lease held, {_count(len(alive), 'waiting place')} at risk, first one in {first:.1f} s"
-        if releases := sum(lease.leaving for lease in endangered):
+        if releases := sum(lease.state is RELEASING for lease in endangered):
             return f"no lease held, {_count(releases, 'release')} pending"
         return "no lease held"
 
@@ -67,7 +109,7 @@ class Outage:
             return "no lease was held"
         kept = sum(lease.is_held(now) for lease in self._held)
         # The keeper may not have marked a lease yet whose trust window has closed.
-        lost = sum(lease.state is LOST or (not lease.leaving and not lease.is_held(now)) for lease in self._held)
+        lost = sum(lease.loss is not None or (lease.state is HELD and not lease.is_held(now)) for lease in self._held)
         released = len(self._held) - kept - lost
         return f"{_count(kept, 'lease')} kept, {lost} lost" + (f", {released} released" if released else "")
 

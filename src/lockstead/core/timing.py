@@ -24,6 +24,10 @@ POLLING = RetryPolicy(retry_delay=0.005, max_delay=0.1)
 CLEANUP_BUDGET = 0.5
 """How long the release of several names may block the caller; the keeper releases the rest in the background."""
 
+BATCH = 500
+"""How many renewals go into one request (a number, not a duration): a server runs nothing else meanwhile."""
+RENEWAL_TIMEOUT_SHARE = 1 / 6
+"""The part of a lease's duration that a request of the renewal loop may take: two more fit into the trust window."""
 KEEPER_IDLE_TIMEOUT = 2.0
 """How long the renewal loop keeps running with no lease to keep."""
 MAX_IDLE_SLEEP = 1.0
@@ -34,6 +38,19 @@ KEEPER_RESTART_DELAY = 0.1
 """The pause before the renewal loop runs again after it failed or was cancelled."""
 CLOCK_STEP_THRESHOLD = 0.25
 """How far the store's clock may get ahead of ours, or behind it, between two renewals before a step is logged."""
+
+# Shares of a ttl or of a heartbeat, by which each lease sets its own due times.
+RENEW_AHEAD, RENEW_JITTER = 0.6, 0.1
+"""A held lease is renewed when these shares of its ttl are left: after about a third of it. The jitter differs between
+clients, so that they do not renew in step."""
+BEAT_AFTER, BEAT_JITTER = 0.27, 0.06
+"""A waiting place is renewed after about a third of its heartbeat."""
+SLACK = 1 / 12
+"""A lease that is due within this share of its duration is renewed along with one that is due now."""
+RETRY_AFTER = 1 / 10
+"""The share of the heartbeat after which a request whose outcome is unknown is repeated."""
+CLAIM_AHEAD = 1 / 3
+"""The share of the heartbeat that must be left to accept a pushed grant: its ttl is claimed within that time."""
 
 
 def margin(duration: float) -> float:

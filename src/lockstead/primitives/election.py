@@ -25,8 +25,9 @@ from lockstead.core import lifecycle
 from lockstead.core.checks import Seconds, check_seconds
 from lockstead.core.engine import Engine
 from lockstead.core.keeper import log
-from lockstead.core.lease import INHERITED, LOST
+from lockstead.core.lease import INHERITED, Lease
 from lockstead.core.outage import reason
+from lockstead.core.refusals import Busy
 from lockstead.core.runtime import Event, Runtime
 from lockstead.errors import ClosedError, InvalidInputError, LockError, LockLostError, StoreError
 from lockstead.primitives import info
@@ -138,6 +139,8 @@ class Leading(Single):
     since: datetime
     """When it was elected, on this machine's wall clock."""
     _term: Term | None = None
+    _contest: Contest[Any] | None = None
+    """The election whose callbacks are called once this is elected by hand."""
 
     @property
     def is_leader(self) -> bool:
@@ -148,8 +151,17 @@ class Leading(Single):
     def _owner(self) -> str:
         return self._leases[0].ask.owner
 
+    async def _acquire(self, plan: Plan, *, is_scoped: bool = False) -> Lease | Busy | None:
+        """Wait to be elected; callbacks, if there are any, run in the background."""
+        outcome = await super()._acquire(plan, is_scoped=is_scoped)
+        if not isinstance(outcome, Busy):
+            self.since = datetime.now(UTC)
+            if self._contest is not None:
+                self._contest._begin_term(self)
+        return outcome
+
     async def _release(self) -> None:
-        if self._released or self._term is None or self._leases[0].state is INHERITED:
+        if self._term is None or not self._leases or self._leases[0].state is INHERITED:
             await super()._release()
             return
         self._resign()
@@ -159,8 +171,7 @@ class Leading(Single):
         """Stop leading, but hold the lock until the callbacks have ended, or for another ttl."""
         assert self._term is not None
         self._released = True
-        with self._engine.keeper.mutex:
-            self._leases[0].retire(self._engine.runtime.now())
+        self._engine.retire(self._leases[0])
         self._term.changed.set()
 
     async def _wait_for_end(self, timeout: float) -> None:
@@ -168,7 +179,7 @@ class Leading(Single):
         term, lease = self._term, self._leases[0]
         assert term is not None
         runtime = self._engine.runtime
-        if runtime.context() in term.callers or runtime.is_nested(self._engine.keeper.mutex):
+        if runtime.context() in term.callers or self._engine.is_nested():
             return  # the thread that ends the term waits for this one
         if not await term.ended.wait(min(timeout, lease.ask.ttl)):
             log.warning(
@@ -179,7 +190,7 @@ class Leading(Single):
                 min(timeout, lease.ask.ttl),
                 lease.ask.ttl,
             )
-            if lease.state is LOST:
+            if lease.loss is not None:
                 raise lease.error()
         if term.failure is not None:
             raise term.failure
@@ -188,8 +199,8 @@ class Leading(Single):
         try:
             await super()._release_leases()
         finally:
-            if self._leases[0].state is LOST:  # the leader has stopped: do not wait for the rest of its grace
-                self._engine.keeper.release_in_background(self._leases[0])
+            if self._leases[0].loss is not None:  # the leader has stopped: do not wait for the rest of its grace
+                self._engine.release_in_background(self._leases[0])
 
     def _abandon(self) -> None:
         if self._term is None or self._term.ended.is_set:
@@ -202,7 +213,7 @@ class Leading(Single):
         if self._term is not None and not self._term.ended.is_set:
             self._released = True
             self._engine.leaders.pop(self._owner, None)
-            self._engine.keeper.release_in_background(self._leases[0])
+            self._engine.release_in_background(self._leases[0])
             self._term.ended.set()
 
 
@@ -275,26 +286,25 @@ class Contest(Generic[L]):
     def _plan_within(self, timeout: Seconds | None) -> Plan:
         return self._plan if timeout is None else self._plan.within(timeout)
 
-    async def _campaign(self, plan: Plan) -> L:
-        """Wait to be elected; callbacks, if there are any, run in the background."""
-        term = Term(self._runtime)
-        leadership = self._new(self._engine)
-        await self._acquire(leadership, plan)
+    def _nominate(self, engine: Engine) -> L:
+        """Make the leadership to campaign for by hand, or for a block."""
+        leadership = self._new(engine)
         if any(self._callbacks):
-            try:
-                leadership._term = term
-                self._engine.leaders[leadership._owner] = leadership._release
-                work = partial(self._run_term, leadership, term)
-                self._runtime.spawn(work, "lockstead-election", leadership._orphaned)
-            except BaseException:  # no thread can be started, or an interrupt, maybe after one was started
-                leadership._orphaned()
-                term.changed.set()
-                raise
+            leadership._contest = self
         return leadership
 
-    async def _acquire(self, leadership: L, plan: Plan) -> None:
-        await leadership._acquire(plan)
-        leadership.since = datetime.now(UTC)
+    def _begin_term(self, leadership: L) -> None:
+        """Run the callbacks of one that was elected in the background."""
+        term = Term(self._runtime)
+        try:
+            leadership._term = term
+            self._engine.leaders[leadership._owner] = leadership._release_once
+            work = partial(self._run_term, leadership, term)
+            self._runtime.spawn(work, "lockstead-election", leadership._orphaned)
+        except BaseException:  # no thread can be started, or an interrupt, maybe after one was started
+            leadership._orphaned()
+            term.changed.set()
+            raise
 
     def _start(self) -> None:
         self._engine.check_open(self.name)
@@ -326,7 +336,7 @@ class Contest(Generic[L]):
                 leadership._resign()
             with suppress(LockLostError, StoreError):
                 await leadership._wait_for_end(timeout)
-        elif leadership._claim is not None:
+        else:
             await self._engine.withdraw(leadership._claim)
 
     def _ended(self, candidacy: Candidacy[L]) -> None:
@@ -358,19 +368,21 @@ class Contest(Generic[L]):
         if not candidacy.nominate(leadership):
             return True
         try:
-            await self._acquire(leadership, self._plan)
+            await leadership._acquire(self._plan)
         except ClosedError:
+            leadership._abandon()
             raise
         except Exception as error:
+            leadership._abandon()
             if candidacy.is_active:
                 address = self._engine.store.address
                 log.log(level, "%s: campaign for %r failed (%s); retrying", address, self.name, reason(error, address))
             return False
         if not candidacy.elect(leadership, term):
             with suppress(LockLostError, StoreError):
-                await leadership._release()
+                await leadership._release_once()
             return True
-        self._engine.leaders[leadership._owner] = leadership._release
+        self._engine.leaders[leadership._owner] = leadership._release_once
         await self._run_term(leadership, term)
         await term.work_done.wait()
         return not term.work_failed

@@ -1,67 +1,66 @@
-"""What both kinds of guard share: the plan to acquire, and the handles of entered blocks."""
+"""What guards of both façades share: which handles of a guard are in use, and how decorated calls are named."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from lockstead.core.checks import Seconds
-from lockstead.core.runtime import Runtime
+from lockstead.core.engine import Engine
 from lockstead.errors import InvalidInputError, InvalidLockError
 from lockstead.primitives.handle import Handle
 from lockstead.primitives.naming import Naming, is_per_call, name_for_calls
 from lockstead.primitives.plans import Plan
 
 H = TypeVar("H", bound=Handle)
+Entry = tuple[Hashable, H]
+"""The thread or task that acquired a handle, and the handle."""
 
 
 class Guard(Generic[H]):
     """Acquires a plan for a block, around every call of a function, or by hand. Threads and tasks may share a guard."""
 
-    def __init__(self, plan: Plan, namings: Sequence[Naming], acquire: Callable[[Plan], Any], runtime: Runtime) -> None:
+    def __init__(self, plan: Plan, namings: Sequence[Naming], engine: Engine, new: Callable[[Engine], H]) -> None:
         self._plan = plan
-        self._block_plan = plan._replace(is_scoped=True)
         self._namings = namings
-        self._acquire = acquire
-        self._context = runtime.context
-        self._mutex = runtime.mutex()
+        self._engine = engine
+        self._new = new
         self._names_calls = any(map(callable, namings))
-        self._entered: dict[Hashable, list[H]] = {}
+        self._entered: list[Entry[H]] = []
+        """The blocks that are open."""
+        self._acquired: list[Entry[H]] = []
+        """What was acquired by hand: kept here, so that it is renewed until its release."""
 
-    def _enter(self, handle: H) -> H:
-        with self._mutex:
-            self._entered.setdefault(self._context(), []).append(handle)
-        return handle
+    def _add_acquired(self, context: Hashable, handle: H) -> None:
+        for entry in list(self._acquired):
+            if entry[1]._released:  # by the handle itself
+                _discard(self._acquired, entry)
+        self._acquired.append((context, handle))
 
-    def _leave(self, leaving: list[H]) -> H:
-        """Remove and return the handle of the block that ends; it is added to `leaving` before it is removed.
+    def _take_acquired(self, context: Hashable) -> H:
+        """Return what this thread or task acquired by hand last; else what another acquired first.
 
-        A generator's block may end in another thread or task than the one that began it. Then the oldest handle is
+        Raises InvalidLockError if there is none.
+        """
+        while (entry := _find(self._acquired, context)) is not None:
+            _discard(self._acquired, entry)
+            if not entry[1]._released:
+                return entry[1]
+        msg = f"{self!r} is not held: acquire it first"
+        raise InvalidLockError(msg, name=self._plan.asks[0].name)
+
+    def _open_block(self, context: Hashable) -> Entry[H]:
+        """Return the block of this thread or task that ends now.
+
+        A generator's block may end in another thread or task than the one that began it. Then the oldest one is
         taken: all handles of a guard are of one kind, so as many stay held as blocks are open.
         """
-        with self._mutex:
-            own = self._context()
-            key = own if own in self._entered else next(iter(self._entered), None)
-            if key is None:
-                msg = f"{self!r} was exited more often than it was entered"
-                raise InvalidLockError(msg)
-            handle = self._entered[key][-1 if key == own else 0]
-            leaving.append(handle)
-            self._remove(handle)
-        return handle
-
-    def _remove(self, handle: H) -> None:
-        with self._mutex:
-            for key, handles in list(self._entered.items()):
-                if handle in handles:
-                    handles.remove(handle)
-                if not handles:
-                    del self._entered[key]
-
-    def _abandon(self, handle: H) -> None:
-        """Release a block's handle in the background: an interrupt came before `__exit__` was complete."""
-        self._remove(handle)
-        handle._abandon()
+        entry = _find(self._entered, context)
+        if entry is None:
+            msg = f"{self!r} was exited more often than it was entered"
+            raise InvalidLockError(msg, name=self._plan.asks[0].name)
+        return entry
 
     def _plan_within(self, timeout: Seconds | None) -> Plan:
         self._check_named()
@@ -69,7 +68,7 @@ class Guard(Generic[H]):
 
     def _plan_block(self) -> Plan:
         self._check_named()
-        return self._block_plan
+        return self._plan
 
     def _check_named(self) -> None:
         if self._names_calls:
@@ -79,9 +78,21 @@ class Guard(Generic[H]):
     def _plan_calls(self, function: Callable[..., Any]) -> Callable[..., Plan]:
         """Make a function that plans one call, from whose arguments the names may be made."""
         if not any(map(is_per_call, self._namings)):
-            return lambda *_, **__: self._block_plan
+            return lambda *_, **__: self._plan
         named = [name_for_calls(naming, function) for naming in self._namings]
-        return lambda *args, **kwargs: self._block_plan.of(name(*args, **kwargs) for name in named)
+        return lambda *args, **kwargs: self._plan.of(name(*args, **kwargs) for name in named)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {', '.join(ask.name for ask in self._plan.asks)}>"
+
+
+def _find(entries: Sequence[Entry[H]], context: Hashable) -> Entry[H] | None:
+    """Find the latest entry of this thread or task, else the oldest of any."""
+    found = list(entries)  # other threads add and remove meanwhile
+    own = next((entry for entry in reversed(found) if entry[0] == context), None)
+    return own or next(iter(found), None)
+
+
+def _discard(entries: list[Entry[H]], entry: Entry[H]) -> None:
+    with suppress(ValueError):  # another thread has removed it
+        entries.remove(entry)

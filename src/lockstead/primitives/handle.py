@@ -4,103 +4,126 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Self
+from typing import Any, TypeVar
 
 from lockstead.core.engine import Engine
 from lockstead.core.keeper import log
 from lockstead.core.lease import Claim, Lease
 from lockstead.core.multi_lock import acquire_all
+from lockstead.core.refusals import Busy
 from lockstead.core.store import Reserving
-from lockstead.errors import InvalidLockError, LockError, LockLostError, StoreError, UnsupportedError
+from lockstead.errors import InvalidLockError, LockError, UnsupportedError
 from lockstead.primitives.plans import Plan
 
 RESERVING_STORES = "use memory, SQLite, Redis or PostgreSQL (not advisory)"
 
 
+H = TypeVar("H", bound="Handle")
+
+
 class Handle:
     """One acquisition. Keep a reference while you hold the lock: a handle that is garbage-collected is not renewed."""
 
+    _released = False
+    _watching: tuple[Callable[[], None], ...] = ()
+
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._released = False
-        self._leases: tuple[Lease, ...] = ()
-        self._claim: Claim | None = Claim()
-        self._watching: tuple[Callable[[], None], ...] = ()
+        self._claim = Claim()
 
-    async def _acquire(self, plan: Plan) -> Self:
-        """Acquire what was planned. Whatever interrupts it, no place stays behind."""
-        try:
-            await self._acquire_planned(plan)
-        except BaseException:
-            self._abandon()
-            raise
-        return self
+    def _acquire(self, plan: Plan, *, is_scoped: bool = False) -> Coroutine[Any, Any, Lease | Busy | None]:
+        """Acquire what was planned, for a block if `is_scoped`. Busy: it is not free; anything else: it is held.
 
-    def _abandon(self) -> None:
-        """Release in the background what is held, or was about to be: the call was interrupted."""
-        claim, self._released = self._claim, True
-        if claim is not None:
-            self._engine.give_up(self._leases if claim.outer else claim.leases, claim)
-            self._claim = None
+        A caller that is interrupted while it awaits this has to call `_abandon`.
+        """
+        asks, timeout, renew_for, at_least, grace, retry, reentrant, on_lost = plan
+        if is_scoped:
+            self._claim.is_scoped = True
+        if len(asks) > 1 or at_least or reentrant or on_lost is not None:
+            return self._acquire_with_options(plan)
+        return self._engine.acquire(
+            asks[0], self._claim, timeout=timeout, renew_for=renew_for, grace=grace, retry=retry
+        )
 
-    def _enter_block(self) -> None:
-        """Have it released however the block is left, even where an interrupt prevents the call of `release`."""
-        if self._claim is not None and self._claim.outer is None:  # else the lease belongs to another handle
-            for lease in self._leases:
-                self._engine.keeper.watch_claim(lease)
-
-    async def _acquire_planned(self, plan: Plan) -> None:
-        asks, timeout, renew_for, at_least, grace, retry, reentrant, _, is_scoped = plan
+    async def _acquire_with_options(self, plan: Plan) -> Busy | None:
+        asks, timeout, renew_for, at_least, grace, retry, reentrant, on_lost = plan
         engine, claim = self._engine, self._claim
-        assert claim is not None
-        claim.is_scoped = is_scoped
         if at_least and not isinstance(engine.store, Reserving):
             msg = f"this store cannot reserve a name after its release, as at_least needs: {RESERVING_STORES}"
             raise UnsupportedError(msg, name=asks[0].name)
-        if reentrant and (entered := await engine.reenter(asks[0], claim)):
-            self._leases = (entered,)
+        outcome: Lease | Busy | None
+        entered = await engine.reenter(asks[0], claim) if reentrant else None
+        if entered is not None:
+            outcome = entered
         elif len(asks) > 1:
-            leases = await acquire_all(engine, asks, claim, timeout=timeout, renew_for=renew_for, retry=retry)
-            self._leases = tuple(leases)
+            outcome = await acquire_all(engine, asks, claim, timeout=timeout, renew_for=renew_for, retry=retry)
         else:
-            lease = await engine.acquire(asks[0], claim, timeout=timeout, renew_for=renew_for, grace=grace, retry=retry)
-            self._leases = (lease,)
-            if reentrant:
-                engine.enter(lease)
+            outcome = await engine.acquire(
+                asks[0], claim, timeout=timeout, renew_for=renew_for, grace=grace, retry=retry
+            )
+            if reentrant and isinstance(outcome, Lease):
+                engine.reentrance.register(outcome, claim)
+        if isinstance(outcome, Busy):
+            return outcome
         if at_least:
-            until = engine.runtime.now() + at_least
-            for lease in self._leases:
-                lease.reserved_until = max(lease.reserved_until, until)
-        if plan.on_lost is not None:
-            on_lost, handle = plan.on_lost, weakref.ref(self)  # the lease must not keep its handle alive
-            spawn = self._engine.runtime.spawn
-            names = ", ".join(repr(ask.name) for ask in plan.asks)
-            address = engine.store.address
-            self._watch(lambda: spawn(partial(_call_on_lost, on_lost, handle(), names, address), "lockstead-on-lost"))
+            engine.reserve(claim.leases, engine.runtime.now() + at_least)
+        if on_lost is not None:
+            self._call_when_lost(on_lost)
         engine.check_open(asks[0].name)  # closed meanwhile: `close` has released it
+        return None
+
+    def _call_when_lost(self, on_lost: Callable[[Any], Any]) -> None:
+        handle = weakref.ref(self)  # the lease must not keep its handle alive
+        names = ", ".join(repr(lease.ask.name) for lease in self._leases)
+        spawn, address = self._engine.runtime.spawn, self._engine.store.address
+        self._watch(lambda: spawn(partial(_call_on_lost, on_lost, handle(), names, address), "lockstead-on-lost"))
+
+    def _abandon(self) -> None:
+        """Release in the background what is held, or was about to be: the call was interrupted."""
+        self._released = True
+        self._engine.give_up(self._claim)
+
+    def _enter_block(self) -> None:
+        """Have it released however the block is left, even where an interrupt prevents the call of `release`."""
+        if self._claim.outer is None:  # else the lease belongs to another handle
+            self._engine.scope(self._claim)
+
+    @property
+    def _leases(self) -> tuple[Lease, ...]:
+        return self._claim.leases
 
     def _watch(self, on_lost: Callable[[], None]) -> Callable[[], None]:
         """Call `on_lost` once, when the first of the leases is lost; return what `_unwatch` needs."""
         watcher = on_lost if len(self._leases) == 1 else _once(on_lost)
         self._watching += (watcher,)
         for lease in self._leases:
-            self._engine.keeper.watch(lease, watcher)
+            self._engine.watch(lease, watcher)
         return watcher
 
     def _unwatch(self, watcher: Callable[[], None]) -> None:
         self._watching = tuple(other for other in self._watching if other != watcher)
         for lease in self._leases:
-            self._engine.keeper.unwatch(lease, watcher)
+            self._engine.unwatch(lease, watcher)
 
-    async def _release(self) -> None:
-        """Release once; afterwards the handle neither keeps the lease alive nor receives its loss."""
+    def _release(self) -> Coroutine[Any, Any, None]:
+        """Release; afterwards the handle does not receive the loss of a lease that it re-entered.
+
+        The caller has set `_released`, and calls `_abandon` if this is interrupted.
+        """
+        leases = self._claim.leases
+        if len(leases) == 1 and not self._watching:
+            return self._engine.release(leases[0], self._claim)
+        return self._release_leases()
+
+    async def _release_once(self) -> None:
+        """Release; a second call does nothing."""
         if self._released:
             return
         try:
             self._released = True
-            await self._release_leases()
+            await self._release()
         except LockError:
             raise
         except BaseException:
@@ -108,24 +131,7 @@ class Handle:
             raise
 
     async def _release_leases(self) -> None:
-        failure: LockLostError | StoreError | None = None
-        claim = self._claim
-        left = list(self._leases)
-        try:
-            while left:
-                try:
-                    await self._engine.release(left.pop(), claim)
-                except LockLostError as error:
-                    failure = error
-                except StoreError as error:
-                    failure = error
-                    break
-        finally:
-            for lease in left:
-                self._engine.keeper.release_in_background(lease)
-        self._claim = None
-        if failure is not None:
-            raise failure
+        await self._engine.release_claim(self._claim)
         for watcher in self._watching:
             self._unwatch(watcher)
 
@@ -136,9 +142,7 @@ class Handle:
 
     def _reserve_name(self, seconds: float, metadata: str) -> None:
         """When released, keep the name reserved for that long from now, with that metadata."""
-        for lease in self._leases:
-            lease.reserved_until = self._engine.runtime.now() + seconds
-            lease.reserved_metadata = metadata
+        self._engine.reserve(self._leases, self._engine.runtime.now() + seconds, metadata)
 
     @property
     def holder_id(self) -> str:
@@ -209,6 +213,28 @@ class Multiple(Handle):
     def fences(self) -> dict[str, int]:
         """The fencing token of each name."""
         return {lease.ask.name: lease.fence for lease in self._leases}
+
+
+async def acquired(handle: H, plan: Plan, *, is_scoped: bool = False) -> H:
+    """Acquire what is planned. Raises LockAcquisitionError if it is not free in time."""
+    try:
+        outcome = await handle._acquire(plan, is_scoped=is_scoped)
+    except BaseException:
+        handle._abandon()
+        raise
+    if isinstance(outcome, Busy):
+        raise outcome.error(handle._engine.holder_id)
+    return handle
+
+
+async def acquired_unless_busy(handle: H, plan: Plan, *, is_scoped: bool = False) -> H | None:
+    """Acquire what is planned; None if it is not free."""
+    try:
+        outcome = await handle._acquire(plan, is_scoped=is_scoped)
+    except BaseException:
+        handle._abandon()
+        raise
+    return None if isinstance(outcome, Busy) else handle
 
 
 def _once(action: Callable[[], None]) -> Callable[[], None]:

@@ -7,21 +7,23 @@ expires.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from lockstead.core.checks import encode_metadata
-from lockstead.core.engine import Engine, how_to_wait
+from lockstead.core.engine import Engine
+from lockstead.core.refusals import Busy, how_to_wait
 from lockstead.core.store import Reserving
 from lockstead.core.timing import POLLING
 from lockstead.errors import DamagedError, InvalidInputError, LockAcquisitionError, UnsupportedError
 from lockstead.primitives import info
-from lockstead.primitives.handle import RESERVING_STORES
+from lockstead.primitives.handle import RESERVING_STORES, Handle
 from lockstead.primitives.plans import Plan
 
 T = TypeVar("T")
+H = TypeVar("H", bound=Handle)
 
 OUTCOME_NOT_STORED = {"outcome_not_stored": True}
 """The metadata of a key whose outcome could not be stored."""
@@ -38,7 +40,7 @@ class Outcome(Generic[T]):
     """When the stored result expires; None if this call ran the work."""
 
 
-async def begin(engine: Engine, acquire: Callable[[Plan], Awaitable[T]], plan: Plan) -> T | Outcome[Any]:
+async def begin(engine: Engine, new: Callable[[Engine], H], plan: Plan) -> H | Outcome[Any]:
     """Acquire a key, or return its stored outcome, waiting for an attempt that is running.
 
     Raises LockAcquisitionError if that takes longer than the timeout.
@@ -52,20 +54,23 @@ async def begin(engine: Engine, acquire: Callable[[Plan], Awaitable[T]], plan: P
     attempt = plan.within(0)
     polls = 0
     while True:
+        handle = new(engine)
         try:
-            return await acquire(attempt)
-        except LockAcquisitionError as busy:
-            if outcome := await find(engine, name):
-                return outcome
-            waited = runtime.now() - started
-            if waited >= plan.timeout:
-                msg = (
-                    f"{name!r} was not completed by another client in {waited:.1f} s: held by {busy.holder}; "
-                    f"{how_to_wait(name)}"
-                )
-                raise LockAcquisitionError(
-                    msg, name=name, attempts=polls + 1, waited=waited, holder=busy.holder
-                ) from busy
+            busy = await handle._acquire(attempt, is_scoped=True)
+        except BaseException:
+            handle._abandon()
+            raise
+        if not isinstance(busy, Busy):
+            return handle
+        if outcome := await find(engine, name):
+            return outcome
+        waited = runtime.now() - started
+        if waited >= plan.timeout:
+            holder = busy.refusal.holder.rpartition("/")[0]
+            msg = (
+                f"{name!r} was not completed by another client in {waited:.1f} s: held by {holder}; {how_to_wait(name)}"
+            )
+            raise LockAcquisitionError(msg, name=name, attempts=polls + 1, waited=waited, holder=holder)
         await runtime.sleep(min(POLLING.pause(polls, runtime.random()), plan.timeout - waited))
         polls += 1
 

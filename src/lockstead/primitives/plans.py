@@ -34,8 +34,6 @@ class Plan(NamedTuple):
     retry: RetryPolicy
     reentrant: bool
     on_lost: Callable[[Any], Any] | None
-    is_scoped: bool = False
-    """It is for a block, and released however the block is left."""
 
     def within(self, timeout: Seconds) -> Plan:
         """Return the same plan with another timeout."""

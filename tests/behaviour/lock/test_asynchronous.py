@@ -78,7 +78,7 @@ async def test_a_block_that_ends_just_as_it_is_cancelled_raises_the_loss_and_not
 ) -> None:
     with pytest.raises(LockLostError):
         async with locks.lock("x") as handle:
-            locks._engine.keeper.mark_lost(handle._leases[0], "seeded")  # cancels the running task
+            locks._engine.keeper.lose(handle._leases[0], "seeded")  # cancels the running task
     await asyncio.sleep(0.01)
 
 
@@ -86,7 +86,7 @@ async def test_a_block_that_ends_just_as_it_is_cancelled_raises_the_loss_and_not
 async def test_a_cancellation_from_outside_wins_over_the_loss(locks: AsyncDistributedLock) -> None:
     async def body() -> None:
         async with locks.lock("x") as handle:
-            locks._engine.keeper.mark_lost(handle._leases[0], "seeded")
+            locks._engine.keeper.lose(handle._leases[0], "seeded")
             task = asyncio.current_task()
             assert task is not None
             task.cancel()
@@ -102,7 +102,7 @@ async def test_a_cancellation_from_outside_wins_over_the_loss(locks: AsyncDistri
 async def test_a_loss_does_not_mask_the_blocks_own_exception(locks: AsyncDistributedLock) -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         async with locks.lock("x") as handle:
-            locks._engine.keeper.mark_lost(handle._leases[0], "seeded")
+            locks._engine.keeper.lose(handle._leases[0], "seeded")
             try:
                 await asyncio.sleep(30)
             except asyncio.CancelledError:

@@ -62,4 +62,4 @@ def test_many_threads_re_enter_at_once(locks: DistributedLock) -> None:
     for thread in threads:
         thread.join()
     assert failures == []
-    assert locks._engine._entered == {}
+    assert locks._engine.reentrance._entered == {}

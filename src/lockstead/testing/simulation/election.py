@@ -8,6 +8,7 @@ from math import inf
 from lockstead.core.engine import Engine
 from lockstead.errors import LockError
 from lockstead.primitives.election import Contest, Leading
+from lockstead.primitives.handle import acquired
 from lockstead.runtimes.simulated import Process
 from lockstead.testing.simulation.history import DEFAULTS, History
 from lockstead.testing.simulation.monitor import ViolationError
@@ -60,7 +61,7 @@ class ElectionHistory(History):
         leadership = None
         try:
             plan = contest._plan._replace(timeout=self.random.choice((inf, self.random.random() * 4)))
-            leadership = await contest._campaign(plan)
+            leadership = await acquired(contest._nominate(contest._engine), plan)
             await contest._runtime.sleep(self.random.random() * 4)
         except LockError:
             return
@@ -71,7 +72,7 @@ class ElectionHistory(History):
     @staticmethod
     async def _resign(leadership: Leading) -> None:
         try:
-            await leadership._release()
+            await leadership._release_once()
         except LockError:
             return
 

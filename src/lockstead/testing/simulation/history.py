@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lockstead.core.engine import Engine
-from lockstead.core.keeper import GONE_AT_RELEASE
+from lockstead.core.lease import GONE_AT_RELEASE
 from lockstead.core.model import WHOLE, Ask, Refusal, Standing
 from lockstead.core.retry import RetryPolicy
 from lockstead.core.store import Store
 from lockstead.core.timing import margin
 from lockstead.errors import CapacityMismatchError, LockError, LockLostError
 from lockstead.primitives import plans
-from lockstead.primitives.handle import Handle
+from lockstead.primitives.handle import Handle, acquired
 from lockstead.primitives.options import LockOptions
 from lockstead.primitives.plans import Defaults, Plan
 from lockstead.runtimes.simulated import Cancelled, Process, Task, World
@@ -205,7 +205,7 @@ class History:
                         await engine.runtime.sleep(chance() * 3)
                 finally:
                     if not process.crashed and chance() < 0.9:  # else it is dropped, as a forgotten handle is
-                        await handle._release()
+                        await handle._release_once()
                         self._expect_reservation(process, handle, granted, plan.at_least)
             except LockLostError as loss:
                 if loss.reason == GONE_AT_RELEASE and not self._may_lose_data():  # no client here forces a release
@@ -244,7 +244,7 @@ class History:
         if len(plan.asks) > 1:
             self.monitor.waiting.add(handle)
         try:
-            await handle._acquire(plan)
+            await acquired(handle, plan)
         finally:
             self.monitor.waiting.discard(handle)
         if not handle.is_held:

@@ -69,7 +69,7 @@ class Monitor:
         believed: dict[str, int] = {}
         for process, engine in self._engines.values():
             for lease in () if process.crashed else engine.keeper.leases.values():
-                if lease.state is LeaseState.HELD and not lease.leaving:
+                if lease.state is LeaseState.HELD:
                     self._check_lease(process, lease, holding, believed)
         for handle in self.waiting:
             self._check_waiting(handle, holding)
@@ -126,13 +126,13 @@ class Monitor:
     def _check_waiting(self, handle: Handle, holding: dict[str, Place]) -> None:
         if self._server.clock_was_set_back:  # then a place may last longer than was asked
             return
-        mine = [lease for lease in handle._engine.keeper.leases.values() if lease.claim() is handle._claim]
-        if not any(lease.state is LeaseState.WAITING and not lease.leaving for lease in mine):
+        mine = handle._claim.leases
+        if not any(lease.state in {LeaseState.JOINING, LeaseState.WAITING} for lease in mine):
             return
         soon = self._server.now() + ROUNDING
         for lease in mine:
             place = holding.get(lease.ask.owner)
-            if place is None or lease.state is not LeaseState.HELD or lease.leaving:
+            if place is None or lease.state is not LeaseState.HELD:
                 continue
             if place.expires_at > soon + lease.ask.heartbeat:
                 self._fail(
@@ -169,7 +169,7 @@ class QuorumMonitor(Monitor):
         trusting: dict[str, Lease] = {}
         for process, engine in self._engines.values():
             for lease in [] if process.crashed else list(engine.keeper.leases.values()):
-                if lease.state is not LeaseState.HELD or lease.leaving:
+                if lease.state is not LeaseState.HELD:
                     continue
                 if not lease.is_held(process.now()):
                     if process.now() > lease.trusted_until + self.SIGNAL:

@@ -1,0 +1,105 @@
+"""Why an acquisition was refused, and how its caller is told."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import NamedTuple
+
+from lockstead.core.model import RESERVED, WHOLE, Ask, Capabilities, Refusal
+from lockstead.core.quoting import command_for
+from lockstead.errors import CapacityMismatchError, LockAcquisitionError, UnsupportedError
+
+
+class Busy(NamedTuple):
+    """The name was held, or reserved, until the timeout. A value until a caller decides to raise it."""
+
+    ask: Ask
+    refusal: Refusal
+    attempts: int
+    waited: float
+    why: str | None = None
+    """The explanation, if it is not the holder alone."""
+
+    def error(self, holder_id: str) -> LockAcquisitionError:
+        """Explain it to the client of that id."""
+        name, owner = self.ask.name, self.refusal.holder
+        holder = owner.rpartition("/")[0] or owner
+        if self.why is not None:
+            why = self.why
+        elif owner.endswith(RESERVED):
+            recheck = self.refusal.recheck
+            until = f" for another {recheck:.3g} s" if recheck < inf else ""
+            why = (
+                f"{holder} has released it, but reserved the name{until}; try again after that, or run "
+                f"`{command_for(name, 'release', '--force')}`"
+            )
+        elif holder == holder_id:
+            why = f"this client holds it already ({holder}); release it first (or acquire a lock with reentrant=True)"
+        elif holder:
+            why = f"held by {holder}; {how_to_wait(name)}"
+        else:
+            why = "another client held it until just now; try again"
+        return not_acquired(self.ask, self.attempts, self.waited, why, holder)
+
+
+class Missed(NamedTuple):
+    """A place was given, but is gone: it expired in line, or its grant arrived too late."""
+
+    holder: str
+    """The owner that was at the head of the line."""
+    recheck: float = inf
+    was_granted: bool = False
+
+
+def not_acquired(ask: Ask, attempts: int, waited: float, why: str, holder: str = "") -> LockAcquisitionError:
+    """Report that the timeout has passed, and why nothing was acquired by then."""
+    msg = f"{ask.name!r} was not acquired in {waited:.1f} s: {why}"
+    return LockAcquisitionError(msg, name=ask.name, attempts=attempts, waited=waited, holder=holder)
+
+
+def too_slow(ask: Ask, attempts: int, waited: float) -> LockAcquisitionError:
+    """Explain that every grant arrived after its ttl."""
+    why = f"the store takes longer to answer than the ttl of {ask.ttl:g} s lasts; raise the ttl"
+    return not_acquired(ask, attempts, waited, why)
+
+
+def overloaded(ask: Ask, attempts: int, waited: float) -> LockAcquisitionError:
+    """Explain that the timeout passed while the store answered other requests; the place is released later."""
+    why = (
+        "the store had too many requests to answer before this one; raise the timeout, or send fewer requests at a time"
+    )
+    return not_acquired(ask, attempts, waited, why)
+
+
+def mismatch(ask: Ask, stored: int) -> CapacityMismatchError:
+    """Explain that the name is in use with another capacity."""
+    return CapacityMismatchError(
+        f"{ask.name!r} is in use as {_kind(stored)}, not as {_kind(ask.capacity)}: "
+        "every client must use a name with the same capacity",
+        name=ask.name,
+        stored=stored,
+        asked=ask.capacity,
+    )
+
+
+def unsupported(ask: Ask, can: Capabilities) -> UnsupportedError:
+    """Explain that the store has no places of that kind."""
+    kinds = "exclusive locks and read-write locks" if can.shared else "exclusive locks"
+    advisory = "" if ask.capacity == WHOLE else " (not advisory)"
+    msg = (
+        f"this store supports {kinds} only, not {_kind(ask.capacity)}: use memory, SQLite, Redis (not Redlock) "
+        f"or PostgreSQL{advisory}"
+    )
+    return UnsupportedError(msg, name=ask.name)
+
+
+def how_to_wait(name: str) -> str:
+    """Name what to do about a lock that was held for longer than the timeout."""
+    return f"raise timeout, or see `{command_for(name, 'show')}`"
+
+
+def _kind(capacity: int) -> str:
+    """Name the primitive that uses a line of that capacity."""
+    if capacity in {1, WHOLE}:
+        return "a lock" if capacity == 1 else "a read-write lock"
+    return f"a semaphore of {capacity} permits"
