@@ -18,7 +18,7 @@ from bench._redis import Wire, options
 from bench.held import FLOOR, SHORTEST, SIZES, TASKS, THREADS, TTL, Kept, keep, keep_async, rows_of, targets
 from lockstead.core.model import Ask, Renewal
 from lockstead.core.timing import BATCH
-from lockstead.stores.redis.commands import JOIN, RENEW, pack_join, pack_renewal
+from lockstead.stores.redis.commands import JOIN, NO_WAKE_UP, RENEW, pack_join, pack_renewals
 from tests.servers.redis import RedisServer
 from tests.servers.stats import commands_of, connections_to
 
@@ -57,16 +57,12 @@ def renew_directly(server: RedisServer, names: Sequence[str]) -> list[Kept]:
     wire = Wire(server.url)
     bucket = b"floor:bucket:0"
     for name in names:
-        wire.call(JOIN.pack_in_full(bucket, (name, pack_join(Ask(name, "me", TTL, TTL), b"\0", is_member=False))))
+        wire.call(JOIN.pack_in_full(bucket, (name, pack_join(Ask(name, "me", TTL, TTL), NO_WAKE_UP, is_member=False))))
     wire.call(RENEW.pack_in_full(bucket, (b"0",)))
     started = time.process_time()
     renewed = 0
     for start in range(0, len(names), BATCH):
-        fields = [
-            field
-            for name in names[start : start + BATCH]
-            for field in (name, pack_renewal(Renewal(name, "me", TTL, TTL)))
-        ]
+        fields = pack_renewals(Renewal(name, "me", TTL, TTL) for name in names[start : start + BATCH])
         _, *tickets = wire.call(RENEW.pack(bucket, (b"0", *fields)))
         renewed += sum(ticket > 0 for ticket in tickets)
     cpu = time.process_time() - started

@@ -135,7 +135,7 @@ def _rewrite(script: commands.Script, old: str, new: str) -> None:
     text = script._text.decode()
     assert old in text, f"{old!r} is not there any more"
     script._text = text.replace(old, new).encode()
-    script._digest = hashlib.sha1(script._text, usedforsecurity=False).hexdigest().encode()
+    script.digest = hashlib.sha1(script._text, usedforsecurity=False).hexdigest().encode()
 
 
 def _rewrite_line(old: str, new: str) -> None:

@@ -6,37 +6,45 @@ from lockstead.core.runtime import Event, Runtime
 
 
 class WaiterEvents:
-    """An event for every place that may have to wait, created before its join is sent.
+    """Wake-ups for every place that may have to wait, registered before its join is sent.
 
-    So a wake-up that arrives between the store's answer and the wait is kept, not lost.
+    So a wake-up that arrives between the store's answer and the wait is kept, not lost. An event exists only while
+    its place is waited for: most never are. Each change is one operation of a set or a dictionary: any thread may wake.
     """
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._places: set[str] = set()
+        self._woken: set[str] = set()
         self._events: dict[str, Event] = {}
 
     def open(self, owner: str) -> None:
-        self._events[owner] = self._runtime.event()
+        self._places.add(owner)
 
     def close(self, owner: str) -> None:
-        self._events.pop(owner, None)
+        self._places.discard(owner)
+        self._woken.discard(owner)
 
     def notify(self, owner: str) -> bool:
         """Wake the place's waiter; return whether it is one of ours."""
-        event = self._events.get(owner)
-        if event is None:
+        if owner not in self._places:
             return False
-        event.set()
+        self._woken.add(owner)
+        if owner not in self._places:  # closed meanwhile by another thread
+            self._woken.discard(owner)
+        if (event := self._events.get(owner)) is not None:
+            event.set()
         return True
 
-    def notify_all(self) -> None:
-        """Wake every waiter: a wake-up may have been missed."""
-        for event in list(self._events.values()):
-            event.set()
-
     async def wait(self, owner: str, timeout: float) -> bool:
-        event = self._events.get(owner)
-        if event is None:
-            await self._runtime.sleep(timeout)
+        event = self._events[owner] = self._runtime.event()  # before the check: no later wake-up is missed
+        try:
+            if owner not in self._woken:
+                await event.wait(timeout)
+        finally:
+            self._events.pop(owner, None)
+        try:
+            self._woken.remove(owner)
+        except KeyError:
             return False
-        return await event.wait(timeout)
+        return True

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lockstead import InvalidInputError, StoreError
-from lockstead.core.model import Ask, RateRequest, Reservation
+from lockstead.core.model import Ask, RateRequest, Reservation, Standing
 from lockstead.core.runtime import drive
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores import open_store
@@ -24,6 +24,7 @@ from tests.harness.clients import Harness, ask
 from tests.servers.binaries import FLAVOURS, Flavour, redis_flavours
 from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer
+from tests.servers.stats import commands_of
 from tests.servers.wrong_server import WrongServer
 
 Start = Callable[..., RedisServer]
@@ -424,6 +425,49 @@ async def test_a_server_that_may_evict_is_warned_of(
     said = await refusal(harness, server.url, strict=True)
     assert "allkeys-lru" in said
     assert "noeviction" in said
+
+
+async def test_concurrent_first_requests_run_one_health_check(
+    harness: Harness, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = start(maxmemory="100mb", maxmemory_policy="allkeys-lru")
+    with FaultProxy(server) as proxy:
+        proxy.delay(0.1, "replies")  # all requests are there before the first is answered
+        store = harness.store(f"redis://127.0.0.1:{proxy.port}")
+        with commands_of(server) as calls:
+            asks = [Ask(f"x{number}", f"me/{number}", 30.0, 3.0) for number in range(20)]
+            works = [harness.start(store.join(request, 10.0)) for request in asks]
+            for work in works:
+                assert (await work.result()).held
+    assert len([record for record in caplog.records if "allkeys-lru" in record.getMessage()]) == 1
+    assert calls["info"] == 1
+
+
+async def test_a_failed_health_check_is_repeated_by_the_next_request(harness: Harness, start: Start) -> None:
+    server = start()
+    with FaultProxy(server) as proxy:
+        store = harness.store(f"redis://127.0.0.1:{proxy.port}")
+        proxy.black_hole()
+        works = [harness.start(store.join(Ask(f"x{number}", f"me/{number}", 30.0, 3.0), 0.3)) for number in range(3)]
+        for work in works:
+            with pytest.raises(StoreError) as failure:
+                await work.result()
+            assert failure.value.transient
+        proxy.heal()
+        proxy.reset_all()
+        standing = await store.join(Ask("x", "me/9", 30.0, 3.0), 5.0)
+        assert isinstance(standing, Standing)
+        assert standing.held
+
+
+async def test_all_steps_of_a_request_share_its_timeout(harness: Harness, secured: RedisServer) -> None:
+    """Connecting, logging in, the health check, and the request itself."""
+    with FaultProxy(secured) as proxy:
+        proxy.delay(0.3, "replies")
+        store = harness.store(f"redis://:{SECRET}@127.0.0.1:{proxy.port}")
+        with pytest.raises(StoreError, match="no answer in time") as failure:
+            await store.join(Ask("x", "me/1", 30.0, 3.0), 0.7)  # three replies take 0.9 s
+        assert failure.value.transient
 
 
 async def test_an_eviction_policy_without_a_memory_limit_is_not_warned_of(

@@ -99,8 +99,8 @@ async def test_a_wait_that_timed_out_leaves_no_state_in_its_client(harness: Harn
         with pytest.raises(LockError):
             await ask(locks.acquire("x", timeout=0.02))
     store: RedisStore = locks._engine.store
-    registered = store._subscriber._waiters if harness.runtime_name == "threads" else store._subscriber._waiters._events  # type: ignore[attr-defined]
-    assert not registered
+    places = store._subscriber._places  # type: ignore[attr-defined]
+    assert (places.messages, places.owners, places.woken) == ({}, {}, {})
     assert not locks._engine.keeper.leases
 
 

@@ -449,7 +449,7 @@ def answer(step: Callable[[], Any]) -> Any:
         assert str(answer).endswith(")"), "it says how to clear it"
         return None
     for standing in answer if isinstance(answer, list) else [answer]:
-        if isinstance(standing, Standing):
+        if isinstance(standing, Standing) and standing is not GONE:
             assert 1 <= standing.ticket < LARGEST
     return answer
 

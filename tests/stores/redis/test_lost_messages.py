@@ -22,7 +22,7 @@ SLACK = 1.0
 
 def is_script(*scripts: Script) -> Callable[[list[bytes]], bool]:
     """Recognise calls of these scripts, by digest or in full."""
-    known = {part for script in scripts for part in (script._digest, script._text)}
+    known = {part for script in scripts for part in (script.digest, script._text)}
     return lambda command: command[0].upper() in {b"EVALSHA", b"EVAL"} and command[1] in known
 
 

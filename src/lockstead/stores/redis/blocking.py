@@ -7,7 +7,7 @@ import select
 import socket
 import struct
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import hiredis
 
@@ -43,6 +43,28 @@ class Connection:
             opened.settimeout(None)
         lifecycle.inherited.add(self)
 
+    def exchange_one(self, payload: bytes, timeout: float) -> Any:
+        """Send one command and read its reply, which mostly arrives in one piece."""
+        deadline = self._now() + timeout
+        if timeout != self._timeout:
+            self._limit(timeout)
+        try:
+            self._send(payload)
+            data = self._recv(CHUNK)
+        except BlockingIOError:  # SO_SNDTIMEO or SO_RCVTIMEO is over
+            raise TimeoutError from None
+        if data:
+            self._feed(data)
+            if (reply := self._gets()) is not False:
+                return reply
+        else:
+            self._handle_end()
+        while True:
+            self._limit_until(deadline)
+            self._read()
+            if (reply := self._gets()) is not False:
+                return reply
+
     async def exchange(self, payload: bytes, count: int, timeout: float) -> list[Any]:
         deadline = self._now() + timeout
         if timeout != self._timeout:
@@ -60,10 +82,7 @@ class Connection:
                 replies.append(reply)
                 if len(replies) == count:
                     return replies
-            timeout = deadline - self._now()
-            if timeout <= 0:
-                raise TimeoutError
-            self._limit(timeout)
+            self._limit_until(deadline)
 
     def _read(self) -> None:
         """Read at least a part of a reply. Raises TimeoutError."""
@@ -72,9 +91,13 @@ class Connection:
         except BlockingIOError:
             raise TimeoutError from None
         if not data:
-            msg = "the server closed the connection"
-            raise ConnectionResetError(msg)
+            self._handle_end()
         self._feed(data)
+
+    @staticmethod
+    def _handle_end() -> NoReturn:
+        msg = "the server closed the connection"
+        raise ConnectionResetError(msg)
 
     def receive(self, timeout: float) -> list[bytes]:
         if timeout != self._timeout:
@@ -89,6 +112,13 @@ class Connection:
     def ping(self) -> None:
         self._limit(LIVENESS_TIMEOUT)
         self._send(PING)
+
+    def _limit_until(self, deadline: float) -> None:
+        """Limit the next recv. Raises TimeoutError after the deadline."""
+        timeout = deadline - self._now()
+        if timeout <= 0:
+            raise TimeoutError
+        self._limit(timeout)
 
     def _limit(self, timeout: float) -> None:
         """Limit each send and recv. The kernel keeps the timeout where it can: Python would poll before every call."""
@@ -144,6 +174,7 @@ def _open_socket(address: Address, timeout: float) -> socket.socket:
 
 async def connect(runtime: ThreadRuntime, address: Address, timeout: float, *commands: bytes) -> Connection:
     """Open a connection, log in, and send the first commands. Raises StoreError if the server refuses one."""
+    deadline = runtime.now() + timeout
     pid = os.getpid()
     opened = _open_socket(address, timeout)
     if os.getpid() != pid:  # this greenlet goes on in a forked child, and the socket is the parent's
@@ -153,7 +184,7 @@ async def connect(runtime: ThreadRuntime, address: Address, timeout: float, *com
     connection = Connection(runtime, opened)
     try:
         if first := [*address.greeting(), *commands]:
-            check_all(address, await connection.exchange(b"".join(first), len(first), timeout))
+            check_all(address, await connection.exchange(b"".join(first), len(first), deadline - runtime.now()))
     except BaseException:
         connection.close()
         raise
@@ -172,6 +203,7 @@ class BlockingNode:
         self.address = address
         self.is_checked = False
         self._runtime = runtime
+        self._gathering = runtime.gathering
         self._pool: Pool[Connection] = Pool(runtime)
         self.refresh = self._pool.drop
         self.close = self._pool.close
@@ -179,15 +211,42 @@ class BlockingNode:
     async def ask(self, payload: bytes, count: int, timeout: float) -> list[Any]:
         connection = None
         try:
-            connection = self._pool.take() or await connect(self._runtime, self.address, timeout)
+            connection = self._pool.take()
+            if connection is None:
+                connection, timeout = await self._connect(timeout)
             replies = await connection.exchange(payload, count, timeout)
         except BaseException as error:
-            if connection is not None:
-                connection.close()
+            self._handle_failure(connection, error)
             if isinstance(error, FAILURES):
-                if not isinstance(error, TimeoutError):
-                    self._pool.drop()  # what broke this connection has most likely broken the idle ones, too
                 raise unknown_outcome(self.address, error) from error
             raise
         self._pool.give_back(connection)
         return replies
+
+    async def ask_one(self, payload: bytes, timeout: float) -> Any:
+        connection = None
+        try:
+            connection = self._pool.take()
+            if connection is None:
+                connection, timeout = await self._connect(timeout)
+            if self._gathering and self._runtime.is_gathering():
+                (reply,) = await connection.exchange(payload, 1, timeout)
+            else:
+                reply = connection.exchange_one(payload, timeout)
+        except BaseException as error:
+            self._handle_failure(connection, error)
+            raise
+        self._pool.give_back(connection)
+        return reply
+
+    async def _connect(self, timeout: float) -> tuple[Connection, float]:
+        """Open a connection, and return how much of the timeout is left."""
+        deadline = self._runtime.now() + timeout
+        connection = await connect(self._runtime, self.address, timeout)
+        return connection, deadline - self._runtime.now()
+
+    def _handle_failure(self, connection: Connection | None, error: BaseException) -> None:
+        if connection is not None:
+            connection.close()
+        if isinstance(error, FAILURES) and not isinstance(error, TimeoutError):
+            self._pool.drop()  # what broke this connection has most likely broken the idle ones, too

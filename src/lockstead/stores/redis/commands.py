@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
+from collections.abc import Iterable
 from functools import lru_cache
 from importlib.resources import files
 from math import ceil
@@ -36,11 +37,13 @@ class Command:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.pack_cached = lru_cache(maxsize=PACKED_CACHE_SIZE)(self.pack)
-        """Pack a request that several servers are sent one after another."""
+
+    def parts(self, key: bytes, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
+        """Return what is to be packed."""
+        return self._name, key, *args
 
     def pack(self, key: bytes, args: tuple[Arg, ...]) -> bytes:
-        return pack((self._name, key, *args))
+        return pack(self.parts(key, args))
 
     def pack_in_full(self, key: bytes, args: tuple[Arg, ...]) -> bytes:
         """Pack the command for a server that may not have its script loaded."""
@@ -57,10 +60,10 @@ class Script(Command):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._text = re.sub(r"--include (\S+)\n", lambda found: _read(found[1]), _read(name)).encode()
-        self._digest = hashlib.sha1(self._text, usedforsecurity=False).hexdigest().encode()
+        self.digest = hashlib.sha1(self._text, usedforsecurity=False).hexdigest().encode()
 
-    def pack(self, key: bytes, args: tuple[Arg, ...]) -> bytes:
-        return pack((b"EVALSHA", self._digest, b"1", key, *args))
+    def parts(self, key: bytes, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
+        return b"EVALSHA", self.digest, b"1", key, *args
 
     def pack_in_full(self, key: bytes, args: tuple[Arg, ...]) -> bytes:
         """Pack the script itself: the server caches it when it runs it."""
@@ -112,11 +115,17 @@ def pack_join(ask: Ask, wake_up: bytes, *, is_member: bool) -> bytes:
 pack_join_cached = lru_cache(maxsize=PACKED_CACHE_SIZE)(pack_join)
 
 
-def pack_renewal(renewal: Renewal) -> bytes:
-    """Pack the arguments of renew.lua for a place, after its name."""
-    _, owner, ttl, heartbeat, claim, floor = renewal
-    encoded = owner.encode()
-    return _RENEWAL.pack(microseconds(ttl), microseconds(heartbeat), floor, claim, len(encoded)) + encoded
+def pack_renewals(renewals: Iterable[Renewal]) -> list[Arg]:
+    """Pack the arguments of renew.lua for places, each after its name."""
+    args: list[Arg] = []
+    durations: tuple[float, float] | None = None
+    for name, owner, ttl, heartbeat, claim, floor in renewals:
+        if durations is None or ttl != durations[0] or heartbeat != durations[1]:  # most leases have the same
+            durations = ttl, heartbeat
+            packed_ttl, packed_heartbeat = microseconds(ttl), microseconds(heartbeat)
+        encoded = owner.encode()
+        args += name, _RENEWAL.pack(packed_ttl, packed_heartbeat, floor, claim, len(encoded)) + encoded
+    return args
 
 
 def reserve_args(reservation: Reservation) -> tuple[Arg, ...]:

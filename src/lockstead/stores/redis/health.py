@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 from lockstead.core.model import Finding
+from lockstead.core.runtime import Event, Runtime
 from lockstead.stores.redis.address import Address
-from lockstead.stores.redis.errors import refused
+from lockstead.stores.redis.errors import refused, unknown_outcome
+from lockstead.stores.redis.node import Node
 from lockstead.stores.redis.resp import pack
 
 MIN_VERSION = (6, 2)
@@ -17,6 +19,45 @@ MAX_CLOCK_SKEW = 1.0
 
 HEALTH_COMMANDS = pack(("INFO",)) + pack(("CONFIG", "GET", "save")) + pack(("TIME",))
 HEALTH_REPLIES = 3
+
+
+class Checks:
+    """Lets one request check a server while the others wait for it, so that a warning is logged once."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._checking: dict[Node, object] = {}
+        self._waiting: dict[object, Event] = {}
+
+    async def once(self, node: Node, check: Callable[[Node, float], Awaitable[None]], deadline: float) -> None:
+        """Check a server by the deadline, unless another request does meanwhile.
+
+        After half of the time left it is checked all the same: the other request may have ended without a trace, in
+        the parent of a forked process or by an interrupt.
+        """
+        me = object()
+        half_time = (self._runtime.now() + deadline) / 2
+        while not node.is_checked:
+            now = self._runtime.now()
+            if now >= deadline:
+                raise unknown_outcome(node.address, TimeoutError())
+            if self._checking.setdefault(node, me) is not me and now < half_time:
+                await self._wait(node, me, half_time - now)
+                continue
+            try:
+                await check(node, deadline - now)
+            finally:
+                self._checking.pop(node, None)
+                for event in list(self._waiting.values()):
+                    event.set()
+
+    async def _wait(self, node: Node, me: object, timeout: float) -> None:
+        event = self._waiting[me] = self._runtime.event()
+        try:
+            if node in self._checking:  # otherwise the check ended before it could wake this request
+                await event.wait(timeout)
+        finally:
+            self._waiting.pop(me, None)
 
 
 def findings(address: Address, replies: Sequence[Any], *, is_member: bool) -> Iterator[Finding]:

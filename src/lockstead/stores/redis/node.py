@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Any, Protocol
 
 from lockstead.stores.redis.address import Address
@@ -18,6 +19,13 @@ class Node(Protocol):
         """Send packed commands and return their `count` replies; an error reply is one of them.
 
         Raises StoreError, transient if the request may have been applied.
+        """
+        ...
+
+    def ask_one(self, payload: bytes, timeout: float) -> Awaitable[Any]:
+        """Send one packed command and return its reply, which may be an error reply: the path of every acquisition.
+
+        Raises StoreError, and one of `FAILURES` as it is, after which the request may have been applied.
         """
         ...
 

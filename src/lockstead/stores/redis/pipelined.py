@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import hiredis
@@ -48,16 +48,30 @@ class Connection(Pipeline, asyncio.Protocol):
     def exchange(self, payload: bytes, count: int, timeout: float) -> asyncio.Future[list[Any]]:
         if self._is_lost:
             raise ConnectionResetError(self._reason)
+        is_idle = not self._requests
         answer = self._enqueue(count, timeout)
-        if len(self._requests) == 1:
-            self._transport.write(payload)
-        else:
-            if not self._outbox:
-                self._loop.call_soon(self._flush)
-            self._outbox.append(payload)
-            if len(self._outbox) >= MAX_UNSENT:
-                self._flush()
+        self._send(payload, is_idle=is_idle)
         return answer
+
+    def exchange_one(self, payload: bytes, timeout: float) -> asyncio.Future[Any]:
+        if self._is_lost:
+            raise ConnectionResetError(self._reason)
+        is_idle = not self._requests
+        answer = self._enqueue_one(timeout)
+        self._send(payload, is_idle=is_idle)
+        return answer
+
+    def _send(self, payload: bytes, *, is_idle: bool) -> None:
+        """Send at once if no reply is expected; otherwise together with the other requests of this iteration."""
+        if is_idle:
+            self._transport.write(payload)
+            return
+        outbox = self._outbox
+        if not outbox:
+            self._loop.call_soon(self._flush)
+        outbox.append(payload)
+        if len(outbox) >= MAX_UNSENT:
+            self._flush()
 
     def _flush(self) -> None:
         if self._outbox:
@@ -66,23 +80,28 @@ class Connection(Pipeline, asyncio.Protocol):
             self._transport.write(payload)
 
     def data_received(self, data: bytes) -> None:
+        requests, gets = self._requests, self._gets
+        was_answered = False
         try:
-            self._parse(data)
+            self._feed(data)
+            self.is_good = True
+            while (reply := gets()) is not False:
+                if requests:
+                    answer, _, _ = requests.popleft()
+                    if not answer.done():
+                        answer.set_result(reply)
+                    was_answered = True
+                elif isinstance(reply, Exception):  # sent before the server closes the connection
+                    self._reason = str(reply)
+                else:
+                    self._on_reply(reply)
         except hiredis.ProtocolError as error:
             self.close(error)
-        if self._is_retired and not self._requests:
+        if was_answered:
+            self._answered_at = self._loop.time()
+            self._has_answered = True
+        if self._is_retired and not requests:
             self.close()
-
-    def _parse(self, data: bytes) -> None:
-        self._feed(data)
-        self.is_good = True
-        while (reply := self._gets()) is not False:
-            if self._requests:
-                self._take_reply(reply)
-            elif isinstance(reply, Exception):  # sent before the server closes the connection
-                self._reason = str(reply)
-            else:
-                self._on_reply(reply)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_good = False
@@ -153,23 +172,36 @@ class PipelinedNode:
         except RuntimeError:  # no loop is running: the interpreter exits
             return await BlockingNode(ThreadRuntime(), self.address).ask(payload, count, timeout)
         pipeline = self._shared.connection
+        deadline = self._runtime.now() + timeout
         try:
             if self._is_closed:
-                return await self._ask_on_own_connection(payload, count, timeout)
+                return await self._ask_on_own_connection(payload, count, deadline)
             if pipeline is None or not pipeline.is_good:
                 pipeline = await self._shared.open(timeout)
-            return await pipeline.exchange(payload, count, timeout)
+            return await pipeline.exchange(payload, count, deadline - self._runtime.now())
         except FAILURES as error:
             raise unknown_outcome(self.address, error) from error
+
+    def ask_one(self, payload: bytes, timeout: float) -> Awaitable[Any]:
+        pipeline = self._shared.connection  # None once this is closed
+        if pipeline is None or not pipeline.is_good or not pipeline.is_here():
+            return self._ask_one_anew(payload, timeout)
+        return pipeline.exchange_one(payload, timeout)
+
+    async def _ask_one_anew(self, payload: bytes, timeout: float) -> Any:
+        """Send one command where there is no connection to use: none is open, this is closed, or no loop is running."""
+        (reply,) = await self.ask(payload, 1, timeout)
+        return reply
 
     def refresh(self) -> None:
         self._shared.refresh()
 
-    async def _ask_on_own_connection(self, payload: bytes, count: int, timeout: float) -> list[Any]:
+    async def _ask_on_own_connection(self, payload: bytes, count: int, deadline: float) -> list[Any]:
         """Send on a connection of its own, closed afterwards: for releases after the store was closed."""
-        pipeline = await self._runtime.bind().create_task(_connect(self._runtime, self.address, timeout))
+        now = self._runtime.now
+        pipeline = await self._runtime.bind().create_task(_connect(self._runtime, self.address, deadline - now()))
         try:
-            return await pipeline.exchange(payload, count, timeout)
+            return await pipeline.exchange(payload, count, deadline - now())
         finally:
             pipeline.close()
 

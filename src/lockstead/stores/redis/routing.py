@@ -25,6 +25,8 @@ MakeNode = Callable[[Address], Node]
 class Route(Protocol):
     may_change: bool
     """Whether another server may take over after a failover."""
+    primary: Node | None
+    """The server of all keys, if it is known; None in a cluster."""
 
     def known(self, key: bytes) -> Node | None:
         """Return the server that has this key, if it is known."""
@@ -59,6 +61,7 @@ class _Single:
     def __init__(self, deployment: Deployment, make: MakeNode) -> None:
         (address,) = deployment.addresses
         self._node = make(address)
+        self.primary: Node | None = self._node
 
     def known(self, key: bytes) -> Node:
         return self._node
@@ -84,10 +87,10 @@ class _Sentinel:
         self._service = deployment.service
         self._sentinels = [make(address) for address in deployment.sentinels]
         self._make = make
-        self._primary: Node | None = None
+        self.primary: Node | None = None
 
     def known(self, key: bytes) -> Node | None:
-        return self._primary
+        return self.primary
 
     async def find(self, key: bytes, timeout: float) -> Node:
         failures = []
@@ -111,16 +114,16 @@ class _Sentinel:
 
     def _primary_at(self, address: Address) -> Node:
         """Make the primary's node, unless a concurrent caller has."""
-        if self._primary is not None and self._primary.address != address:
-            self.invalidate(self._primary)
-        if self._primary is None:
-            self._primary = self._make(address)
-        return self._primary
+        if self.primary is not None and self.primary.address != address:
+            self.invalidate(self.primary)
+        if self.primary is None:
+            self.primary = self._make(address)
+        return self.primary
 
     def invalidate(self, node: Node) -> None:
         """Look the primary up again, at another Sentinel first: the one that named it may be outdated."""
-        if node is self._primary:
-            self._primary = None
+        if node is self.primary:
+            self.primary = None
             node.refresh()
             self._sentinels.append(self._sentinels.pop(0))
 
@@ -128,7 +131,7 @@ class _Sentinel:
         raise _cluster_node_error(node)
 
     def close(self) -> None:
-        for node in (*self._sentinels, *([self._primary] if self._primary else ())):
+        for node in (*self._sentinels, *([self.primary] if self.primary else ())):
             node.close()
 
 
@@ -138,6 +141,7 @@ class _Cluster:
     def __init__(self, deployment: Deployment, make: MakeNode) -> None:
         self._seeds = list(deployment.addresses)
         self._make = make
+        self.primary: Node | None = None
         self._nodes: dict[tuple[str, int], Node] = {}
         self._ranges: list[tuple[int, int, Node]] = []
         self._moved_slots: dict[int, Node] = {}

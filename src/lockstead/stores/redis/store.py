@@ -7,11 +7,12 @@ client's own channel when its place holds.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from math import inf
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from zlib import crc32
 
 from lockstead.core import rule
@@ -50,6 +51,7 @@ from lockstead.stores.redis.commands import (
     LEAVE,
     MEMBER,
     NO_WAKE_UP,
+    PACKED_CACHE_SIZE,
     RENEW,
     REPAIR,
     RESERVE,
@@ -58,14 +60,14 @@ from lockstead.stores.redis.commands import (
     pack_join,
     pack_join_cached,
     pack_rate_request,
-    pack_renewal,
+    pack_renewals,
     parse_place,
     parse_rate_result,
     reserve_args,
     sized,
 )
-from lockstead.stores.redis.errors import OWN_FIELD, code_of, damaged, refused, unreadable
-from lockstead.stores.redis.health import HEALTH_COMMANDS, HEALTH_REPLIES, findings, skew
+from lockstead.stores.redis.errors import FAILURES, OWN_FIELD, code_of, damaged, refused, unknown_outcome, unreadable
+from lockstead.stores.redis.health import HEALTH_COMMANDS, HEALTH_REPLIES, Checks, findings, skew
 from lockstead.stores.redis.node import Node
 from lockstead.stores.redis.pipelined import PipelinedNode
 from lockstead.stores.redis.resp import Arg, pack
@@ -88,6 +90,10 @@ FIELDS_PER_REPAIR = 1000
 ASKING = pack(("ASKING",))
 SECRET_SIZE = 16
 """Bytes: too many to guess."""
+HELD = PlaceState.HELD
+_new = tuple.__new__
+"""Makes a named tuple without a call of a Python function: for every acquisition and every renewal."""
+_pack_cached = lru_cache(maxsize=PACKED_CACHE_SIZE)(pack)
 
 
 class RedisStore:
@@ -127,62 +133,99 @@ class RedisStore:
         # Not a method of ours: a reference cycle would outlive a store that was dropped.
         self._route = route(deployment, partial(_make_node, runtime))
         channel = f"{key_prefix}:{secrets.token_hex(8)}"
-        self._channel = sized(channel.encode())
+        self._wake_up = sized(channel.encode()) + bytes((SECRET_SIZE,))
+        """What the server needs to wake a place, up to its secret."""
+        self._only_key = self._keys[0] if len(self._keys) == 1 else b""
+        self._now = runtime.now
+        self._pack_join = pack_join_cached if is_member else pack_join
+        self._pack = _pack_cached if is_member else pack
+        self._checks = Checks(runtime)
         # Replicas have to confirm a grant before it counts.
         self._subscriber = self._make_subscriber(channel, Wake.HINT if confirm_grants or min_replicas else Wake.GRANT)
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
-        wake_up = self._channel + sized(self._subscriber.expect(ask.owner)) if ask.queue else NO_WAKE_UP
-        packed = pack_join_cached if self._is_member else pack_join
-        args = ask.name, packed(ask, wake_up, is_member=self._is_member)
+        node = self._route.primary
+        if node is None or not node.is_checked or self._min_replicas:
+            return await self._join_in_full(ask, timeout)
+        deadline = self._now() + timeout
+        wake_up = self._wake_up + self._subscriber.expect(ask.owner) if ask.queue else NO_WAKE_UP
+        key = self._only_key or self._key(ask.name)
+        args = ask.name, self._pack_join(ask, wake_up, is_member=self._is_member)
         try:
-            reply = await self._call(JOIN, self._key(ask.name), args, timeout, confirmed=self._min_replicas > 0)
+            reply = await node.ask_one(self._pack((b"EVALSHA", JOIN.digest, b"1", key, *args)), timeout)
+        except FAILURES as error:
+            raise self._failed(node, unknown_outcome(node.address, error), ask.owner) from error
+        except StoreError as error:
+            self._failed(node, error, ask.owner)
+            raise
+        if type(reply) is not list:
+            return await self._join_in_full(ask, deadline - self._now(), (node, reply))
+        if type(ticket := reply[1]) is int and ticket:
+            return _new(Standing, (HELD, ticket, reply[0] / 1e6, "", inf))
+        return _outcome(reply)
+
+    async def _join_in_full(
+        self, ask: Ask, timeout: float, refusal: tuple[Node, Exception] | None = None
+    ) -> Standing | Refusal:
+        """Join where the server has to be found or checked first, replicas have to confirm, or a server refused it."""
+        wake_up = self._wake_up + self._subscriber.expect(ask.owner) if ask.queue else NO_WAKE_UP
+        args = ask.name, pack_join(ask, wake_up, is_member=self._is_member)
+        call = _Call(JOIN, self._key(ask.name), args, confirmed=self._min_replicas > 0)
+        try:
+            reply = await self._call(call, timeout, refusal)
         except _UnconfirmedError as shortfall:
             raise await self._withdraw([ask], shortfall, timeout) from None
         except StoreError as error:
             if not error.transient:
                 self._subscriber.forget(ask.owner)
             raise
-        if reply[1] == 0:
-            return _refusal(*reply[2:])
-        return _standing(reply[1], reply[0] / 1e6)
+        return _outcome(reply)
 
     async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
-        groups = self._by_key(renewals)
-        calls = []
-        for key, indices in groups.items():
-            args: list[Arg] = [b"%d" % self._is_member]
-            for index in indices:
-                renewal = renewals[index]
-                args += (renewal.name, pack_renewal(renewal))
-            calls.append((key, tuple(args)))
+        if self._only_key:
+            groups: Mapping[bytes, Sequence[int]] = {self._only_key: range(len(renewals))}
+        else:
+            groups = self._by_key(renewals)
+        flag = b"%d" % self._is_member
+        calls = [(key, (flag, *pack_renewals(map(renewals.__getitem__, group)))) for key, group in groups.items()]
         standings: list[Standing] = [UNKNOWN] * len(renewals)
         for (key, indices), reply in zip(groups.items(), await self._call_all(RENEW, calls, timeout), strict=True):
-            if not isinstance(reply, Exception):
-                now = reply[0] / 1e6
-                for index, answer in zip(indices, reply[1:], strict=True):
-                    if isinstance(answer, bytes):
-                        error = await self._damaged(answer, key)
-                        log.warning(
-                            "%s: %r cannot be renewed (%s): its place is lost",
-                            self.address,
-                            renewals[index].name,
-                            reason(error, self.address),
-                        )
-                        standings[index] = GONE
-                    else:
-                        standings[index] = _standing(answer, now) if answer else GONE
+            if isinstance(reply, Exception):
+                continue
+            now = reply[0] / 1e6
+            for index, answer in zip(indices, reply[1:], strict=True):
+                if type(answer) is int:
+                    standings[index] = _new(Standing, (HELD, answer, now, "", inf)) if answer else GONE
+                elif isinstance(answer, bytes):
+                    await self._log_damage(renewals[index].name, answer, key)
+                    standings[index] = GONE
+                else:
+                    standings[index] = _standing(answer, now)
         return standings
 
     async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
-        args = (name, owner, b"%d" % microseconds(tombstone)) if tombstone else (name, owner)
-        was_there = await self._call(LEAVE, self._key(name), args, timeout)
+        args: tuple[Arg, ...] = (name, owner, b"%d" % microseconds(tombstone)) if tombstone else (name, owner)
+        key = self._only_key or self._key(name)
+        node = self._route.primary
+        if node is None or not node.is_checked:
+            reply = await self._call(_Call(LEAVE, key, args), timeout)
+        else:
+            deadline = self._now() + timeout
+            try:
+                reply = await node.ask_one(self._pack((b"EVALSHA", LEAVE.digest, b"1", key, *args)), timeout)
+            except FAILURES as error:
+                raise self._failed(node, unknown_outcome(node.address, error)) from error
+            except StoreError as error:
+                self._failed(node, error)
+                raise
+            if type(reply) is not int:
+                reply = await self._call(_Call(LEAVE, key, args), deadline - self._now(), (node, reply))
         self._subscriber.forget(owner)
-        return bool(was_there)
+        return bool(reply)
 
     async def reserve(self, reservation: Reservation, timeout: float) -> bool:
         args = reserve_args(reservation)
-        was_there = await self._call(RESERVE, self._key(reservation.name), args, timeout)
+        was_there = await self._call(_Call(RESERVE, self._key(reservation.name), args), timeout)
         self._subscriber.forget(reservation.owner)
         return bool(was_there)
 
@@ -194,7 +237,7 @@ class RedisStore:
         for ask in asks:
             args += ask.name, pack_join(ask, NO_WAKE_UP, is_member=False)
         try:
-            reply = await self._call(JOIN_ALL, keys.pop(), tuple(args), timeout, confirmed=self._min_replicas > 0)
+            reply = await self._call(_Call(JOIN_ALL, keys.pop(), tuple(args), self._min_replicas > 0), timeout)
         except _UnconfirmedError as shortfall:
             raise await self._withdraw(asks, shortfall, timeout) from None
         if reply[1] == 0:
@@ -206,7 +249,7 @@ class RedisStore:
     async def consume(self, request: RateRequest, timeout: float) -> RateResult:
         key = f"{self._rate_prefix}{request.name}".encode()
         try:
-            return parse_rate_result(await self._call(CONSUME, key, (pack_rate_request(request),), timeout))
+            return parse_rate_result(await self._call(_Call(CONSUME, key, (pack_rate_request(request),)), timeout))
         except DamagedError as error:
             error.name = request.name
             raise
@@ -241,7 +284,8 @@ class RedisStore:
         fields.append(encoded)  # last: while it exists the line is damaged, so no client can join it
         for start in range(0, len(fields), FIELDS_PER_REPAIR):
             some = fields[start : start + FIELDS_PER_REPAIR]
-            await self._call(REPAIR, key, (b"%d" % self._is_member, b"%d" % is_damaged, name, *some), timeout)
+            args: tuple[Arg, ...] = b"%d" % self._is_member, b"%d" % is_damaged, name, *some
+            await self._call(_Call(REPAIR, key, args), timeout)
 
     async def probe(self, timeout: float) -> Membership:
         return await self._membership((secrets.token_hex(8),), timeout)
@@ -281,7 +325,7 @@ class RedisStore:
         return StoreError(f"{shortfall}; released again: {names}", name=asks[0].name)
 
     async def _membership(self, args: tuple[Arg, ...], timeout: float) -> Membership:
-        token, ticket, longest, votes_in = await self._call(MEMBER, self._keys[0], args, timeout)
+        token, ticket, longest, votes_in = await self._call(_Call(MEMBER, self._keys[0], args), timeout)
         return Membership(token.decode("ascii"), ticket, longest / 1e6, inf if votes_in < 0 else votes_in / 1e6)
 
     async def _fields(self, key: bytes, prefix: str) -> list[bytes]:
@@ -290,7 +334,7 @@ class RedisStore:
         cursor: Arg = b""
         while cursor != b"0":
             args = cursor or b"0", "MATCH", f"{pattern}*", "COUNT", b"1000"
-            cursor, found = await self._call(HSCAN, key, args, INSPECTION_TIMEOUT)
+            cursor, found = await self._call(_Call(HSCAN, key, args), INSPECTION_TIMEOUT)
             fields.update(found[::2])
         return sorted(fields)
 
@@ -312,12 +356,12 @@ class RedisStore:
         """Read lines, and return the damage of the record they share: then the server's clock stands in for theirs."""
         damage: DamagedError | None = None
         try:
-            now, *found = await self._call(INSPECT, key, (b"0", *names), INSPECTION_TIMEOUT)
+            now, *found = await self._call(_Call(INSPECT, key, (b"0", *names)), INSPECTION_TIMEOUT)
         except DamagedError as error:
             if error.field != OWN_FIELD:
                 raise
             damage = error
-            now, *found = await self._call(INSPECT, key, (b"1", *names), INSPECTION_TIMEOUT)
+            now, *found = await self._call(_Call(INSPECT, key, (b"1", *names)), INSPECTION_TIMEOUT)
         lines = [await self._line(key, name, records, now / 1e6) for name, records in zip(names, found, strict=True)]
         return [line for line in lines if line.places or line.damage], damage
 
@@ -333,13 +377,16 @@ class RedisStore:
     async def _damaged(self, text: bytes, key: bytes) -> DamagedError:
         return damaged((await self._node_of(key)).address, key, text.decode())
 
+    async def _log_damage(self, name: str, text: bytes, key: bytes) -> None:
+        error = await self._damaged(text, key)
+        why = reason(error, self.address)
+        log.warning("%s: %r cannot be renewed (%s): its place is lost", self.address, name, why)
+
     def _key(self, name: str) -> bytes:
-        return self._keys[0] if len(self._keys) == 1 else self._keys[crc32(name.encode()) % len(self._keys)]
+        return self._only_key or self._keys[crc32(name.encode()) % len(self._keys)]
 
     def _by_key(self, renewals: Sequence[Renewal]) -> Mapping[bytes, Sequence[int]]:
         """Group the renewals' indices by key."""
-        if len(self._keys) == 1:
-            return {self._keys[0]: range(len(renewals))}
         groups: dict[bytes, list[int]] = {}
         for index, renewal in enumerate(renewals):
             groups.setdefault(self._key(renewal.name), []).append(index)
@@ -367,41 +414,67 @@ class RedisStore:
     async def _node_of(self, key: bytes) -> Node:
         return await _node_at(self._route, key)
 
-    async def _call(
-        self, command: Command, key: bytes, args: tuple[Arg, ...], timeout: float, *, confirmed: bool = False
-    ) -> Any:
-        """Send to the server that has the key, and follow redirections: a node that redirects has applied nothing."""
-        node = self._route.known(key) or await self._route.find(key, timeout)
-        payload, count = (command.pack_cached if self._is_member else command.pack)(key, args), 1
-        # WAIT blocks for at most half of the timeout, in milliseconds, so that its reply is in time.
-        wait = pack(("WAIT", b"%d" % self._min_replicas, b"%d" % max(int(timeout * 500), 1))) if confirmed else b""
+    async def _call(self, call: _Call, timeout: float, refusal: tuple[Node, Exception] | None = None) -> Any:
+        """Send to the server that has the key, in `timeout` seconds for all that this takes.
+
+        `refusal` is the error reply of the server that was sent the call already, if it was. A server that replies
+        with an error has applied nothing: so a script that it does not have is sent in full, and redirections are
+        followed.
+        """
+        deadline = self._now() + timeout
+        if refusal is None:
+            node = self._route.known(call.key) or await self._route.find(call.key, timeout)
+            reply = await self._exchange(node, call, self._pack(call.command.parts(call.key, call.args)), 1, deadline)
+        else:
+            node, reply = refusal
         for _ in range(MAX_REDIRECTIONS):
-            try:
-                if not node.is_checked:
-                    await self._check(node, timeout)
-                replies = await node.ask(payload + wait, count + confirmed, timeout)
-            except StoreError as error:
-                if error.transient:
-                    self._route.invalidate(node)
-                raise
-            reply = replies[count - 1]
             if not isinstance(reply, Exception):
-                if confirmed and not (command in (JOIN, JOIN_ALL) and reply[1] == 0):
-                    self._check_replicas(node, replies[count])
                 return reply
             code = code_of(reply)
             if code == "NOSCRIPT":
-                payload, count = command.pack_in_full(key, args), 1
+                payload, count = call.command.pack_in_full(call.key, call.args), 1
             elif code == "MOVED":
-                node = self._route.follow(key, str(reply).split()[2], node, permanent=True)
-                payload, count = command.pack(key, args), 1
+                node = self._route.follow(call.key, str(reply).split()[2], node, permanent=True)
+                payload, count = call.command.pack(call.key, call.args), 1
             elif code == "ASK":
-                node = self._route.follow(key, str(reply).split()[2], node, permanent=False)
-                payload, count = ASKING + command.pack_in_full(key, args), 2
+                node = self._route.follow(call.key, str(reply).split()[2], node, permanent=False)
+                payload, count = ASKING + call.command.pack_in_full(call.key, call.args), 2
             else:
-                raise self._refused(node, reply, command, key)
+                raise self._refused(node, reply, call)
+            reply = await self._exchange(node, call, payload, count, deadline)
         msg = f"{node.address}: redirected {MAX_REDIRECTIONS} times: the cluster is being reconfigured; retry"
         raise StoreError(msg, transient=True)
+
+    async def _exchange(self, node: Node, call: _Call, payload: bytes, count: int, deadline: float) -> Any:
+        """Send a call's `count` packed commands to a server that was checked, and return the last reply."""
+        wait = b""
+        try:
+            if not node.is_checked:
+                await self._checks.once(node, self._check, deadline)
+            left = deadline - self._now()
+            if left <= 0:
+                raise unknown_outcome(node.address, TimeoutError())
+            if call.confirmed:
+                # WAIT blocks for at most half of the time left, in milliseconds, so that its reply is in time.
+                wait = pack(("WAIT", b"%d" % self._min_replicas, b"%d" % max(int(left * 500), 1)))
+            replies = await node.ask(payload + wait, count + call.confirmed, left)
+        except StoreError as error:
+            self._failed(node, error)
+            raise
+        reply = replies[count - 1]
+        if call.confirmed and not isinstance(reply, Exception):
+            is_refusal = call.command in (JOIN, JOIN_ALL) and reply[1] == 0
+            if not is_refusal:
+                self._check_replicas(node, replies[count])
+        return reply
+
+    def _failed(self, node: Node, failure: StoreError, owner: str = "") -> StoreError:
+        """Look the server up again; after a failure for good, forget the place that was requested."""
+        if failure.transient:
+            self._route.invalidate(node)
+        elif owner:
+            self._subscriber.forget(owner)
+        return failure
 
     async def _call_all(
         self, command: Command, calls: Sequence[tuple[bytes, tuple[Arg, ...]]], timeout: float
@@ -411,7 +484,7 @@ class RedisStore:
 
         async def call(key: bytes, args: tuple[Arg, ...]) -> Any:
             try:
-                return await self._call(command, key, args, timeout, confirmed=confirmed)
+                return await self._call(_Call(command, key, args, confirmed), timeout)
             except Exception as error:
                 return error
 
@@ -434,10 +507,10 @@ class RedisStore:
             )
             raise _UnconfirmedError(msg, transient=True)
 
-    def _refused(self, node: Node, reply: Exception, command: Command, key: bytes) -> StoreError:
+    def _refused(self, node: Node, reply: Exception, call: _Call) -> StoreError:
         if code_of(reply) in ("DAMAGED", "WRONGTYPE"):
-            return damaged(node.address, key, str(reply))
-        error = refused(node.address, reply, command.failed_command(str(reply)))
+            return damaged(node.address, call.key, str(reply))
+        error = refused(node.address, reply, call.command.failed_command(str(reply)))
         if code_of(reply) in NOT_PRIMARY:
             node.refresh()
             if self._route.may_change:
@@ -448,6 +521,8 @@ class RedisStore:
     async def _check(self, node: Node, timeout: float) -> None:
         """Check for what would put locks at risk: log a warning, or if `strict` refuse to use the server."""
         replies = await self._query_health(node, timeout)
+        if node.is_checked:  # by another request meanwhile
+            return
         for finding in findings(node.address, replies, is_member=self._is_member):
             if finding.level == "error" or (finding.level == "warning" and self._strict):
                 raise StoreError(f"{finding.subject}: {finding.message}")
@@ -462,13 +537,31 @@ class RedisStore:
         return replies
 
 
+class _Call(NamedTuple):
+    """A command to send to the server that has its key."""
+
+    command: Command
+    key: bytes
+    args: tuple[Arg, ...]
+    confirmed: bool = False
+    """Whether it counts only once enough replicas have confirmed it."""
+
+
 class _UnconfirmedError(StoreError):
     """Applied, but not confirmed by as many replicas as required."""
 
 
 def _secret(_: str) -> bytes:
     """Make a message that only the server can send to the waiter: owners are not secret, and can be guessed."""
-    return secrets.token_bytes(SECRET_SIZE)
+    return os.urandom(SECRET_SIZE)
+
+
+def _outcome(reply: Any) -> Standing | Refusal:
+    """Parse the reply of join.lua."""
+    answer = reply[1]
+    if answer == 0:
+        return _refusal(*reply[2:])
+    return _standing(answer, reply[0] / 1e6)
 
 
 def _standing(answer: Any, now: float) -> Standing:

@@ -27,17 +27,32 @@ class QueuedError(TimeoutError):
         super().__init__("no answer in time: the server is busy with the requests before this one")
 
 
-class Request:
-    """A request in flight. It stays in the queue to consume its replies, even if its caller was cancelled."""
+class _Replies:
+    """Collects the replies to one request of several commands."""
 
-    __slots__ = ("answer", "deadline", "missing", "replies", "sent")
+    __slots__ = ("_count", "_replies", "answer")
 
-    def __init__(self, answer: asyncio.Future[list[Any]], count: int, sent: float, deadline: float) -> None:
+    def __init__(self, answer: asyncio.Future[list[Any]], count: int) -> None:
         self.answer = answer
-        self.sent = sent
-        self.deadline = deadline
-        self.missing = count
-        self.replies: list[Any] = []
+        self._count = count
+        self._replies: list[Any] = []
+
+    def done(self) -> bool:
+        return self.answer.done()
+
+    def set_result(self, reply: object) -> None:
+        self._replies.append(reply)
+        if len(self._replies) == self._count:
+            self.answer.set_result(self._replies)
+
+    def set_exception(self, error: Exception) -> None:
+        self.answer.set_exception(error)
+
+
+Request = tuple[asyncio.Future[Any] | _Replies, float, float]
+"""A command in flight: what gets its reply, when it was sent, and its deadline.
+
+It stays in the queue to consume its reply, even if its caller was cancelled."""
 
 
 class Pipeline:
@@ -57,6 +72,13 @@ class Pipeline:
         self._answered_at = self._loop.time()
         self._has_answered = False
 
+    def is_here(self) -> bool:
+        """Return whether the connection's loop is the one that runs now."""
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            return False
+
     def abort(self) -> None:
         """Cut the connection."""
         raise NotImplementedError
@@ -68,23 +90,29 @@ class Pipeline:
         """Expect `count` replies to what is being sent."""
         sent = self._loop.time()
         deadline = sent + timeout
-        request = Request(self._loop.create_future(), count, sent, deadline)
-        self._requests.append(request)
+        replies = _Replies(self._loop.create_future(), count)
+        self._requests.extend([(replies, sent, deadline)] * count)
         if deadline < self._timer_at:
             self._set_timer(deadline)
-        return request.answer
+        return replies.answer
+
+    def _enqueue_one(self, timeout: float) -> asyncio.Future[Any]:
+        """Expect one reply to what is being sent."""
+        sent = self._loop.time()
+        deadline = sent + timeout
+        answer = self._loop.create_future()
+        self._requests.append((answer, sent, deadline))
+        if deadline < self._timer_at:
+            self._set_timer(deadline)
+        return answer
 
     def _take_reply(self, reply: object) -> None:
-        """Add a reply to the oldest request."""
+        """Give a reply to the oldest request."""
         self._answered_at = self._loop.time()
         self._has_answered = True
-        request = self._requests[0]
-        request.replies.append(reply)
-        request.missing -= 1
-        if not request.missing:
-            self._requests.popleft()
-            if not request.answer.done():
-                request.answer.set_result(request.replies)
+        answer, _, _ = self._requests.popleft()
+        if not answer.done():
+            answer.set_result(reply)
 
     def is_answering(self, within: float = MAX_ANSWER_AGE) -> bool:
         """Return whether the server answered anything in the last `within` seconds."""
@@ -106,22 +134,25 @@ class Pipeline:
         is_answering = self.is_answering()
         is_new = is_answering and not self._has_answered
         self._timer, self._timer_at = None, inf
-        waiting = [request for request in self._requests if not request.answer.done()]
-        for request in waiting:
-            if request.deadline <= now:
-                is_busy = is_answering and request.sent < self._answered_at
-                self.is_good = self.is_good and (is_busy or is_new)
-                request.answer.set_exception(QueuedError() if is_busy else TimeoutError())
-        left = [request.deadline for request in waiting if request.deadline > now]
-        if left:
-            self._set_timer(min(left))
+        next_deadline = inf
+        for answer, sent, deadline in self._requests:
+            if answer.done():
+                continue
+            if deadline > now:
+                next_deadline = min(next_deadline, deadline)
+                continue
+            is_busy = is_answering and sent < self._answered_at
+            self.is_good = self.is_good and (is_busy or is_new)
+            answer.set_exception(QueuedError() if is_busy else TimeoutError())
+        if next_deadline < inf:
+            self._set_timer(next_deadline)
         elif not self.is_good:
             self.close()
 
     def retire(self) -> None:
         """Close once no caller waits for an answer any more."""
         self._is_retired = True
-        if all(request.answer.done() for request in self._requests):
+        if all(answer.done() for answer, _, _ in self._requests):
             self.close()
 
     def close(self, error: Exception | None = None) -> None:
@@ -131,9 +162,9 @@ class Pipeline:
 
     def _fail_all(self, error: Exception) -> None:
         while self._requests:
-            request = self._requests.popleft()
-            if not request.answer.done():
-                request.answer.set_exception(error)
+            answer, _, _ = self._requests.popleft()
+            if not answer.done():
+                answer.set_exception(error)
         if self._timer is not None:
             self._timer.cancel()
             self._timer, self._timer_at = None, inf

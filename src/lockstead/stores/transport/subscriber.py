@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from math import inf
 from typing import Generic, Protocol, TypeVar
-from weakref import WeakMethod
+from weakref import WeakMethod, ref
 
 from lockstead.core import lifecycle
 from lockstead.core.model import Wake
@@ -17,7 +18,6 @@ from lockstead.errors import StoreError
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.transport.pipeline import Shared
-from lockstead.stores.waiters import WaiterEvents
 
 log = logging.getLogger("lockstead")
 
@@ -122,27 +122,56 @@ class _LossLog:
             log.info("%s: subscription restored after %.1f s: waiters are woken again", self.address, seconds)
 
 
+class _Places:
+    """The places that may have to wait, and the wake-ups that have arrived for them.
+
+    Without an object per place: most are never waited for, and a client may have thousands. Each change is one
+    operation of a dictionary, which needs no lock.
+    """
+
+    def __init__(self, make_message: MakeMessage) -> None:
+        self._make_message = make_message
+        self.messages: dict[str, bytes] = {}
+        self.owners: dict[bytes, str] = {}
+        self.woken: dict[str, Wake] = {}
+
+    def expect(self, owner: str) -> bytes:
+        """Implement `Subscriber.expect`."""
+        message = self.messages.get(owner)
+        if message is None:
+            message = self.messages[owner] = self._make_message(owner)
+            self.owners[message] = owner
+        return message
+
+    def forget(self, owner: str) -> None:
+        message = self.messages.pop(owner, None)
+        if message is not None:
+            self.owners.pop(message, None)
+            self.woken.pop(owner, None)
+
+    def wake(self, owner: str, wake: Wake) -> None:
+        """Keep a wake-up until the place is waited for. A hint does not replace a grant."""
+        if wake is Wake.HINT:
+            self.woken.setdefault(owner, wake)
+        else:
+            self.woken[owner] = wake
+        if owner not in self.messages:  # forgotten meanwhile by another thread
+            self.woken.pop(owner, None)
+
+    def hint_all(self) -> None:
+        """Keep a hint for every place: a message may have been missed."""
+        for owner in list(self.messages):
+            self.wake(owner, Wake.HINT)
+
+
 class _Waiter:
-    """A thread that waits, or will. Its lock is released for a wake-up, or when it has to listen for the others."""
+    """A thread that waits. Its lock is released for a wake-up, or when it has to listen for the others."""
 
-    __slots__ = ("lock", "message", "wakes")
+    __slots__ = ("lock",)
 
-    def __init__(self, message: bytes = b"") -> None:
-        self.message = message
+    def __init__(self) -> None:
         self.lock = threading.Lock()
         self.lock.acquire()
-        self.wakes: deque[Wake] = deque()
-
-    def wake(self, wake: Wake) -> None:
-        self.wakes.append(wake)
-        self.notify()
-
-    def take_wake(self) -> Wake:
-        """Return the strongest wake-up so far; one that arrives meanwhile is kept."""
-        wake = Wake.TIMEOUT
-        while self.wakes:
-            wake = max(wake, self.wakes.popleft())
-        return wake
 
     def notify(self) -> None:
         try:  # noqa: SIM105 (slow when a thread is to be woken)
@@ -173,43 +202,33 @@ class BlockingSubscriber:
         self._subscribe = subscribe
         self._make_message = make_message
         self._wake = wake
+        self._now = runtime.now
         self._reset()
         lifecycle.at_fork(self, in_child="_reset")
 
     def _reset(self) -> None:
         self._mutex = threading.RLock()  # a signal handler may wait, too
-        self._waiters: dict[str, _Waiter] = {}
-        self._by_message: dict[bytes, _Waiter] = {}
+        self._places = _Places(self._make_message)
+        self.expect, self.forget = self._places.expect, self._places.forget
         self._followers: dict[str, _Waiter] = {}
         self._listener: _Waiter | None = None
         self._connection: Subscription | None = None
         self._liveness = _Liveness()
 
-    def expect(self, owner: str) -> bytes:
-        waiter = self._waiters.get(owner)
-        if waiter is None:
-            waiter = self._waiters[owner] = _Waiter(self._make_message(owner))
-            self._by_message[waiter.message] = waiter
-        return waiter.message
-
-    def forget(self, owner: str) -> None:
-        waiter = self._waiters.pop(owner, None)
-        if waiter is not None:
-            self._by_message.pop(waiter.message, None)
-
     async def wait(self, owner: str, timeout: float) -> Wake:
-        waiter = self._waiters.get(owner) or _Waiter()
-        deadline = self._runtime.now() + timeout
+        woken = self._places.woken
+        deadline = self._now() + timeout
+        waiter = _Waiter()
         try:
-            while not waiter.wakes and (left := deadline - self._runtime.now()) > 0:
+            while owner not in woken and (left := deadline - self._now()) > 0:
                 with self._mutex:
                     if self._listener is None:
                         self._listener = waiter
                     elif self._listener is not waiter:
                         self._followers[owner] = waiter
                 if self._listener is waiter:
-                    await self._listen(waiter, deadline)
-                else:
+                    await self._listen(owner, deadline)
+                elif owner not in woken:  # otherwise it was woken before the listener could notify it
                     waiter.lock.acquire(timeout=left)
             self._hand_over(owner, waiter)
         except BaseException:
@@ -217,7 +236,7 @@ class BlockingSubscriber:
             if (listener := self._listener) is not None:
                 listener.notify()
             raise
-        return waiter.take_wake()
+        return woken.pop(owner, Wake.TIMEOUT)
 
     def _hand_over(self, owner: str, waiter: _Waiter) -> None:
         """Let the longest waiting thread listen next, if there is one: it is likely to be woken next."""
@@ -231,12 +250,13 @@ class BlockingSubscriber:
         if successor is not None:
             successor.notify()
 
-    async def _listen(self, waiter: _Waiter, deadline: float) -> None:
+    async def _listen(self, owner: str, deadline: float) -> None:
         """Receive for all waiters, until our own wake-up arrives."""
+        woken = self._places.woken
         connection: Subscription | None = None
         try:
             connection = self._connection or await self._connect(deadline)
-            while not waiter.wakes and (left := deadline - self._runtime.now()) > 0:
+            while owner not in woken and (left := deadline - self._now()) > 0:
                 self._check_liveness(connection)
                 try:
                     messages = connection.receive(min(left, LIVENESS_TIMEOUT))
@@ -249,34 +269,39 @@ class BlockingSubscriber:
                 raise
             if not self._is_closed:
                 self._loss_log.lost(error)
-            time.sleep(min(RETRY_PAUSE, max(deadline - self._runtime.now(), 0.0)))
-            waiter.wake(Wake.HINT)
+            time.sleep(min(RETRY_PAUSE, max(deadline - self._now(), 0.0)))
+            woken.setdefault(owner, Wake.HINT)
 
     async def _connect(self, deadline: float) -> Subscription:
         """Connect, and wake every waiter to ask again: messages sent before are lost."""
-        connection = await self._subscribe(max(deadline - self._runtime.now(), MIN_SUBSCRIBE_TIMEOUT))
+        connection = await self._subscribe(max(deadline - self._now(), MIN_SUBSCRIBE_TIMEOUT))
         self._connection = connection
         if self._is_closed:
             self._disconnect(connection)
             msg = "the connection was closed"
             raise ConnectionAbortedError(msg)
-        self._liveness.start(self._runtime.now())
+        self._liveness.start(self._now())
         self._loss_log.restored()
-        for waiter in list(self._waiters.values()):
-            waiter.wake(Wake.HINT)
+        self._places.hint_all()
+        for waiter in list(self._followers.values()):
+            waiter.notify()
         return connection
 
     def _deliver(self, messages: Iterable[bytes]) -> None:
-        self._liveness.received(self._runtime.now())
+        places = self._places
         for message in messages:
-            if waiter := self._by_message.get(message):
-                waiter.wake(self._wake)
+            owner = places.owners.get(message)
+            if owner is not None:
+                places.wake(owner, self._wake)
+                if (follower := self._followers.get(owner)) is not None:
+                    follower.notify()
             else:
                 self.ignored += 1
                 log.debug(IGNORED, self._loss_log.address, self.ignored)
+        self._liveness.received(self._now())
 
     def _check_liveness(self, connection: Subscription) -> None:
-        if self._liveness.is_dead(self._runtime.now(), connection.ping):
+        if self._liveness.is_dead(self._now(), connection.ping):
             raise ConnectionResetError(NO_PONG)
 
     def _disconnect(self, connection: Subscription | None) -> None:
@@ -329,9 +354,7 @@ class LoopSubscriber(Generic[P]):
         self._runtime = runtime
         self._loss_log = _LossLog(runtime, address)
         self._subscribe = subscribe
-        self._make_message = make_message
         self._wake = wake
-        self._waiters = WaiterEvents(runtime)
         weak = WeakMethod(self._connect)  # the loop references the connection, which must not keep us alive
 
         async def connect(timeout: float) -> P:
@@ -341,27 +364,12 @@ class LoopSubscriber(Generic[P]):
 
         self._shared = Shared(runtime, connect)
         self._liveness = _Liveness()
-        self._messages: dict[str, bytes] = {}
-        self._owners: dict[bytes, str] = {}
-        self._woken: set[str] = set()
-
-    def expect(self, owner: str) -> bytes:
-        message = self._messages.get(owner)
-        if message is None:
-            self._waiters.open(owner)
-            message = self._messages[owner] = self._make_message(owner)
-            self._owners[message] = owner
-        return message
-
-    def forget(self, owner: str) -> None:
-        message = self._messages.pop(owner, None)
-        if message is not None:
-            del self._owners[message]
-            self._waiters.close(owner)
-            self._woken.discard(owner)
+        self._places = _Places(make_message)
+        self.expect, self.forget = self._places.expect, self._places.forget
+        self._waiting: dict[str, asyncio.Future[None]] = {}
 
     async def wait(self, owner: str, timeout: float) -> Wake:
-        self._runtime.bind()
+        loop = self._runtime.bind()
         connection = self._shared.connection
         try:
             if connection is None or not connection.is_good:
@@ -376,45 +384,62 @@ class LoopSubscriber(Generic[P]):
                 self._loss_log.lost(error)
             await self._runtime.sleep(min(timeout, RETRY_PAUSE))
             return Wake.HINT
-        is_set = await self._waiters.wait(owner, timeout)
-        if owner in self._woken:
-            self._woken.remove(owner)
-            return self._wake
-        return Wake(is_set)
+        woken = self._places.woken
+        if owner not in woken and timeout > 0:
+            waiting = self._waiting[owner] = loop.create_future()
+            timer = None if timeout == inf else loop.call_later(timeout, _end_wait, waiting)
+            try:
+                await waiting
+            finally:
+                self._waiting.pop(owner, None)
+                if timer is not None:
+                    timer.cancel()
+        return woken.pop(owner, Wake.TIMEOUT)
 
     async def _connect(self, timeout: float) -> P:
         """Connect, and wake every waiter to ask again: messages sent before are lost."""
-        deliver, handle_loss = WeakMethod(self._deliver), WeakMethod(self._handle_loss)
+        weak = ref(self)
         connection = await self._subscribe(
             timeout,
-            lambda message: call(message) if (call := deliver()) else None,
-            lambda: call() if (call := handle_loss()) else None,
+            lambda message: me._deliver(message) if (me := weak()) else None,  # noqa: SLF001 (it is ours)
+            lambda: me._handle_loss() if (me := weak()) else None,  # noqa: SLF001
         )
         self._liveness.start(self._runtime.now())
         self._loss_log.restored()
-        self._waiters.notify_all()
+        self._hint_all()
         return connection
 
     def _handle_loss(self) -> None:
-        if self._messages and not self._is_closed:
+        if self._places.messages and not self._is_closed:
             self._loss_log.lost(ConnectionResetError("the connection was closed"))
-        self._waiters.notify_all()
+        self._hint_all()
+
+    def _hint_all(self) -> None:
+        self._places.hint_all()
+        for waiting in list(self._waiting.values()):
+            _end_wait(waiting)
 
     def _deliver(self, message: bytes | None) -> None:
         self._liveness.received(self._runtime.now())
         if message is None:
             return
-        owner = self._owners.get(message)
+        owner = self._places.owners.get(message)
         if owner is None:
             self.ignored += 1
             log.debug(IGNORED, self._loss_log.address, self.ignored)
-        else:
-            self._waiters.notify(owner)
-            self._woken.add(owner)
+            return
+        self._places.wake(owner, self._wake)
+        if (waiting := self._waiting.get(owner)) is not None:
+            _end_wait(waiting)
 
     def close(self) -> None:
         self._is_closed = True
         self._shared.close()
+
+
+def _end_wait(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
 
 
 def is_transient(error: BaseException) -> bool:
