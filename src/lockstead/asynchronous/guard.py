@@ -58,16 +58,16 @@ class AsyncLockGuard(Guard[H]):
         entry: Entry[H] = (asyncio.current_task(), handle)
         try:
             outcome = await handle._acquire(self._plan, is_scoped=True)
-            self._entered.append(entry)
+            if not isinstance(outcome, Busy):
+                self._entered.append(entry)
+                handle._enter_body()
         except BaseException:  # for a block that was not entered, Python calls no exit
             if entry in self._entered:
                 self._entered.remove(entry)
             handle._abandon()
             raise
         if isinstance(outcome, Busy):
-            self._entered.remove(entry)
             raise outcome.error(self._engine.holder_id)
-        handle._enter_body()
         return handle
 
     def __aexit__(

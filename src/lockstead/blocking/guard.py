@@ -74,7 +74,9 @@ class LockGuard(Guard[H]):
     ) -> None:
         entry: Entry[H] | None = None
         try:
-            entry = self._open_block(threading.get_ident())
+            entry = self._entered[-1] if self._entered else None
+            if entry is None or entry[0] != threading.get_ident():
+                entry = self._open_block(threading.get_ident())
             handle = entry[1]
             self._entered.remove(entry)
             if not handle._released:

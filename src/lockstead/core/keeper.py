@@ -43,7 +43,7 @@ class Keeper:
         self.store = store
         self.runtime = store.runtime
         self.closing = False
-        self._leave_at_exit = leave_at_exit
+        self.leave_at_exit = leave_at_exit
         self._clocks = ClockComparison(store.address)
         self.reset()
         if isinstance(store, Watching):
@@ -63,12 +63,6 @@ class Keeper:
         self._idle_since = -inf
         self._outages = OutageLog(self.store.address, self.mutex, self.leases)
 
-    def track(self, lease: Lease) -> None:
-        """Keep a lease, from before its first request is sent. The caller holds the mutex."""
-        self.leases[lease.ask.owner] = lease
-        if self._leave_at_exit:
-            lifecycle.at_exit.add(self)
-
     def forget(self, lease: Lease) -> None:
         """Stop keeping a lease whose place is surely gone."""
         with self.mutex:
@@ -79,13 +73,14 @@ class Keeper:
             if not self.leases:
                 lifecycle.at_exit.discard(self)
 
-    def apply(self, lease: Lease, standing: Standing, sent: float, duration: float) -> None:
+    def apply(self, lease: Lease, standing: Standing, sent: float, duration: float, *, is_join: bool = False) -> None:
         """Apply the answer to a request for that duration, sent then; a loss is signalled."""
         with self.mutex:
-            loss = lease.apply(standing, sent, duration, self.runtime.now(), self._pace)
+            loss = lease.apply(standing, sent, duration, self.runtime.now(), self._pace, is_join=is_join)
+            due = lease.due
         if loss is not None:
             self.lose(lease, loss)
-        else:
+        elif due is None or due < self._wakes_at:
             self._schedule(lease.wakes_keeper_at())
 
     def accept_push(self, lease: Lease) -> bool:
@@ -155,15 +150,17 @@ class Keeper:
         The lease is forgotten only once the store has answered.
         """
         ask = lease.ask
-        tombstone, reservation = lease.send_release(self.runtime.now())
+        reservation = lease.reservation(self.runtime.now()) if lease.is_reserving else None
         if reservation is not None and isinstance(self.store, Reserving):
             was_there = await self._reserve(self.store, lease, reservation, timeout)
         else:
-            was_there = await self.store.leave(ask.name, ask.owner, timeout, tombstone)
+            was_there = await self.store.leave(
+                ask.name, ask.owner, timeout, lease.tombstone() if lease.joins_in_doubt else 0.0
+            )
         if self._outages.outage is not None:
             self._outages.add_answers([lease], self.runtime.now())
         self.forget(lease)
-        return was_there or lease.releases_sent > 1  # an earlier attempt of ours may have removed it
+        return was_there
 
     async def _reserve(self, store: Reserving, lease: Lease, reservation: Reservation, timeout: float) -> bool:
         try:

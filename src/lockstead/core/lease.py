@@ -76,7 +76,7 @@ class Lease:
 
     | method             | called by                    | from                         | to                       |
     |--------------------|------------------------------|------------------------------|--------------------------|
-    | `send_join`        | engine, multi-lock           | JOINING                      |                          |
+    | `send_join_again`  | engine, multi-lock           | JOINING                      |                          |
     | `apply`            | keeper, with any answer      | JOINING, WAITING             | WAITING, HELD, RELEASING |
     |                    |                              | HELD                         | HELD; returns a loss     |
     | `accept_push`      | keeper                       | WAITING                      | HELD                     |
@@ -98,8 +98,8 @@ class Lease:
     slack = 0.0
     """How much earlier that request may be sent, along with others."""
 
-    joins_in_doubt = 0
-    """Joins that were sent and not answered."""
+    joins_in_doubt = 1
+    """Joins that were sent, or are about to be, and not answered."""
     ticket = 0
     holder = ""
     """While waiting: the owner at the head of the line."""
@@ -127,10 +127,10 @@ class Lease:
     entered_as: tuple[Hashable, str] | None = None
     """Of a re-entrant lease: the thread or task that may re-enter it, and the name."""
 
+    is_reserving = False
+    """Whether its release keeps the name reserved: until then, with that metadata."""
     reserved_until = -inf
-    """For how long its release keeps the name reserved."""
     reserved_metadata: str | None = None
-    releases_sent = 0
     gone_by = inf
     """Once it is being released: when the place must have expired, whatever happens."""
     _renewal: Renewal | None = None
@@ -147,24 +147,31 @@ class Lease:
         if claim is not None:
             self.claim = ref(claim, on_dropped)
 
-    def send_join(self) -> None:
-        """Count a join as in doubt until it is answered."""
+    def send_join_again(self) -> None:
+        """Count one more join as in doubt until it is answered."""
         self.joins_in_doubt += 1
 
     def join_answered(self) -> None:
         self.joins_in_doubt -= 1
 
-    def apply(self, standing: Standing, sent: float, duration: float, now: float, pace: float) -> str | None:
+    def apply(
+        self, standing: Standing, sent: float, duration: float, now: float, pace: float, *, is_join: bool = False
+    ) -> str | None:
         """Apply the answer to a request for that duration, sent then; return why the lease is lost by it, if it is.
 
         `pace`, from 0 to 1, differs between clients, so that they do not renew in step. Ignored once the lease is being
         released.
         """
+        if is_join:
+            self.joins_in_doubt -= 1
         if self.state is HELD:
             return self._apply_held(standing.state, sent, duration, now, pace)
         if self.state is JOINING or self.state is WAITING:
             if standing.state is PlaceState.HELD:
-                self._grant(sent, standing.ticket, now)
+                self.state = HELD
+                self.ticket = standing.ticket
+                self.granted_at = now
+                self.renew_until = sent + self.renew_for
                 self._trust(sent, duration, pace)
             elif standing.state is PlaceState.WAITING:
                 self._queue(sent, standing, now, pace)
@@ -203,16 +210,12 @@ class Lease:
             return False
         if now >= self.alive_until - self.grace - ask.heartbeat * CLAIM_AHEAD:
             return False
-        self._grant(now, self.ticket, now)
+        self.state = HELD
+        self.granted_at = now
+        self.renew_until = now + self.renew_for
         self.trusted_until = self.alive_until - self.grace
         self.retry_soon(now)
         return True
-
-    def _grant(self, sent: float, ticket: int, now: float) -> None:
-        self.state = HELD
-        self.ticket = ticket
-        self.granted_at = now
-        self.renew_until = sent + self.renew_for
 
     def _trust(self, sent: float, duration: float, pace: float) -> None:
         """Extend the trust window to a duration that began, at the earliest, when its request was sent."""
@@ -303,6 +306,7 @@ class Lease:
 
     def reserve(self, until: float, metadata: str | None = None) -> None:
         """Keep the name reserved until then, however early it is released."""
+        self.is_reserving = True
         self.reserved_until = max(self.reserved_until, until)
         if metadata is not None:
             self.reserved_until, self.reserved_metadata = until, metadata
@@ -369,14 +373,16 @@ class Lease:
             self._renewal = renewal = Renewal(self.ask.name, self.ask.owner, duration, self.ask.heartbeat)
         return renewal
 
-    def send_release(self, now: float) -> tuple[float, Reservation | None]:
-        """Count a release, and return how long its tombstone must last, and the reservation to make instead, if any."""
-        self.releases_sent += 1
-        ask = self.ask
-        tombstone = max(ask.ttl, LATE_REQUEST_WINDOW) if self.joins_in_doubt else 0.0
-        if self.reserved_until <= now:
-            return tombstone, None
-        return tombstone, Reservation(ask.name, ask.owner, self.reserved_until - now, self.reserved_metadata, tombstone)
+    def tombstone(self) -> float:
+        """Return for how long the store must refuse its owner a place: a join in doubt may arrive late."""
+        return max(self.ask.ttl, LATE_REQUEST_WINDOW) if self.joins_in_doubt else 0.0
+
+    def reservation(self, now: float) -> Reservation | None:
+        """Return the reservation that its release has to make; None if that would end now."""
+        left = self.reserved_until - now
+        if left <= 0:
+            return None
+        return Reservation(self.ask.name, self.ask.owner, left, self.reserved_metadata, self.tombstone())
 
     def error(self) -> InvalidLockError:
         """Explain why this lease is not held."""

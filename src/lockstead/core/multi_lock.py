@@ -104,9 +104,13 @@ async def _clear(engine: Engine, leases: Sequence[Lease], outcome: list[Standing
 def _joining(
     store: MultiJoining, leases: Sequence[Lease]
 ) -> Callable[[Lease, float], Awaitable[list[Standing] | Refusal | None]]:
+    is_first = True
+
     async def join_all(_: Lease, timeout: float) -> list[Standing] | Refusal | None:
-        for lease in leases:
-            lease.send_join()
+        nonlocal is_first
+        for lease in leases if not is_first else ():
+            lease.send_join_again()
+        is_first = False
         answer = await store.join_all([lease.ask for lease in leases], timeout)
         for lease in leases:
             lease.join_answered()

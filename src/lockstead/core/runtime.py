@@ -65,6 +65,10 @@ class Runtime(Protocol):
         """Return whether this call interrupted another of its thread that is inside that mutex or a store's step."""
         ...
 
+    def check(self, mutex: AbstractContextManager[Any]) -> None:
+        """Raise LockError where `bind` does, and NestedCallError where `is_nested` is true."""
+        ...
+
     def bind(self) -> object:
         """Raise LockError where this runtime cannot be used: another event loop, or threads that were patched since."""
         ...

@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from math import inf
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +18,9 @@ from lockstead.runtimes import clock
 from lockstead.runtimes.gather import gather_tasks
 
 T = TypeVar("T")
+
+
+_running_loop = asyncio._get_running_loop  # noqa: SLF001 (None where there is none, without an exception)
 
 
 class NoLoopError(UnsupportedError, RuntimeError):
@@ -118,10 +121,14 @@ class AsyncRuntime:
         return _LoopEvent(self.bind(), self._thread)
 
     def mutex(self) -> AbstractContextManager[Any]:
-        return nullcontext()
+        return threading.RLock()  # written in C: a nullcontext is two calls of Python functions
 
     def is_nested(self, mutex: AbstractContextManager[Any]) -> bool:
         return False
+
+    def check(self, mutex: AbstractContextManager[Any]) -> None:
+        if self._loop is None or self._loop is not _running_loop():
+            self.bind()
 
     def context(self) -> Hashable:
         return asyncio.current_task()

@@ -8,7 +8,8 @@ from _thread import LockType, allocate_lock
 from lockstead.core.runtime import NESTED
 from lockstead.errors import NestedCallError
 
-_here = threading.local()
+here = threading.local()
+"""Has the lock of this thread as `step`, once there was one."""
 
 
 def step() -> LockType:
@@ -23,16 +24,12 @@ def step() -> LockType:
     return lock
 
 
-def is_in_step() -> bool:
-    return _of_this_thread().locked()
-
-
 def _of_this_thread() -> LockType:
-    global _here
-    if type(_here) is not threading.local:  # gevent has patched it since: threads are greenlets now
-        _here = threading.local()
+    global here
+    if type(here) is not threading.local:  # gevent has patched it since: threads are greenlets now
+        here = threading.local()
     try:
-        lock: LockType = _here.step
+        lock: LockType = here.step
     except AttributeError:
-        lock = _here.step = allocate_lock()
+        lock = here.step = allocate_lock()
     return lock

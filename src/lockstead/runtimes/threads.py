@@ -18,10 +18,9 @@ from contextlib import AbstractContextManager, suppress
 from math import ceil, inf
 from typing import Any, Generic, TypeVar
 
-from lockstead.core.runtime import Event, drive
-from lockstead.errors import UnsupportedError
-from lockstead.runtimes import clock
-from lockstead.runtimes.nesting import is_in_step
+from lockstead.core.runtime import NESTED, Event, drive
+from lockstead.errors import NestedCallError, UnsupportedError
+from lockstead.runtimes import clock, nesting
 
 T = TypeVar("T")
 
@@ -155,7 +154,15 @@ class ThreadRuntime:
 
     def is_nested(self, mutex: AbstractContextManager[Any]) -> bool:
         is_owned: bool = mutex._is_owned()  # type: ignore[attr-defined]  # noqa: SLF001 (as threading.Condition does)
-        return is_owned or is_in_step()
+        step = nesting.here.__dict__.get("step")
+        return is_owned or (step is not None and step.locked())
+
+    def check(self, mutex: AbstractContextManager[Any]) -> None:
+        if threading.Lock is not self._lock_type:
+            self.bind()
+        step = nesting.here.__dict__.get("step")  # as in `is_nested`, without a call
+        if mutex._is_owned() or (step is not None and step.locked()):  # type: ignore[attr-defined]  # noqa: SLF001
+            raise NestedCallError(NESTED)
 
     def __init__(self) -> None:
         _refuse_eventlet()

@@ -232,12 +232,13 @@ async def test_partials_and_callable_objects_are_decorated(locks: AsyncDistribut
 async def test_an_interrupt_on_the_way_into_a_block_releases_the_lock(locks: AsyncDistributedLock) -> None:
     guard = locks.lock("x")
     with (
-        patch.object(AsyncLockHandle, "__aenter__", side_effect=SystemError),
+        patch.object(AsyncLockHandle, "_enter_body", side_effect=SystemError),
         pytest.raises(SystemError),
     ):
         async with guard:
             pytest.fail("entered")
     assert not guard._entered
+    await eventually_async(lambda: not locks._engine.keeper.leases, "it is released")
 
 
 @on_a_loop
