@@ -85,7 +85,7 @@ def test_errors_pickle_with_what_they_carry(name: str) -> None:
 
 def test_every_error_is_a_lock_error() -> None:
     errors = [getattr(lockstead, name) for name in lockstead.__all__ if name.endswith("Error")]
-    assert len(errors) == 13
+    assert len(errors) == 14
     assert all(issubclass(error, LockError) for error in errors)
 
 

@@ -7,13 +7,14 @@ import json
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-from lockstead.asynchronous.guard import check_coroutine, unless_busy
+from lockstead.asynchronous.guard import unless_busy
 from lockstead.asynchronous.handle import AsyncLockHandle
 from lockstead.core.engine import Engine
 from lockstead.core.keeper import log
 from lockstead.core.outage import reason
 from lockstead.errors import StoreError
 from lockstead.primitives import once
+from lockstead.primitives.callables import check_async_work, check_coroutine
 from lockstead.primitives.guard import Guard
 from lockstead.primitives.naming import Naming
 from lockstead.primitives.once import Outcome
@@ -61,6 +62,7 @@ class AsyncOnce(Guard[AsyncLockHandle]):
 
         If `function` raises, it is not done: the next call runs it. Raises LockAcquisitionError after `timeout`.
         """
+        check_async_work(function)
         return await self._run(self._plan_block(), function)
 
     async def outcome(self) -> Outcome[Any] | None:

@@ -1,3 +1,4 @@
+# Generated from src/lockstead/asynchronous/recipes.py by `python tools/unasync.py`: edit that one.
 """Singleton jobs and idempotency keys, for threads."""
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ import json
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from lockstead.blocking.guard import check_plain, unless_busy
+from lockstead.blocking.guard import unless_busy
 from lockstead.blocking.handle import LockHandle
 from lockstead.core.engine import Engine
 from lockstead.core.keeper import log
@@ -15,6 +16,7 @@ from lockstead.core.outage import reason
 from lockstead.core.runtime import drive
 from lockstead.errors import StoreError
 from lockstead.primitives import once
+from lockstead.primitives.callables import check_plain, check_work, returned
 from lockstead.primitives.guard import Guard
 from lockstead.primitives.naming import Naming
 from lockstead.primitives.once import Outcome
@@ -62,6 +64,7 @@ class Once(Guard[LockHandle]):
 
         If `function` raises, it is not done: the next call runs it. Raises LockAcquisitionError after `timeout`.
         """
+        check_work(function)
         return self._run(self._plan_block(), function)
 
     def outcome(self) -> Outcome[Any] | None:
@@ -81,13 +84,13 @@ class Once(Guard[LockHandle]):
         return only_once
 
     def _run(self, plan: Plan, function: Callable[[], T]) -> Outcome[T]:
-        handle = drive(once.begin(self._engine, self._begin, plan))
+        handle = drive(once.begin(self._engine, self._acquire, plan))
         if isinstance(handle, Outcome):
             return handle
         is_done = False
         try:
             with handle:
-                value = function()
+                value = returned(function())
                 is_done = True
                 handle._reserve_name(self._period, json.dumps(once.OUTCOME_NOT_STORED))
                 handle._reserve_name(self._period, once.encode(value, handle.name))
@@ -101,6 +104,3 @@ class Once(Guard[LockHandle]):
                 reason(error, self._engine.store.address),
             )
         return Outcome(value, True, None)
-
-    async def _begin(self, plan: Plan) -> LockHandle:
-        return self._acquire(plan)  # type: ignore[no-any-return]

@@ -7,6 +7,7 @@ expires.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -38,8 +39,8 @@ class Outcome(Generic[T]):
     """When the stored result expires; None if this call ran the work."""
 
 
-async def begin(engine: Engine, acquire: Callable[[Plan], Awaitable[T]], plan: Plan) -> T | Outcome[Any]:
-    """Acquire a key, or return its stored outcome, waiting for an attempt that is running.
+async def begin(engine: Engine, acquire: Callable[[Plan], Awaitable[T] | T], plan: Plan) -> T | Outcome[Any]:
+    """Acquire a key by either façade, or return its stored outcome, waiting for an attempt that is running.
 
     Raises LockAcquisitionError if that takes longer than the timeout.
     """
@@ -53,7 +54,8 @@ async def begin(engine: Engine, acquire: Callable[[Plan], Awaitable[T]], plan: P
     polls = 0
     while True:
         try:
-            return await acquire(attempt)
+            handle = acquire(attempt)
+            return await handle if inspect.isawaitable(handle) else handle
         except LockAcquisitionError as busy:
             if outcome := await find(engine, name):
                 return outcome
@@ -97,11 +99,3 @@ def encode(value: object, name: str) -> str:
     except InvalidInputError as error:
         msg = f"{name!r} is done, but its outcome cannot be stored: {error}"
         raise InvalidInputError(msg, name=name) from error
-
-
-def check_options(**options: object) -> None:
-    """Refuse options that make no sense with `once`. Raises InvalidInputError."""
-    for option in ("at_least", "reentrant"):
-        if options.get(option):
-            msg = f"{option} is for locks: a key of once is reserved for its period, and is not re-entrant"
-            raise InvalidInputError(msg)
