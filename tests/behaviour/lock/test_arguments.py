@@ -264,7 +264,7 @@ def test_a_lambda_that_returns_a_coroutine_is_for_asyncio_only(rig: Rig) -> None
 
 UNKNOWN: dict[str, str] = {
     "acquire tll": "did you mean 'ttl'?",
-    "acquire time_out": "did you mean 'timeout'?",
+    "acquire timout": "did you mean 'timeout'?",
     "acquire blocking_timeout": "did you mean 'timeout'?",
     "acquire blocking": "blocking=False is try_acquire(…)",
     "acquire expire": "did you mean 'ttl'?",
@@ -286,7 +286,7 @@ UNKNOWN: dict[str, str] = {
     "once at_least": "at_least is for locks",
     "once reentrant": "reentrant is for locks",
     "once expire": "did you mean 'ttl'?",
-    "semaphore time_out": "did you mean 'timeout'?",
+    "semaphore timout": "did you mean 'timeout'?",
     "singleton ttl": "at_most is how long",
     "singleton at_leest": "did you mean 'at_least'?",
     "election timeout": "it is an option of campaign(…) and lead(…)",
