@@ -26,10 +26,11 @@ demo: .venv/installed ## watch processes share a lock while one crashes and one 
 test: .venv/installed .venv/test ## run all tests (ARGS="-k name" for some)
 	$(PYTEST) $(ARGS)
 
-check: .venv/installed .venv/test .venv/bench ## lint, formatting, types
+check: .venv/installed .venv/test .venv/bench ## lint, formatting, types, the generated façade
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/python tools/unasync.py --check
 
 bench: .venv/installed .venv/bench ## benchmark against peers and floors, into bench/results/: 15 minutes (ARGS="--only pair")
 	$(BIN)/python -m bench $(ARGS)
@@ -55,9 +56,10 @@ docs: .venv/docs ## build the site into site/; a dead link or anchor fails it
 	$(BIN)/zensical build --clean --strict
 	$(BIN)/python -m tests.project.site_links site
 
-format: .venv/installed .venv/test ## fix lint and formatting
+format: .venv/installed .venv/test ## fix lint and formatting, and generate the blocking façade
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+	$(BIN)/python tools/unasync.py
 
 pins: ## update requirements/ to the newest versions (needs uv)
 	$(COMPILE) --extra dev pyproject.toml -o requirements/test.txt

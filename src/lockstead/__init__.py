@@ -40,14 +40,14 @@ from lockstead.errors import (
     RateLimitError,
     StaleFenceError,
     StoreError,
+    UnknownOptionError,
     UnsupportedError,
 )
 from lockstead.fencing import FenceGate
-from lockstead.primitives.election import ElectionOptions, Leader
+from lockstead.primitives.election import Leader
 from lockstead.primitives.info import Holder, LockInfo
 from lockstead.primitives.naming import lock_name
 from lockstead.primitives.once import Outcome
-from lockstead.primitives.options import LockOptions, TryOptions
 from lockstead.primitives.rate_limit import RateDecision
 
 __version__ = "0.1.0"
@@ -68,7 +68,6 @@ __all__ = [
     "DamagedError",
     "DistributedLock",
     "Election",
-    "ElectionOptions",
     "FenceGate",
     "Finding",
     "Holder",
@@ -82,7 +81,6 @@ __all__ = [
     "LockHandle",
     "LockInfo",
     "LockLostError",
-    "LockOptions",
     "MultiLockHandle",
     "NestedCallError",
     "Once",
@@ -95,7 +93,7 @@ __all__ = [
     "StaleFenceError",
     "Store",
     "StoreError",
-    "TryOptions",
+    "UnknownOptionError",
     "UnsupportedError",
     "Wake",
     "get_async_distributed_lock",

@@ -19,6 +19,7 @@ __all__ = [
     "RateLimitError",
     "StaleFenceError",
     "StoreError",
+    "UnknownOptionError",
     "UnsupportedError",
 ]
 
@@ -139,7 +140,19 @@ class StaleFenceError(LockError):
 
 
 class InvalidInputError(LockError, ValueError):
-    """An argument that no store would accept: a name, duration, URL or metadata."""
+    """An argument that no store would accept: a name, duration, URL, metadata or the value of an option."""
+
+
+class UnknownOptionError(InvalidInputError, TypeError):
+    """A keyword that the call does not have. The message names the right one.
+
+    ``option``: the keyword. ``accepted``: those that there are.
+    """
+
+    def __init__(self, message: str, *, name: str = "", option: str = "", accepted: tuple[str, ...] = ()) -> None:
+        super().__init__(message, name=name)
+        self.option = option
+        self.accepted = accepted
 
 
 class ClosedError(LockError):

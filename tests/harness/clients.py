@@ -16,7 +16,7 @@ from lockstead.core.runtime import Runtime, drive
 from lockstead.core.store import Store
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
-from lockstead.stores import open_store
+from lockstead.stores import Source, open_store
 from lockstead.testing.contract.rigs import ask
 from tests.harness.conditions import DEADLINE, eventually_async
 
@@ -77,14 +77,14 @@ class Harness:
         else:
             asyncio.run(self._tidily(test))
 
-    def client(self, source: object, *, ttl: float = 2.0, **options: Any) -> Any:
+    def client(self, source: Source, *, ttl: float = 2.0, **options: Any) -> Any:
         """Make one more client, as another process would be, with a store and connections of its own."""
         kind = DistributedLock if self.runtime_name == "threads" else AsyncDistributedLock
         client = kind(source, ttl=ttl, **(self.options | options))
         self._opened.append(client)
         return client
 
-    def store(self, source: object, **options: Any) -> Store:
+    def store(self, source: Source, **options: Any) -> Store:
         store = open_store(source, self.runtime, **(self.options | options))
         self._opened.append(store)
         return store

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import pydoc
 import re
 import subprocess
 import sys
@@ -12,21 +13,9 @@ from pathlib import Path
 import pytest
 
 import lockstead
-from lockstead import (
-    AsyncDistributedLock,
-    AsyncElection,
-    AsyncLeadership,
-    AsyncLockHandle,
-    AsyncRateLimiter,
-    DistributedLock,
-    Election,
-    Leadership,
-    LockError,
-    LockHandle,
-    RateLimiter,
-    errors,
-    port,
-)
+from lockstead import AsyncDistributedLock, DistributedLock, LockError, Once, RateLimiter, Singleton, errors, port
+from lockstead.stores.postgres.address import Options as PostgresOptions
+from lockstead.stores.redis.address import Options as RedisOptions
 
 SRC = Path(lockstead.__file__).parent
 
@@ -35,28 +24,88 @@ def public(kind: type) -> dict[str, object]:
     return {name: member for name, member in inspect.getmembers(kind) if not name.startswith("_")}
 
 
-@pytest.mark.parametrize(
-    ("blocking", "asynchronous"),
-    [
-        (DistributedLock, AsyncDistributedLock),
-        (LockHandle, AsyncLockHandle),
-        (Election, AsyncElection),
-        (Leadership, AsyncLeadership),
-        (RateLimiter, AsyncRateLimiter),
-    ],
-)
+PAIRS: list[tuple[type, type]] = [
+    (getattr(lockstead, name.removeprefix("Async")), getattr(lockstead, name))
+    for name in lockstead.__all__
+    if name.startswith("Async")
+]
+GENERATED = {DistributedLock, Once, RateLimiter, Singleton}
+"""The classes of modules that tools/unasync.py writes: these agree in every word that is not about the runtime."""
+
+
+@pytest.mark.parametrize(("blocking", "asynchronous"), PAIRS, ids=lambda kind: kind.__name__)
 def test_both_facades_offer_the_same(blocking: type, asynchronous: type) -> None:
     ours, theirs = public(blocking), public(asynchronous)
     assert ours.keys() == theirs.keys()
-    for name, member in ours.items():
+    for name, member in {**ours, "__init__": blocking.__init__}.items():  # type: ignore[misc]
         if inspect.isfunction(member):
-            other = theirs[name]
+            other = getattr(asynchronous, name)
             assert callable(other)
             parameters, others = inspect.signature(member).parameters, inspect.signature(other).parameters
             assert list(parameters) == list(others), name
             assert [p.default for p in parameters.values()] == [p.default for p in others.values()], name
-            plain = re.sub(r"Async|async", "", other.__doc__ or "")
+            assert [p.kind for p in parameters.values()] == [p.kind for p in others.values()], name
+            plain = re.sub(r"Async|async ", "", other.__doc__ or "")
             assert (member.__doc__ or "").split("\n")[0][:20] == plain.split("\n")[0][:20], name
+            if blocking in GENERATED:
+                types = [re.sub(r"Async|Awaitable\[(T)\]", r"\1", str(p.annotation)) for p in others.values()]
+                assert [str(p.annotation) for p in parameters.values()] == types, name
+                if name not in {"close", "lock", "release_all"}:
+                    assert member.__doc__ in {other.__doc__, plain}, name
+
+
+ACQUIRING = (
+    *("acquire", "try_acquire", "lock", "locked", "read_lock", "write_lock"),
+    *("semaphore", "multi_lock", "once", "with_lock"),
+)
+OPTIONS = ("ttl", "timeout", "metadata", "max_hold", "at_least", "renew", "reentrant", "on_lost", "retry")
+WITHOUT = {"try_acquire": {"timeout"}, "multi_lock": {"reentrant"}, "once": {"at_least", "reentrant"}}
+"""Options that would always be refused, so that editors do not offer them."""
+
+
+def meanings(documented: object) -> dict[str, str]:
+    """Read the options that a docstring explains: lines that begin with `option:`, and their continuation."""
+    text = inspect.getdoc(documented) or ""
+    return dict(re.findall(r"^(\w+): ((?:.|\n    )+)$", text, re.MULTILINE))
+
+
+def keywords(function: object) -> list[inspect.Parameter]:
+    assert callable(function)
+    return [each for each in inspect.signature(function).parameters.values() if each.kind is each.KEYWORD_ONLY]
+
+
+@pytest.mark.parametrize("method", ACQUIRING)
+@pytest.mark.parametrize("client", [DistributedLock, AsyncDistributedLock])
+def test_help_shows_every_option_its_default_and_its_meaning(client: type, method: str) -> None:
+    function = getattr(client, method)
+    wanted = [option for option in OPTIONS if option not in WITHOUT.get(method, ())]
+    assert [each.name for each in keywords(function)] == wanted
+    page = pydoc.render_doc(function, renderer=pydoc.plaintext)  # type: ignore[attr-defined]
+    signature, _, text = page.partition("\n    ")
+    for option in wanted:
+        assert re.search(rf"\b{option}: [^=]+ = \S", signature), option
+        assert f"\n    {option}: " in text, option
+    said = meanings(function)
+    reference = meanings(DistributedLock.acquire)
+    assert {option: said[option] for option in wanted} == {option: reference[option] for option in wanted}
+
+
+@pytest.mark.parametrize("method", ["singleton", "election", "rate_limiter"])
+def test_the_options_of_the_other_primitives_are_explained(method: str) -> None:
+    function = getattr(DistributedLock, method)
+    wanted = {each.name for each in keywords(function)} or {"limit", "per", "burst"}
+    assert set(meanings(function)) == wanted
+
+
+def test_help_of_a_client_explains_its_options_and_those_of_its_stores() -> None:
+    explained = meanings(DistributedLock)
+    own = {"store", *(each.name for each in keywords(DistributedLock.__init__))}
+    stores = {
+        name: str(value) for kind in (RedisOptions, PostgresOptions) for name, value in kind._field_defaults.items()
+    }
+    assert set(explained) == own | stores.keys()
+    for name, default in stores.items():
+        assert f"{default} by default" in explained[name].replace('"', ""), name
 
 
 def test_dunder_all_is_sorted_and_complete() -> None:
@@ -85,7 +134,7 @@ def test_errors_pickle_with_what_they_carry(name: str) -> None:
 
 def test_every_error_is_a_lock_error() -> None:
     errors = [getattr(lockstead, name) for name in lockstead.__all__ if name.endswith("Error")]
-    assert len(errors) == 13
+    assert len(errors) == 14
     assert all(issubclass(error, LockError) for error in errors)
 
 

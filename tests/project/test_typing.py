@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, assert_type
 
-from lockstead import AsyncDistributedLock, DistributedLock
+import pytest
+
+from lockstead import AsyncDistributedLock, DistributedLock, InvalidInputError, LockHandle, UnknownOptionError
 
 
 def test_a_decorated_function_keeps_its_type() -> None:
@@ -47,3 +49,34 @@ def test_a_decorated_coroutine_function_makes_coroutines() -> None:
             assert (await tasks[0], await tasks[1]) == (1, 2)
 
     asyncio.run(scenario())
+
+
+def test_what_is_no_store_is_a_type_error() -> None:
+    """Each `type: ignore` is needed, or mypy reports it as unused."""
+    with pytest.raises(InvalidInputError, match=r"a client is made from a URL.*redis-py.*psycopg.*SQLAlchemy.*got int"):
+        DistributedLock(42)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="got dict"):
+        DistributedLock({"host": "localhost"})  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="got int in a list"):
+        AsyncDistributedLock([1, 2])  # type: ignore[list-item]
+    with pytest.raises(InvalidInputError, match="got list"):
+        DistributedLock([])
+
+
+def test_an_option_that_there_is_not_or_of_another_type_is_a_type_error() -> None:
+    with DistributedLock("memory://typing") as locks:
+        with pytest.raises(UnknownOptionError):
+            locks.acquire("x", blocking_timeout=5)  # type: ignore[arg-type]
+        with pytest.raises(UnknownOptionError):
+            locks.lock("x", expire=5)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInputError):
+            locks.lock("x", retry=3)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInputError):
+            locks.lock("x", renew="no")  # type: ignore[arg-type]
+        with pytest.raises(InvalidInputError):
+            locks.election("x", on_lost=5)  # type: ignore[arg-type]
+
+
+def test_a_callback_is_given_a_handle() -> None:
+    with DistributedLock("memory://typing") as locks:
+        locks.lock("x", on_lost=lambda handle: assert_type(handle, LockHandle))

@@ -1,6 +1,7 @@
 """The client for asyncio, and the objects that it returns."""
 
-from lockstead.asynchronous.client import AsyncDistributedLock, get_async_distributed_lock
+from lockstead.asynchronous.client import AsyncDistributedLock
+from lockstead.asynchronous.default import get_async_distributed_lock
 from lockstead.asynchronous.election import AsyncElection, AsyncLeadership
 from lockstead.asynchronous.guard import AsyncLockGuard
 from lockstead.asynchronous.handle import AsyncLockHandle, AsyncMultiLockHandle

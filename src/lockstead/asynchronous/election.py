@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from typing import Unpack
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any
 
 from lockstead.asynchronous.guard import AsyncLockGuard
 from lockstead.asynchronous.handle import AsyncLockHandle
@@ -12,7 +12,6 @@ from lockstead.core.engine import Engine
 from lockstead.primitives.election import (
     NOT_SEEN_YET,
     Contest,
-    ElectionOptions,
     Leader,
     Leading,
     Seen,
@@ -37,8 +36,30 @@ class AsyncLeadership(Leading, AsyncLockHandle):
 class AsyncElection(Contest[AsyncLeadership]):
     """An election: campaign by hand, for a block or in the background, or watch for changes of the leader."""
 
-    def __init__(self, engine: Engine, name: str, defaults: Defaults, **options: Unpack[ElectionOptions]) -> None:
-        super().__init__(engine, AsyncLeadership, name, defaults, **options)
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        defaults: Defaults,
+        *,
+        ttl: Seconds | None = None,
+        grace: Seconds | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        on_elected: Callable[[AsyncLeadership], object] | None = None,
+        on_lost: Callable[[AsyncLeadership], object] | None = None,
+    ) -> None:
+        """See `AsyncDistributedLock.election` for the options."""
+        super().__init__(
+            engine,
+            AsyncLeadership,
+            name,
+            defaults,
+            ttl=ttl,
+            grace=grace,
+            metadata=metadata,
+            on_elected=on_elected,
+            on_lost=on_lost,
+        )
 
     def lead(self, timeout: Seconds | None = None) -> AsyncLockGuard[AsyncLeadership]:
         """Campaign, lead for a block, and resign at its end: ``async with election.lead():``.

@@ -11,8 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 from lockstead.asynchronous.handle import AsyncHeld
 from lockstead.core.checks import Seconds
 from lockstead.core.refusals import Busy
-from lockstead.errors import InvalidInputError
-from lockstead.primitives.callables import check_decorated, makes_coroutines, title
+from lockstead.primitives.callables import check_coroutine
 from lockstead.primitives.guard import Entry, Guard
 from lockstead.primitives.handle import acquired, acquired_unless_busy
 
@@ -88,11 +87,3 @@ class AsyncLockGuard(Guard[H]):
                 return await function(*args, **kwargs)
 
         return guarded
-
-
-def check_coroutine(function: Callable[..., object]) -> None:
-    """Refuse a function that would block the loop, or whose work begins after the call has returned."""
-    check_decorated(function)
-    if not makes_coroutines(function):
-        msg = f"{title(function)} is not a coroutine function: use DistributedLock"
-        raise InvalidInputError(msg)

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-from lockstead.asynchronous.guard import check_coroutine
 from lockstead.core.checks import Seconds
+from lockstead.primitives.callables import check_coroutine
 from lockstead.primitives.rate_limit import Limiter, RateDecision
 
 P = ParamSpec("P")

@@ -7,13 +7,13 @@ import json
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-from lockstead.asynchronous.guard import check_coroutine
 from lockstead.asynchronous.handle import AsyncLockHandle
 from lockstead.core.engine import Engine
 from lockstead.core.keeper import log
 from lockstead.core.outage import reason
 from lockstead.errors import StoreError
 from lockstead.primitives import once
+from lockstead.primitives.callables import check_async_work, check_coroutine
 from lockstead.primitives.guard import Guard
 from lockstead.primitives.handle import acquired_unless_busy
 from lockstead.primitives.naming import Naming
@@ -38,9 +38,8 @@ class AsyncSingleton(Guard[AsyncLockHandle]):
 
         @functools.wraps(function)
         async def alone(*args: P.args, **kwargs: P.kwargs) -> T | None:
-            handle = await acquired_unless_busy(
-                AsyncLockHandle(self._engine), plan_call(*args, **kwargs), is_scoped=True
-            )
+            plan = plan_call(*args, **kwargs)
+            handle = await acquired_unless_busy(AsyncLockHandle(self._engine), plan, is_scoped=True)
             if handle is None:
                 return None
             async with handle:
@@ -61,6 +60,7 @@ class AsyncOnce(Guard[AsyncLockHandle]):
 
         If `function` raises, it is not done: the next call runs it. Raises LockAcquisitionError after `timeout`.
         """
+        check_async_work(function)
         return await self._run(self._plan_block(), function)
 
     async def outcome(self) -> Outcome[Any] | None:

@@ -1,33 +1,34 @@
+# Generated from src/lockstead/asynchronous/client.py by `python tools/unasync.py`: edit that one.
 """The client for threads."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, Never, ParamSpec, Self, TypeVar
 
-from lockstead.blocking.election import Election
+from lockstead.blocking.election import Election, Leadership
 from lockstead.blocking.guard import LockGuard
-from lockstead.blocking.handle import LockHandle, MultiLockHandle, acquire, try_acquire
+from lockstead.blocking.handle import LockHandle, MultiLockHandle
 from lockstead.blocking.rate_limit import RateLimiter
 from lockstead.blocking.recipes import Once, Singleton
 from lockstead.core.checks import Seconds, check_name, check_ttl
 from lockstead.core.engine import Engine
-from lockstead.core.model import Finding
+from lockstead.core.model import WHOLE, Finding
 from lockstead.core.retry import RetryPolicy
 from lockstead.core.runtime import drive
 from lockstead.core.store import Store
-from lockstead.errors import InvalidInputError
-from lockstead.primitives import info, once, plans
-from lockstead.primitives.election import ElectionOptions
+from lockstead.errors import InvalidInputError, UnknownOptionError
+from lockstead.primitives import info, plans
+from lockstead.primitives.callables import check_callback, check_work, returned
+from lockstead.primitives.handle import acquired, acquired_unless_busy
 from lockstead.primitives.identity import new_holder_id
 from lockstead.primitives.info import LockInfo
 from lockstead.primitives.naming import Naming, check_name_list, static_name
-from lockstead.primitives.options import LockOptions, TryOptions
+from lockstead.primitives.options import check_retry, unknown_client_option, unknown_option
 from lockstead.primitives.plans import Defaults, Plan
 from lockstead.primitives.rate_limit import rate
 from lockstead.runtimes.threads import ThreadRuntime
-from lockstead.stores import open_store
+from lockstead.stores.registry import Source, open_store
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,20 +37,47 @@ T = TypeVar("T")
 class DistributedLock:
     """Distributed locks by name, for threads.
 
-    `store`: a URL, a client object of a driver, or a store; without it LOCKSTEAD_URL, or else the user's own SQLite
-    file. `ttl`: the default lease duration in seconds. `retry`: how to retry when the store does not answer.
-    Further options are those of the store.
+    store: a URL, a client object of a driver, or a store; without it LOCKSTEAD_URL, or else the user's own SQLite file.
+    ttl: the default lease duration, in seconds or as a timedelta: how long locks stay held if this process dies.
+    retry: how to retry when the store does not answer; None: `RetryPolicy()`.
 
-    One client per process is enough; all threads may use it. After a fork, the child's copy works as a client of its
-    own, without the parent's locks.
+    Options of Redis, which a URL may have too and which override it:
+
+    key_prefix: what keys begin with, "lockstead" by default; clients with different prefixes do not share locks.
+    min_replicas: how many replicas must confirm a grant or a renewal; 0 by default.
+    confirm_grants: let a waiter confirm a grant with the server before it holds; False by default.
+    strict: refuse a server that may evict locks, instead of logging a warning; False by default.
+    node_timeout: how many seconds a node of Redlock has to answer; 0.25 by default.
+
+    Options of PostgreSQL, likewise:
+
+    schema: where the lease table is, "lockstead" by default; clients with different schemas do not share locks.
+    push: receive a notification when a place may hold, instead of polling; True by default.
+    listen: the URL of the server itself, where `store` is that of a transaction pooler; "" by default.
+    pooler: "session" states that a pooler gives every connection a session of its own; "" by default.
+    advisory: use the server's advisory locks instead of the lease table; False by default.
+
+    Stores of other packages have options of their own.
+
+    One client per process is enough; all threads may use it.
+    After a fork, the child's copy works as a client of its own, without the parent's locks.
     """
 
     def __init__(
-        self, store: object = None, *, ttl: Seconds = 30.0, retry: RetryPolicy | None = None, **options: Any
+        self,
+        store: Source | None = None,
+        *,
+        ttl: Seconds = 30.0,
+        retry: RetryPolicy | None = None,
+        **store_options: Any,
     ) -> None:
-        self._defaults = Defaults(check_ttl(ttl), retry or RetryPolicy())
+        policy = RetryPolicy() if retry is None else check_retry(retry)
+        self._defaults = Defaults(check_ttl(ttl), policy, check_callback)
         self._owns_store = not isinstance(store, Store)
-        opened = open_store(store, ThreadRuntime(), **options)
+        try:
+            opened = open_store(store, ThreadRuntime(), **store_options)
+        except UnknownOptionError as refusal:
+            raise unknown_client_option(DistributedLock, refusal) from None
         if not isinstance(opened.runtime, ThreadRuntime):
             msg = "this store belongs to another runtime: DistributedLock needs one with a ThreadRuntime"
             raise InvalidInputError(msg)
@@ -60,112 +88,553 @@ class DistributedLock:
         """The id of this client, as other clients see it: host:pid:random."""
         return self._engine.holder_id
 
-    def acquire(self, name: str, **options: Unpack[LockOptions]) -> LockHandle:
+    def acquire(
+        self,
+        name: str,
+        *,
+        ttl: Seconds | None = None,
+        timeout: Seconds | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        max_hold: Seconds | None = None,
+        at_least: Seconds = 0.0,
+        renew: bool = True,
+        reentrant: bool = False,
+        on_lost: Callable[[LockHandle], object] | None = None,
+        retry: RetryPolicy | None = None,
+        **unknown: Never,
+    ) -> LockHandle:
         """Acquire a lock, waiting in the queue while another client holds it.
 
-        See `LockOptions` for the options. `timeout`: how long to wait; None waits without limit, 0 does not wait.
-        Release the lock with the handle's `release`, or use the handle as a context manager.
+        Release the lock with the handle's `release`, or use the handle as a context manager. Durations are seconds or a
+        timedelta.
+
+        ttl: how long the lock stays held if this process dies; while it runs, the lease is renewed. None: the client's.
+        timeout: how long to wait; None waits without limit, 0 does not wait.
+        metadata: a JSON object of up to 4096 bytes that `info`, `inspect` and `lockstead ls` show.
+        max_hold: stop renewing this long after the grant, so that a stuck holder does not hold for ever; None: never.
+        at_least: keep the name reserved until this long after the grant, however early it is released.
+        renew: renew while held; False: the lease expires after one ttl unless you call `extend`.
+        reentrant: let the same thread or task acquire the name again, through this client, without waiting.
+        on_lost: called once with the handle, in a thread or task of its own, if the lock is lost.
+        retry: how to retry when the store does not answer. None: the client's policy.
+
         Raises LockAcquisitionError after `timeout`.
         """
-        return acquire(LockHandle(self._engine), plans.plan(name, self._defaults, **options))
+        if unknown:
+            raise unknown_option(self.acquire, unknown)
+        plan = plans.plan(
+            name,
+            self._defaults,
+            ttl=ttl,
+            timeout=timeout,
+            metadata=metadata,
+            max_hold=max_hold,
+            at_least=at_least,
+            renew=renew,
+            reentrant=reentrant,
+            on_lost=on_lost,
+            retry=retry,
+        )
+        return drive(acquired(LockHandle(self._engine), plan))
 
-    def try_acquire(self, name: str, **options: Unpack[TryOptions]) -> LockHandle | None:
-        """Acquire a lock if it is free, else return None: never waits for a holder. See `TryOptions`."""
-        return try_acquire(LockHandle(self._engine), plans.plan(name, self._defaults, timeout=0, **options))
+    def try_acquire(
+        self,
+        name: str,
+        *,
+        ttl: Seconds | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        max_hold: Seconds | None = None,
+        at_least: Seconds = 0.0,
+        renew: bool = True,
+        reentrant: bool = False,
+        on_lost: Callable[[LockHandle], object] | None = None,
+        retry: RetryPolicy | None = None,
+        **unknown: Never,
+    ) -> LockHandle | None:
+        """Acquire a lock if it is free, else return None: never waits for a holder. Durations as for `acquire`.
 
-    def lock(self, name: Naming, **options: Unpack[LockOptions]) -> LockGuard[LockHandle]:
+        ttl: how long the lock stays held if this process dies; while it runs, the lease is renewed. None: the client's.
+        metadata: a JSON object of up to 4096 bytes that `info`, `inspect` and `lockstead ls` show.
+        max_hold: stop renewing this long after the grant, so that a stuck holder does not hold for ever; None: never.
+        at_least: keep the name reserved until this long after the grant, however early it is released.
+        renew: renew while held; False: the lease expires after one ttl unless you call `extend`.
+        reentrant: let the same thread or task acquire the name again, through this client, without waiting.
+        on_lost: called once with the handle, in a thread or task of its own, if the lock is lost.
+        retry: how to retry when the store does not answer. None: the client's policy.
+        """
+        if unknown:
+            raise unknown_option(self.try_acquire, unknown)
+        plan = plans.plan(
+            name,
+            self._defaults,
+            timeout=plans.NO_WAIT,
+            ttl=ttl,
+            metadata=metadata,
+            max_hold=max_hold,
+            at_least=at_least,
+            renew=renew,
+            reentrant=reentrant,
+            on_lost=on_lost,
+            retry=retry,
+        )
+        return drive(acquired_unless_busy(LockHandle(self._engine), plan))
+
+    def lock(
+        self,
+        name: Naming,
+        *,
+        ttl: Seconds | None = None,
+        timeout: Seconds | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        max_hold: Seconds | None = None,
+        at_least: Seconds = 0.0,
+        renew: bool = True,
+        reentrant: bool = False,
+        on_lost: Callable[[LockHandle], object] | None = None,
+        retry: RetryPolicy | None = None,
+        **unknown: Never,
+    ) -> LockGuard[LockHandle]:
         """Hold a lock for a block: ``with locks.lock("name"):``.
 
         If the lock was lost meanwhile, the end of the block raises LockLostError. Returns a guard, which also decorates
-        functions, and has `acquire` and `try_acquire`. See `LockOptions` for the options. `timeout`: how long to wait;
-        None waits without limit, 0 does not wait.
-        """
-        return self._guard(plans.plan(static_name(name), self._defaults, **options), name)
+        functions, and has `acquire` and `try_acquire`. Durations are seconds or a timedelta.
 
-    def locked(self, naming: Naming, **options: Unpack[LockOptions]) -> LockGuard[LockHandle]:
+        ttl: how long the lock stays held if this process dies; while it runs, the lease is renewed. None: the client's.
+        timeout: how long to wait; None waits without limit, 0 does not wait.
+        metadata: a JSON object of up to 4096 bytes that `info`, `inspect` and `lockstead ls` show.
+        max_hold: stop renewing this long after the grant, so that a stuck holder does not hold for ever; None: never.
+        at_least: keep the name reserved until this long after the grant, however early it is released.
+        renew: renew while held; False: the lease expires after one ttl unless you call `extend`.
+        reentrant: let the same thread or task acquire the name again, through this client, without waiting.
+        on_lost: called once with the handle, in a thread or task of its own, if the lock is lost.
+        retry: how to retry when the store does not answer. None: the client's policy.
+
+        The block raises LockAcquisitionError if it was not entered after `timeout`.
+        """
+        if unknown:
+            raise unknown_option(self.lock, unknown)
+        plan = plans.plan(
+            static_name(name),
+            self._defaults,
+            ttl=ttl,
+            timeout=timeout,
+            metadata=metadata,
+            max_hold=max_hold,
+            at_least=at_least,
+            renew=renew,
+            reentrant=reentrant,
+            on_lost=on_lost,
+            retry=retry,
+        )
+        return self._guard(plan, name)
+
+    def locked(
+        self,
+        naming: Naming,
+        *,
+        ttl: Seconds | None = None,
+        timeout: Seconds | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        max_hold: Seconds | None = None,
+        at_least: Seconds = 0.0,
+        renew: bool = True,
+        reentrant: bool = False,
+        on_lost: Callable[[LockHandle], object] | None = None,
+        retry: RetryPolicy | None = None,
+        **unknown: Never,
+    ) -> LockGuard[LockHandle]:
         """Decorate a function to hold a lock during every call: ``@locks.locked("account:{account_id}")``.
 
         ``{parameter}`` in the name stands for the argument of the call. A function in place of the name receives the
-        arguments and returns the name.
-        """
-        return self.lock(naming, **options)
+        arguments and returns the name. Durations are seconds or a timedelta.
 
-    def read_lock(self, name: Naming, **options: Unpack[LockOptions]) -> LockGuard[LockHandle]:
+        ttl: how long the lock stays held if this process dies; while it runs, the lease is renewed. None: the client's.
+        timeout: how long to wait; None waits without limit, 0 does not wait.
+        metadata: a JSON object of up to 4096 bytes that `info`, `inspect` and `lockstead ls` show.
+        max_hold: stop renewing this long after the grant, so that a stuck holder does not hold for ever; None: never.
+        at_least: keep the name reserved until this long after the grant, however early it is released.
+        renew: renew while held; False: the lease expires after one ttl unless you call `extend`.
+        reentrant: let the same thread or task acquire the name again, through this client, without waiting.
+        on_lost: called once with the handle, in a thread or task of its own, if the lock is lost.
+        retry: how to retry when the store does not answer. None: the client's policy.
+
+        A call raises LockAcquisitionError after `timeout`.
+        """
+        if unknown:
+            raise unknown_option(self.locked, unknown)
+        plan = plans.plan(
+            static_name(naming),
+            self._defaults,
+            ttl=ttl,
+            timeout=timeout,
+            metadata=metadata,
+            max_hold=max_hold,
+            at_least=at_least,
+            renew=renew,
+            reentrant=reentrant,
+            on_lost=on_lost,
+            retry=retry,
+        )
+        return self._guard(plan, naming)
+
+    def read_lock(
+        self,
+        name: Naming,
+        *,
+        ttl: Seconds | None = None,
+        timeout: Seconds | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        max_hold: Seconds | None = None,
+        at_least: Seconds = 0.0,
+        renew: bool = True,
+        reentrant: bool = False,
+        on_lost: Callable[[LockHandle], object] | None = None,
+        retry: RetryPolicy | None = None,
+        **unknown: Never,
+    ) -> LockGuard[LockHandle]:
         """Acquire the shared (read) side of a read-write lock.
 
         Any number of readers hold it at the same time, but not while a writer holds it or waits in the queue before
         them. Returns a guard: see `lock`.
-        """
-        return self._guard(plans.reading(static_name(name), self._defaults, **options), name)
 
-    def write_lock(self, name: Naming, **options: Unpack[LockOptions]) -> LockGuard[LockHandle]:
+        ttl: how long the lock stays held if this process dies; while it runs, the lease is renewed. None: the client's.
+        timeout: how long to wait; None waits without limit, 0 does not wait.
+        metadata: a JSON object of up to 4096 bytes that `info`, `inspect` and `lockstead ls` show.
+        max_hold: stop renewing this long after the grant, so that a stuck holder does not hold for ever; None: never.
+        at_least: keep the name reserved until this long after the grant, however early it is released.
+        renew: renew while held; False: the lease expires after one ttl unless you call `extend`.
+        reentrant: let the same thread or task acquire the name again, through this client, without waiting.
+        on_lost: called once with the handle, in a thread or task of its own, if the lock is lost.
+        retry: how to retry when the store does not answer. None: the client's policy.
+        """
+        if unknown:
+            raise unknown_option(self.read_lock, unknown)
+        plan = plans.plan(
+            static_name(name),
+            self._defaults,
+            WHOLE,
+            1,
+            ttl=ttl,
+            timeout=timeout,
+            metadata=metadata,
+            max_hold=max_hold,
+            at_least=at_least,
+            renew=renew,
+            reentrant=reentrant,
+            on_lost=on_lost,
+            retry=retry,
+        )
+        return self._guard(plan, name)
+
+    def write_lock(
+        self,
+        name: Naming,
+        *,
+        ttl: Seconds | None = None,
+        timeout: Seconds | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        max_hold: Seconds | None = None,
+        at_least: Seconds = 0.0,
+        renew: bool = True,
+        reentrant: bool = False,
+        on_lost: Callable[[LockHandle], object] | None = None,
+        retry: RetryPolicy | None = None,
+        **unknown: Never,
+    ) -> LockGuard[LockHandle]:
         """Acquire the exclusive (write) side of a read-write lock.
 
         No reader and no other writer holds it at the same time; readers that join the queue later do not overtake a
         waiting writer. Returns a guard: see `lock`.
+
+        ttl: how long the lock stays held if this process dies; while it runs, the lease is renewed. None: the client's.
+        timeout: how long to wait; None waits without limit, 0 does not wait.
+        metadata: a JSON object of up to 4096 bytes that `info`, `inspect` and `lockstead ls` show.
+        max_hold: stop renewing this long after the grant, so that a stuck holder does not hold for ever; None: never.
+        at_least: keep the name reserved until this long after the grant, however early it is released.
+        renew: renew while held; False: the lease expires after one ttl unless you call `extend`.
+        reentrant: let the same thread or task acquire the name again, through this client, without waiting.
+        on_lost: called once with the handle, in a thread or task of its own, if the lock is lost.
+        retry: how to retry when the store does not answer. None: the client's policy.
         """
-        return self._guard(plans.writing(static_name(name), self._defaults, **options), name)
+        if unknown:
+            raise unknown_option(self.write_lock, unknown)
+        plan = plans.plan(
+            static_name(name),
+            self._defaults,
+            WHOLE,
+            WHOLE,
+            ttl=ttl,
+            timeout=timeout,
+            metadata=metadata,
+            max_hold=max_hold,
+            at_least=at_least,
+            renew=renew,
+            reentrant=reentrant,
+            on_lost=on_lost,
+            retry=retry,
+        )
+        return self._guard(plan, name)
 
     def semaphore(
-        self, name: Naming, permits: int, weight: int = 1, **options: Unpack[LockOptions]
+        self,
+        name: Naming,
+        permits: int,
+        weight: int = 1,
+        *,
+        ttl: Seconds | None = None,
+        timeout: Seconds | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        max_hold: Seconds | None = None,
+        at_least: Seconds = 0.0,
+        renew: bool = True,
+        reentrant: bool = False,
+        on_lost: Callable[[LockHandle], object] | None = None,
+        retry: RetryPolicy | None = None,
+        **unknown: Never,
     ) -> LockGuard[LockHandle]:
         """Acquire `weight` of a semaphore's `permits`.
 
         Every client must use the name with the same number of permits: otherwise CapacityMismatchError is raised.
         Returns a guard: see `lock`.
-        """
-        return self._guard(plans.permits(static_name(name), self._defaults, permits, weight, **options), name)
 
-    def multi_lock(self, names: Iterable[Naming], **options: Unpack[LockOptions]) -> LockGuard[MultiLockHandle]:
+        ttl: how long the lock stays held if this process dies; while it runs, the lease is renewed. None: the client's.
+        timeout: how long to wait; None waits without limit, 0 does not wait.
+        metadata: a JSON object of up to 4096 bytes that `info`, `inspect` and `lockstead ls` show.
+        max_hold: stop renewing this long after the grant, so that a stuck holder does not hold for ever; None: never.
+        at_least: keep the name reserved until this long after the grant, however early it is released.
+        renew: renew while held; False: the lease expires after one ttl unless you call `extend`.
+        reentrant: let the same thread or task acquire the name again, through this client, without waiting.
+        on_lost: called once with the handle, in a thread or task of its own, if the lock is lost.
+        retry: how to retry when the store does not answer. None: the client's policy.
+        """
+        if unknown:
+            raise unknown_option(self.semaphore, unknown)
+        plan = plans.plan(
+            static_name(name),
+            self._defaults,
+            *plans.check_permits(permits, weight),
+            ttl=ttl,
+            timeout=timeout,
+            metadata=metadata,
+            max_hold=max_hold,
+            at_least=at_least,
+            renew=renew,
+            reentrant=reentrant,
+            on_lost=on_lost,
+            retry=retry,
+        )
+        return self._guard(plan, name)
+
+    def multi_lock(
+        self,
+        names: Iterable[Naming],
+        *,
+        ttl: Seconds | None = None,
+        timeout: Seconds | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        max_hold: Seconds | None = None,
+        at_least: Seconds = 0.0,
+        renew: bool = True,
+        on_lost: Callable[[MultiLockHandle], object] | None = None,
+        retry: RetryPolicy | None = None,
+        **unknown: Never,
+    ) -> LockGuard[MultiLockHandle]:
         """Acquire exclusive locks of several names, all or none.
 
         Names are acquired in a global order, all or none, so two multi-locks cannot deadlock. Not promised: the same
         for locks that are acquired while a multi-lock is held; acquire them as one. Returns a guard: see `lock`.
+
+        ttl: how long the lock stays held if this process dies; while it runs, the lease is renewed. None: the client's.
+        timeout: how long to wait; None waits without limit, 0 does not wait.
+        metadata: a JSON object of up to 4096 bytes that `info`, `inspect` and `lockstead ls` show.
+        max_hold: stop renewing this long after the grant, so that a stuck holder does not hold for ever; None: never.
+        at_least: keep the name reserved until this long after the grant, however early it is released.
+        renew: renew while held; False: the lease expires after one ttl unless you call `extend`.
+        on_lost: called once with the handle, in a thread or task of its own, if the lock is lost.
+        retry: how to retry when the store does not answer. None: the client's policy.
         """
+        if unknown:
+            raise unknown_option(self.multi_lock, unknown)
         namings = check_name_list(names)
-        plan = plans.several(map(static_name, namings), self._defaults, **options)
+        ordered = plans.in_order(map(static_name, namings))
+        plan = plans.plan(
+            ordered[0],
+            self._defaults,
+            ttl=ttl,
+            timeout=timeout,
+            metadata=metadata,
+            max_hold=max_hold,
+            at_least=at_least,
+            renew=renew,
+            on_lost=on_lost,
+            retry=retry,
+        ).of(ordered)
         return LockGuard(plan, namings, self._engine, MultiLockHandle)
 
     def singleton(
-        self, name: Naming, *, at_most: Seconds, at_least: Seconds = 0.0, metadata: Mapping[str, Any] | None = None
+        self,
+        name: Naming,
+        *,
+        at_most: Seconds,
+        at_least: Seconds = 0.0,
+        metadata: Mapping[str, Any] | None = None,
+        **unknown: Never,
     ) -> Singleton:
         """Run a job in one process of many: ``@locks.singleton("cron:daily", at_most=3600, at_least=60)``.
 
-        The name is held until the job ends, and for at least `at_least` seconds, so that processes whose clocks differ
-        do not run the job twice. It is held for at most `at_most` seconds, so that it is free again if the process
-        dies; a job that runs longer has lost the lock (LockLostError). A call while the name is held or reserved
-        returns None and does not run the job.
+        A call while the name is held or reserved returns None and does not run the job.
+
+        at_most: how long the name is held at most, so that it is free again if the process dies; a job that runs longer
+            has lost the lock (LockLostError).
+        at_least: keep the name reserved until this long after the grant, so that processes whose clocks differ do not
+            run the job twice.
+        metadata: a JSON object of up to 4096 bytes that `info`, `inspect` and `lockstead ls` show.
         """
+        if unknown:
+            raise unknown_option(self.singleton, unknown)
         plan = plans.single(static_name(name), self._defaults, at_most, at_least, metadata)
         return Singleton(plan, (name,), self._engine, LockHandle)
 
-    def once(self, key: Naming, period: Seconds, **options: Unpack[LockOptions]) -> Once:
+    def once(
+        self,
+        key: Naming,
+        period: Seconds,
+        *,
+        ttl: Seconds | None = None,
+        timeout: Seconds | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        max_hold: Seconds | None = None,
+        renew: bool = True,
+        on_lost: Callable[[LockHandle], object] | None = None,
+        retry: RetryPolicy | None = None,
+        **unknown: Never,
+    ) -> Once:
         """Run work once per idempotency key, and store its result: ``@locks.once("mail:{to}", 3600)``.
 
         Within `period` seconds every further call returns the stored result, which is kept as JSON of up to 4084 bytes.
         A call while the work is running waits for it. Work that raises is not done: the next call runs it. If the
         process dies, another call runs the work after the ttl.
+
+        ttl: how long the lock stays held if this process dies; while it runs, the lease is renewed. None: the client's.
+        timeout: how long to wait; None waits without limit, 0 does not wait.
+        metadata: a JSON object of up to 4096 bytes that `info`, `inspect` and `lockstead ls` show.
+        max_hold: stop renewing this long after the grant, so that a stuck holder does not hold for ever; None: never.
+        renew: renew while held; False: the lease expires after one ttl unless you call `extend`.
+        on_lost: called once with the handle, in a thread or task of its own, if the lock is lost.
+        retry: how to retry when the store does not answer. None: the client's policy.
         """
-        once.check_options(**options)
-        plan = plans.plan(static_name(key), self._defaults, **options)
+        if unknown:
+            raise unknown_option(self.once, unknown)
+        plan = plans.plan(
+            static_name(key),
+            self._defaults,
+            ttl=ttl,
+            timeout=timeout,
+            metadata=metadata,
+            max_hold=max_hold,
+            renew=renew,
+            on_lost=on_lost,
+            retry=retry,
+        )
         return Once(plan, key, self._engine, check_ttl(period, "period"))
 
-    def rate_limiter(self, name: Naming, limit: int, per: Seconds, burst: int | None = None) -> RateLimiter:
+    def rate_limiter(
+        self, name: Naming, limit: int, per: Seconds, burst: int | None = None, **unknown: Never
+    ) -> RateLimiter:
         """Limit requests to `limit` in every `per` seconds, for all clients of the store together.
 
-        `burst`: how many may be allowed at once; by default `limit`.
+        limit: how many requests are allowed.
+        per: in which time, in seconds or as a timedelta.
+        burst: how many may be allowed at once; None: as many as `limit`.
         """
+        if unknown:
+            raise unknown_option(self.rate_limiter, unknown)
         return RateLimiter(self._engine, name, rate(limit, per, burst), self._defaults.retry)
 
-    def election(self, name: str, **options: Unpack[ElectionOptions]) -> Election:
-        """Elect one leader among all clients that campaign under a name. See `ElectionOptions`."""
-        return Election(self._engine, name, self._defaults, **options)
+    def election(
+        self,
+        name: str,
+        *,
+        ttl: Seconds | None = None,
+        grace: Seconds | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        on_elected: Callable[[Leadership], object] | None = None,
+        on_lost: Callable[[Leadership], object] | None = None,
+        **unknown: Never,
+    ) -> Election:
+        """Elect one leader among all clients that campaign under a name. Durations are seconds or a timedelta.
 
-    def with_lock(self, name: str, function: Callable[[], T], **options: Unpack[LockOptions]) -> T:
-        """Acquire a lock, call `function`, release the lock, and return the result. See `LockOptions`."""
-        plan = plans.plan(name, self._defaults, **options)
-        with acquire(LockHandle(self._engine), plan, is_scoped=True):
-            return function()
+        ttl: how long no other candidate can be elected if the leader dies; while it runs, its lease is renewed. None:
+            the client's ttl.
+        grace: how long before its lease could expire a leader is notified, so that it can stop in time; at most a half
+            of the ttl. None: a fifth of it.
+        metadata: a JSON object of up to 4096 bytes that `leader`, `watch` and `info` show.
+        on_elected: called with the leadership once elected, in a thread or task of its own. If it raises, the leader
+            resigns.
+        on_lost: called once with the leadership when it is lost, or when it is resigned, before the lock is released.
+            Never called without an election before it. `on_elected` may still be running: stop its work here.
+        """
+        if unknown:
+            raise unknown_option(self.election, unknown)
+        return Election(
+            self._engine,
+            name,
+            self._defaults,
+            ttl=ttl,
+            grace=grace,
+            metadata=metadata,
+            on_elected=on_elected,
+            on_lost=on_lost,
+        )
+
+    def with_lock(
+        self,
+        name: str,
+        function: Callable[[], T],
+        *,
+        ttl: Seconds | None = None,
+        timeout: Seconds | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        max_hold: Seconds | None = None,
+        at_least: Seconds = 0.0,
+        renew: bool = True,
+        reentrant: bool = False,
+        on_lost: Callable[[LockHandle], object] | None = None,
+        retry: RetryPolicy | None = None,
+        **unknown: Never,
+    ) -> T:
+        """Acquire a lock, call `function`, release the lock, and return the result.
+
+        ttl: how long the lock stays held if this process dies; while it runs, the lease is renewed. None: the client's.
+        timeout: how long to wait; None waits without limit, 0 does not wait.
+        metadata: a JSON object of up to 4096 bytes that `info`, `inspect` and `lockstead ls` show.
+        max_hold: stop renewing this long after the grant, so that a stuck holder does not hold for ever; None: never.
+        at_least: keep the name reserved until this long after the grant, however early it is released.
+        renew: renew while held; False: the lease expires after one ttl unless you call `extend`.
+        reentrant: let the same thread or task acquire the name again, through this client, without waiting.
+        on_lost: called once with the handle, in a thread or task of its own, if the lock is lost.
+        retry: how to retry when the store does not answer. None: the client's policy.
+
+        Raises LockAcquisitionError after `timeout`.
+        """
+        if unknown:
+            raise unknown_option(self.with_lock, unknown)
+        check_work(function)
+        plan = plans.plan(
+            name,
+            self._defaults,
+            ttl=ttl,
+            timeout=timeout,
+            metadata=metadata,
+            max_hold=max_hold,
+            at_least=at_least,
+            renew=renew,
+            reentrant=reentrant,
+            on_lost=on_lost,
+            retry=retry,
+        )
+        with drive(acquired(LockHandle(self._engine), plan, is_scoped=True)):
+            return returned(function())
 
     def is_locked(self, name: str) -> bool:
         """Return whether the name is held, or reserved by `at_least` or `once`."""
@@ -200,8 +669,8 @@ class DistributedLock:
     def close(self) -> None:
         """Release everything and close the store, unless you passed one in; later calls raise ClosedError.
 
-        A signal handler may call it. What cannot be released there is released in the background, or when the process
-        exits.
+        A signal handler may call it. What cannot be released there is released in the background,
+        or when the process exits.
         """
         try:
             drive(self._engine.close())
@@ -217,16 +686,3 @@ class DistributedLock:
 
     def _guard(self, plan: Plan, naming: Naming) -> LockGuard[LockHandle]:
         return LockGuard(plan, (naming,), self._engine, LockHandle)
-
-
-_default: DistributedLock | None = None
-_default_mutex = threading.Lock()
-
-
-def get_distributed_lock() -> DistributedLock:
-    """Return the shared client of the process: on LOCKSTEAD_URL, else on the user's own SQLite file."""
-    global _default
-    with _default_mutex:
-        if _default is None or _default._engine.is_closed:
-            _default = DistributedLock()
-        return _default

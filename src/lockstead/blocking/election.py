@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Generator
-from typing import Unpack
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
 
-from lockstead.blocking.guard import LockGuard, check_callback
-from lockstead.blocking.handle import LockHandle, acquire
+from lockstead.blocking.guard import LockGuard
+from lockstead.blocking.handle import LockHandle
 from lockstead.core import lifecycle
 from lockstead.core.checks import Seconds
 from lockstead.core.engine import Engine
@@ -16,13 +16,13 @@ from lockstead.primitives.election import (
     NOT_SEEN_YET,
     Candidacy,
     Contest,
-    ElectionOptions,
     Leader,
     Leading,
     Seen,
     check_interval,
     identify,
 )
+from lockstead.primitives.handle import acquired
 from lockstead.primitives.plans import Defaults
 
 
@@ -49,10 +49,30 @@ class _Lead(LockGuard[Leadership]):
 class Election(Contest[Leadership]):
     """An election: campaign by hand, for a block or in the background, or watch for changes of the leader."""
 
-    def __init__(self, engine: Engine, name: str, defaults: Defaults, **options: Unpack[ElectionOptions]) -> None:
-        super().__init__(engine, Leadership, name, defaults, **options)
-        for callback in filter(None, self._callbacks):
-            check_callback(callback)
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        defaults: Defaults,
+        *,
+        ttl: Seconds | None = None,
+        grace: Seconds | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        on_elected: Callable[[Leadership], object] | None = None,
+        on_lost: Callable[[Leadership], object] | None = None,
+    ) -> None:
+        """See `DistributedLock.election` for the options."""
+        super().__init__(
+            engine,
+            Leadership,
+            name,
+            defaults,
+            ttl=ttl,
+            grace=grace,
+            metadata=metadata,
+            on_elected=on_elected,
+            on_lost=on_lost,
+        )
 
     def lead(self, timeout: Seconds | None = None) -> LockGuard[Leadership]:
         """Campaign, lead for a block, and resign at its end: ``with election.lead():``.
@@ -67,7 +87,7 @@ class Election(Contest[Leadership]):
 
         `timeout`: how long to wait; None waits without limit, 0 does not wait. Raises LockAcquisitionError after that.
         """
-        return acquire(self._nominate(self._engine), self._plan_within(timeout))
+        return drive(acquired(self._nominate(self._engine), self._plan_within(timeout)))
 
     def start(self) -> None:
         """Campaign in the background until `stop`: campaign, lead until leadership is lost, and campaign again.

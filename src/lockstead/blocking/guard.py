@@ -8,13 +8,14 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
-from lockstead.blocking.handle import Held, acquire, try_acquire
+from lockstead.blocking.handle import Held
 from lockstead.core.checks import Seconds
 from lockstead.core.refusals import Busy
 from lockstead.core.runtime import drive
-from lockstead.errors import InvalidInputError, LockError, LockLostError, StoreError
-from lockstead.primitives.callables import check_decorated, makes_coroutines, title
+from lockstead.errors import LockError, LockLostError, StoreError
+from lockstead.primitives.callables import check_plain
 from lockstead.primitives.guard import Entry, Guard
+from lockstead.primitives.handle import acquired, acquired_unless_busy
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,13 +34,13 @@ class LockGuard(Guard[H]):
         It is renewed until `release`, of the guard or of the handle. `timeout`: how long to wait, 0 does not wait; None
         uses the guard's. Raises LockAcquisitionError after that.
         """
-        handle = acquire(self._new(self._engine), self._plan_within(timeout))
+        handle = drive(acquired(self._new(self._engine), self._plan_within(timeout)))
         self._add_acquired(threading.get_ident(), handle)
         return handle
 
     def try_acquire(self) -> H | None:
         """Acquire it if it is free, else return None. Never waits for a holder."""
-        handle = try_acquire(self._new(self._engine), self._plan_within(0))
+        handle = drive(acquired_unless_busy(self._new(self._engine), self._plan_within(0)))
         if handle is not None:
             self._add_acquired(threading.get_ident(), handle)
         return handle
@@ -102,20 +103,7 @@ class LockGuard(Guard[H]):
 
         @functools.wraps(function)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
-            with acquire(self._new(self._engine), plan_call(*args, **kwargs), is_scoped=True):
+            with drive(acquired(self._new(self._engine), plan_call(*args, **kwargs), is_scoped=True)):
                 return function(*args, **kwargs)
 
         return guarded
-
-
-def check_plain(function: Callable[..., object]) -> None:
-    """Refuse a function whose work begins after the call has returned."""
-    check_decorated(function)
-    check_callback(function)
-
-
-def check_callback(function: Callable[..., object]) -> None:
-    """Refuse a coroutine function: a blocking client cannot await it."""
-    if makes_coroutines(function):
-        msg = f"{title(function)} is a coroutine function: use AsyncDistributedLock"
-        raise InvalidInputError(msg)

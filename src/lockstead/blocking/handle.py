@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 from lockstead.core.checks import Seconds, check_ttl
 from lockstead.core.runtime import drive
 from lockstead.errors import LockError, LockLostError, StoreError
 from lockstead.primitives import info
-from lockstead.primitives.handle import Handle, Multiple, Single, acquired, acquired_unless_busy
+from lockstead.primitives.handle import Handle, Multiple, Single
 from lockstead.primitives.info import LockInfo
-from lockstead.primitives.plans import Plan
-
-H = TypeVar("H", bound="Held")
 
 
 class Held(Handle):
@@ -83,13 +80,3 @@ class LockHandle(Held, Single):
 
 class MultiLockHandle(Held, Multiple):
     """The handle of several names: if one of them is lost, `is_held` is False for all."""
-
-
-def acquire(handle: H, plan: Plan, *, is_scoped: bool = False) -> H:
-    """Acquire what is planned. Raises LockAcquisitionError if it is not free in time."""
-    return drive(acquired(handle, plan, is_scoped=is_scoped))
-
-
-def try_acquire(handle: H, plan: Plan, *, is_scoped: bool = False) -> H | None:
-    """Acquire what is planned; None if it is not free."""
-    return drive(acquired_unless_busy(handle, plan, is_scoped=is_scoped))

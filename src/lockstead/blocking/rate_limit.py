@@ -1,3 +1,4 @@
+# Generated from src/lockstead/asynchronous/rate_limit.py by `python tools/unasync.py`: edit that one.
 """Rate limits, for threads."""
 
 from __future__ import annotations
@@ -6,9 +7,9 @@ import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from lockstead.blocking.guard import check_plain
 from lockstead.core.checks import Seconds
 from lockstead.core.runtime import drive
+from lockstead.primitives.callables import check_plain
 from lockstead.primitives.rate_limit import Limiter, RateDecision
 
 P = ParamSpec("P")

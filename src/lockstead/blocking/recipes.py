@@ -1,3 +1,4 @@
+# Generated from src/lockstead/asynchronous/recipes.py by `python tools/unasync.py`: edit that one.
 """Singleton jobs and idempotency keys, for threads."""
 
 from __future__ import annotations
@@ -7,15 +8,16 @@ import json
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from lockstead.blocking.guard import check_plain
-from lockstead.blocking.handle import LockHandle, try_acquire
+from lockstead.blocking.handle import LockHandle
 from lockstead.core.engine import Engine
 from lockstead.core.keeper import log
 from lockstead.core.outage import reason
 from lockstead.core.runtime import drive
 from lockstead.errors import StoreError
 from lockstead.primitives import once
+from lockstead.primitives.callables import check_plain, check_work, returned
 from lockstead.primitives.guard import Guard
+from lockstead.primitives.handle import acquired_unless_busy
 from lockstead.primitives.naming import Naming
 from lockstead.primitives.once import Outcome
 from lockstead.primitives.plans import Plan
@@ -29,7 +31,7 @@ class Singleton(Guard[LockHandle]):
 
     def try_acquire(self) -> LockHandle | None:
         """Acquire the job's name; None if it is held, or still reserved by `at_least`."""
-        return try_acquire(LockHandle(self._engine), self._plan_within(None))
+        return drive(acquired_unless_busy(LockHandle(self._engine), self._plan_within(None)))
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T | None]:
         """Run the function, or return None at once if the name is held, or still reserved by `at_least`."""
@@ -38,7 +40,8 @@ class Singleton(Guard[LockHandle]):
 
         @functools.wraps(function)
         def alone(*args: P.args, **kwargs: P.kwargs) -> T | None:
-            handle = try_acquire(LockHandle(self._engine), plan_call(*args, **kwargs), is_scoped=True)
+            plan = plan_call(*args, **kwargs)
+            handle = drive(acquired_unless_busy(LockHandle(self._engine), plan, is_scoped=True))
             if handle is None:
                 return None
             with handle:
@@ -59,6 +62,7 @@ class Once(Guard[LockHandle]):
 
         If `function` raises, it is not done: the next call runs it. Raises LockAcquisitionError after `timeout`.
         """
+        check_work(function)
         return self._run(self._plan_block(), function)
 
     def outcome(self) -> Outcome[Any] | None:
@@ -84,7 +88,7 @@ class Once(Guard[LockHandle]):
         is_done = False
         try:
             with handle:
-                value = function()
+                value = returned(function())
                 is_done = True
                 handle._reserve_name(self._period, json.dumps(once.OUTCOME_NOT_STORED))
                 handle._reserve_name(self._period, once.encode(value, handle.name))

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import timedelta
-from math import inf, isnan
+from math import inf, isfinite, isnan
 from typing import Any
 
 from lockstead.errors import InvalidInputError
@@ -75,7 +75,7 @@ def check_ttl(value: Seconds, what: str = "ttl") -> float:
 def check_count(value: int, what: str, *, least: int = 1, most: int) -> int:
     """Accept a whole number within bounds."""
     if isinstance(value, bool) or not isinstance(value, int):
-        msg = f"{what} must be a whole number, got {value!r}"
+        msg = f"{what} must be a whole number, got {value!r:.80}"
         raise InvalidInputError(msg)
     if not least <= value <= most:
         msg = f"{what} must be from {least} to {most}, got {value}"
@@ -83,10 +83,30 @@ def check_count(value: int, what: str, *, least: int = 1, most: int) -> int:
     return value
 
 
-def encode_metadata(metadata: Mapping[str, Any] | None) -> str:
+def check_flag(value: bool, what: str) -> bool:  # noqa: FBT001 (it is the value to check)
+    """Accept True and False, and nothing that is merely true or false."""
+    if value is True or value is False:
+        return value
+    msg = f"{what} must be True or False, got {value!r:.80}"
+    raise InvalidInputError(msg)
+
+
+def check_number(value: float, what: str, *, least: float, most: float) -> float:
+    """Accept a finite number within bounds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        msg = f"{what} must be a number, got {value!r:.80}"
+        raise InvalidInputError(msg)
+    if not (isfinite(value) and least <= value <= most):
+        msg = f"{what} must be from {least:g} to {most:g}, got {value:g}"
+        raise InvalidInputError(msg)
+    return value
+
+
+def encode_metadata(metadata: Mapping[str, Any]) -> str:
     """Encode a JSON object of up to 4096 bytes."""
-    if not metadata:
-        return "{}"
+    if not isinstance(metadata, Mapping):
+        msg = f"metadata must be a mapping that JSON can express, got {type(metadata).__name__}"
+        raise InvalidInputError(msg)
     try:
         text = json.dumps(dict(metadata), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
         size = len(text.encode())

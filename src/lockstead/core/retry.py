@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
+from lockstead.core.checks import MAX_TTL, check_count, check_number
 from lockstead.errors import InvalidInputError
+
+MAX_BACKOFF = 1000.0
+"""Its 64th power is still a float: more would raise OverflowError in the middle of an outage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +28,14 @@ class RetryPolicy:
     """The fraction of each pause that is random, from 0 to 1."""
 
     def __post_init__(self) -> None:
-        if self.max_retries < 0:
-            msg = f"max_retries must not be negative, got {self.max_retries}"
-            raise InvalidInputError(msg)
+        check_count(self.max_retries, "max_retries", least=0, most=sys.maxsize)
+        check_number(self.retry_delay, "retry_delay", least=0, most=MAX_TTL)
+        check_number(self.max_delay, "max_delay", least=0, most=MAX_TTL)
         if not 0 < self.retry_delay <= self.max_delay:
             msg = f"retry_delay must be above 0 and at most max_delay, got {self.retry_delay} and {self.max_delay}"
             raise InvalidInputError(msg)
-        if not (self.backoff >= 1 and 0 <= self.jitter <= 1):
-            msg = f"backoff must be at least 1 and jitter within 0..1, got {self.backoff} and {self.jitter}"
-            raise InvalidInputError(msg)
+        check_number(self.backoff, "backoff", least=1, most=MAX_BACKOFF)
+        check_number(self.jitter, "jitter", least=0, most=1)
 
     def pause(self, retry: int, chance: float) -> float:
         """Compute the pause before the `retry`-th retry, counted from 0; `chance` is drawn from [0, 1)."""

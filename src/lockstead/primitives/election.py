@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from math import inf
-from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from lockstead.core import lifecycle
 from lockstead.core.checks import Seconds, check_seconds
@@ -42,24 +42,6 @@ DEFAULT_GRACE = 1 / 5
 """The default grace, as a fraction of the ttl: how long a leader has to stop."""
 MAX_GRACE = 1 / 2
 """The largest grace, as a fraction of the ttl: with more, a leader would stop while renewals are still on time."""
-
-
-class ElectionOptions(TypedDict, total=False):
-    """Options of an election."""
-
-    ttl: Seconds
-    """The lease duration: how long no other candidate can be elected if the leader dies. While it runs, its lease is
-    renewed in the background. The client's default if not given."""
-    grace: Seconds | None
-    """How long before its lease could expire a leader is notified, so that it can stop in time: by default a fifth of
-    the ttl, at most a half."""
-    metadata: Mapping[str, Any] | None
-    """A JSON object that `leader`, `watch` and `info` show."""
-    on_elected: Callable[[Any], Any] | None
-    """Called with the leadership once elected, in a thread or task of its own. If it raises, the leader resigns."""
-    on_lost: Callable[[Any], Any] | None
-    """Called once with the leadership when it is lost, or when it is resigned, before the lock is released. Never
-    called without an election before it. `on_elected` may still be running: stop its work here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,13 +246,21 @@ class Contest(Generic[L]):
         new: Callable[[Engine], L],
         name: str,
         defaults: Defaults,
-        **options: Unpack[ElectionOptions],
+        *,
+        ttl: Seconds | None = None,
+        grace: Seconds | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        on_elected: Callable[[L], object] | None = None,
+        on_lost: Callable[[L], object] | None = None,
     ) -> None:
         self._engine = engine
         self._runtime = engine.runtime
         self._new = new
-        self._callbacks = Callbacks(options.get("on_elected"), options.get("on_lost"))
-        self._plan = _plan(name, defaults, **options)
+        for option, callback in (("on_elected", on_elected), ("on_lost", on_lost)):
+            if callback is not None:
+                defaults.check_callback(callback, option)
+        self._callbacks = Callbacks(on_elected, on_lost)
+        self._plan = _plan(name, defaults, ttl, grace, metadata)
         self._reset()
         lifecycle.at_fork(self, in_child="_reset")
 
@@ -497,13 +487,15 @@ def check_interval(interval: Seconds) -> float:
     return seconds
 
 
-def _plan(name: str, defaults: Defaults, **options: Unpack[ElectionOptions]) -> Plan:
-    planned = plan(name, defaults, ttl=options.get("ttl"), metadata=options.get("metadata"))
-    ttl, grace = planned.asks[0].ttl, options.get("grace")
-    seconds = ttl * DEFAULT_GRACE if grace is None else check_seconds(grace, "grace")
-    if seconds > ttl * MAX_GRACE:
+def _plan(
+    name: str, defaults: Defaults, ttl: Seconds | None, grace: Seconds | None, metadata: Mapping[str, Any] | None
+) -> Plan:
+    planned = plan(name, defaults, ttl=ttl, metadata=metadata)
+    lease_ttl = planned.asks[0].ttl
+    seconds = lease_ttl * DEFAULT_GRACE if grace is None else check_seconds(grace, "grace")
+    if seconds > lease_ttl * MAX_GRACE:
         msg = (
-            f"grace must be at most half of the ttl of {ttl:g} s, got {seconds:g} s: with more, a leader would "
+            f"grace must be at most half of the ttl of {lease_ttl:g} s, got {seconds:g} s: with more, a leader would "
             "stop while renewals are still on time; raise the ttl to have more grace"
         )
         raise InvalidInputError(msg, name=name)

@@ -102,11 +102,3 @@ def encode(value: object, name: str) -> str:
     except InvalidInputError as error:
         msg = f"{name!r} is done, but its outcome cannot be stored: {error}"
         raise InvalidInputError(msg, name=name) from error
-
-
-def check_options(**options: object) -> None:
-    """Refuse options that make no sense with `once`. Raises InvalidInputError."""
-    for option in ("at_least", "reentrant"):
-        if options.get(option):
-            msg = f"{option} is for locks: a key of once is reserved for its period, and is not re-entrant"
-            raise InvalidInputError(msg)

@@ -1,5 +1,5 @@
 """The stores: where the lines are."""
 
-from lockstead.stores.registry import open_store, register
+from lockstead.stores.registry import Source, open_store, register
 
-__all__ = ["open_store", "register"]
+__all__ = ["Source", "open_store", "register"]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from lockstead.core.runtime import Runtime
 from lockstead.core.store import Store
-from lockstead.errors import InvalidInputError
+from lockstead.errors import InvalidInputError, UnknownOptionError
 from lockstead.stores.memory import MemoryStore, shared_server
 from lockstead.stores.sqlite.store import SqliteStore
 
@@ -22,6 +22,58 @@ REDIS_SCHEMES = (
 )
 POSTGRES_SCHEMES = ("postgresql", "postgres", "postgresql+advisory", "postgres+advisory")
 SCHEMES = ("memory", "sqlite", *REDIS_SCHEMES, *POSTGRES_SCHEMES)
+
+ACCEPTED = (
+    "a URL such as 'redis://host:6379/0', a client of redis-py or valkey-py (or a list of them, for Redlock), "
+    "a psycopg connection or pool, an SQLAlchemy engine, or a Store"
+)
+
+
+class RedisClient(Protocol):
+    """A client of redis-py or valkey-py, blocking or asyncio, also one for the primary of a Sentinel."""
+
+    @property
+    def connection_pool(self) -> Any: ...
+
+
+class RedisCluster(Protocol):
+    """A cluster client of redis-py or valkey-py, blocking or asyncio."""
+
+    @property
+    def nodes_manager(self) -> Any: ...
+
+
+class PostgresConnection(Protocol):
+    """A connection of psycopg, blocking or asyncio."""
+
+    @property
+    def info(self) -> Any: ...
+    @property
+    def pgconn(self) -> Any: ...
+
+
+class PostgresPool(Protocol):
+    """A pool of psycopg_pool, blocking or asyncio."""
+
+    @property
+    def conninfo(self) -> Any: ...
+    @property
+    def kwargs(self) -> Any: ...
+
+
+class SqlEngine(Protocol):
+    """An engine of SQLAlchemy, blocking or asyncio, for PostgreSQL."""
+
+    @property
+    def url(self) -> Any: ...
+    @property
+    def dialect(self) -> Any: ...
+
+
+Source = (
+    str | Store | RedisClient | RedisCluster | Sequence[RedisClient] | PostgresConnection | PostgresPool | SqlEngine
+)
+"""What a client is made from. Only the address and the credentials of a driver's object are used, not the object."""
 
 Opener = Callable[..., Store]
 """Opens a third-party store: `opener(url, runtime, **options)`."""
@@ -41,7 +93,7 @@ def register(scheme: str, opener: Opener) -> None:
     _registered[scheme] = opener
 
 
-def open_store(source: object, runtime: Runtime, **options: Any) -> Store:
+def open_store(source: Source | None, runtime: Runtime, **options: Any) -> Store:
     """Open the store of a URL, of a client object (of redis-py, for example), or of several of them for Redlock.
 
     A store is returned as it is. Without a source, the store of LOCKSTEAD_URL is opened, else the user's own SQLite
@@ -50,21 +102,35 @@ def open_store(source: object, runtime: Runtime, **options: Any) -> Store:
     if isinstance(source, Store):
         if options:
             msg = f"{', '.join(options)}: give this to the store itself, which is open already"
-            raise InvalidInputError(msg)
+            raise UnknownOptionError(msg, option=next(iter(options)))
         return source
     if source is None or source == "":
         source = os.environ.get("LOCKSTEAD_URL") or "sqlite://"
-    scheme = source.partition(":")[0].lower() if isinstance(source, str) else ""
-    if scheme in POSTGRES_SCHEMES or _origin(source) in {"psycopg", "psycopg_pool", "sqlalchemy"}:
+    if not isinstance(source, str):
+        return _open_by_object(source, runtime, options)
+    scheme = source.partition(":")[0].lower()
+    if scheme in POSTGRES_SCHEMES:
         return _open_postgres(source, runtime, options)
-    if scheme in REDIS_SCHEMES or not isinstance(source, str):
+    if scheme in REDIS_SCHEMES:
         return _open_redis(source, runtime, options)
     if scheme not in SCHEMES:
         return _opener_of(source, scheme)(source, runtime, **options)
     if options:
         msg = f"{', '.join(options)}: {scheme}:// takes no such option"
-        raise InvalidInputError(msg)
+        raise UnknownOptionError(msg, option=next(iter(options)))
     return _open_embedded(source, scheme, runtime)
+
+
+def _open_by_object(source: object, runtime: Runtime, options: dict[str, Any]) -> Store:
+    if _origins(source) & {"psycopg", "psycopg_pool", "sqlalchemy"}:
+        return _open_postgres(source, runtime, options)
+    members = source if isinstance(source, Sequence) and source else (source,)
+    for member in members:
+        if not (hasattr(member, "connection_pool") or hasattr(member, "nodes_manager")):
+            inside = "" if member is source else f" in a {type(source).__name__}"
+            msg = f"a client is made from {ACCEPTED}; got {type(member).__name__}{inside}"
+            raise InvalidInputError(msg)
+    return _open_redis(source, runtime, options)
 
 
 def _open_embedded(source: str, scheme: str, runtime: Runtime) -> Store:
@@ -105,8 +171,9 @@ def redact(url: str) -> str:
     return f"{scheme[0]}://…" if scheme else "this text, which is not a URL"
 
 
-def _origin(source: object) -> str:
-    return type(source).__module__.partition(".")[0]
+def _origins(source: object) -> set[str]:
+    """Name the packages that an object's class, or one that it inherits from, is of."""
+    return {kind.__module__.partition(".")[0] for kind in type(source).__mro__}
 
 
 def _open_postgres(source: object, runtime: Runtime, options: dict[str, Any]) -> Store:

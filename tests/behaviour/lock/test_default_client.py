@@ -16,7 +16,7 @@ from lockstead import (
 
 def test_the_default_client_is_one_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCKSTEAD_URL", "memory://default")
-    monkeypatch.setattr(lockstead.blocking.client, "_default", None)
+    monkeypatch.setattr(lockstead.blocking.default, "_default", None)
     assert get_distributed_lock() is get_distributed_lock()
     with get_distributed_lock().lock("x"), DistributedLock("memory://default") as other:
         assert other.is_locked("x")
@@ -37,7 +37,7 @@ def test_the_default_client_is_one_per_loop(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_default_client_that_was_closed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCKSTEAD_URL", "memory://replaced")
-    monkeypatch.setattr(lockstead.blocking.client, "_default", None)
+    monkeypatch.setattr(lockstead.blocking.default, "_default", None)
     with get_distributed_lock() as first:
         pass
     with get_distributed_lock().lock("x"):
@@ -53,4 +53,4 @@ def test_default_clients_do_not_outlive_their_loops(monkeypatch: pytest.MonkeyPa
 
     for _ in range(5):
         asyncio.run(take())
-    assert len(lockstead.asynchronous.client._defaults) == 1
+    assert len(lockstead.asynchronous.default._defaults) == 1

@@ -423,8 +423,9 @@ def test_a_store_without_rate_limits_names_the_stores_that_have_them() -> None:
             for name in ("address", "capabilities", "runtime", "join", "renew", "leave", "wait", "inspect", "close"):
                 setattr(self, name, getattr(store, name))
 
+    store: Any = Plain(MemoryStore(ThreadRuntime()))
     with (
-        DistributedLock(Plain(MemoryStore(ThreadRuntime()))) as locks,
+        DistributedLock(store) as locks,
         pytest.raises(UnsupportedError, match="SQLite, Redis") as refusal,
     ):
         locks.rate_limiter("x", limit=1, per=1)

@@ -119,7 +119,7 @@ class Pool:
         self.kwargs: dict[str, Any] = {}
 
 
-def use(source: object) -> Iterator[str]:
+def use(source: Any) -> Iterator[str]:
     """Open a store and ask it something; yield all texts that users see."""
     said = io.StringIO()
     handler = logging.StreamHandler(said)

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from lockstead import DistributedLock, InvalidInputError
+from lockstead.stores import Source
 from lockstead.stores.postgres.address import from_object, parse_url
 from tests.harness.clients import Harness, ask
 from tests.servers.postgres import PostgresServer
@@ -90,7 +91,7 @@ def test_an_engine_that_cannot_be_followed_is_refused(engine: Any, reason: str) 
 
 def test_the_settings_of_a_connection_or_engine_object_are_used(server: PostgresServer, schema: str) -> None:
     with psycopg.connect(server.url) as connection:
-        sources = [connection, sa.create_engine(server.url.replace("postgresql:", "postgresql+psycopg:"))]
+        sources: list[Source] = [connection, sa.create_engine(server.url.replace("postgresql:", "postgresql+psycopg:"))]
         for source in sources:
             with DistributedLock(source, schema=schema) as locks, locks.lock("x") as handle:
                 assert handle.fence > 0

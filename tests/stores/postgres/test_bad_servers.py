@@ -16,6 +16,7 @@ import pytest
 
 from lockstead import InvalidInputError, StoreError
 from lockstead.core.model import Ask
+from lockstead.stores import Source
 from lockstead.stores.postgres.table.schema import grants, script
 from tests.harness.clients import Harness, ask
 from tests.servers.binaries import POSTGRES_SYSTEM, postgres_flavours
@@ -36,7 +37,7 @@ on_each_flavour = pytest.mark.parametrize(
 
 async def refusal(
     harness: Harness,
-    source: object,
+    source: Source,
     caplog: pytest.LogCaptureFixture | None = None,
     *,
     is_transient: bool,

@@ -15,7 +15,7 @@ from lockstead import InvalidInputError, StoreError
 from lockstead.core.model import Ask, RateRequest, Reservation, Standing
 from lockstead.core.runtime import drive
 from lockstead.runtimes.threads import ThreadRuntime
-from lockstead.stores import open_store
+from lockstead.stores import Source, open_store
 from lockstead.stores.redis.address import parse_url
 from lockstead.stores.redis.blocking import connect
 from lockstead.stores.redis.store import RedisStore
@@ -52,7 +52,7 @@ def secured(start: Start) -> RedisServer:
 
 async def refusal(
     harness: Harness,
-    source: object,
+    source: Source,
     caplog: pytest.LogCaptureFixture | None = None,
     timeout: float = 5.0,
     **options: Any,

@@ -16,7 +16,7 @@ from redis.sentinel import Sentinel
 
 from lockstead import InvalidInputError
 from lockstead.runtimes.threads import ThreadRuntime
-from lockstead.stores import open_store
+from lockstead.stores import Source, open_store
 from tests.harness.clients import Harness, ask
 from tests.servers.cluster import ClusterDeployment
 from tests.servers.proxy import FaultProxy
@@ -43,7 +43,7 @@ CLIENTS: dict[str, Make] = {
 }
 
 
-async def same_locks(harness: Harness, source: object, url: str) -> None:
+async def same_locks(harness: Harness, source: Source, url: str) -> None:
     """Check that the two wait in one line, and wake each other."""
     by_client, by_url = harness.client(source), harness.client(url)
     held = await ask(by_client.acquire("x"))
@@ -117,7 +117,7 @@ async def test_several_clients_are_a_redlock(harness: Harness, redlock_servers: 
 
 
 @pytest.mark.parametrize("source", [object(), 5, {"host": "localhost"}], ids=["object", "number", "settings"])
-def test_an_object_that_is_not_a_client_is_refused(source: object) -> None:
+def test_an_object_that_is_not_a_client_is_refused(source: Any) -> None:
     with pytest.raises(InvalidInputError):
         open_store(source, ThreadRuntime())
 

@@ -13,7 +13,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from lockstead.core.quoting import escaped
-from lockstead.errors import InvalidInputError
+from lockstead.errors import InvalidInputError, UnknownOptionError
 from lockstead.stores.postgres.table.schema import check_schema
 
 LISTS = ("host", "hostaddr", "port")
@@ -71,7 +71,7 @@ class Options(NamedTuple):
         """Replace options by those given by name, and check them."""
         if unknown := set(given) - set(self._fields):
             msg = f"{', '.join(sorted(unknown))}: no such option; there are {', '.join(self._fields)}"
-            raise InvalidInputError(msg)
+            raise UnknownOptionError(msg, option=min(unknown), accepted=self._fields)
         options = self._replace(**given)
         check_schema(options.schema)
         if options.pooler not in {"", "session"}:

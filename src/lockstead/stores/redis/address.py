@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from lockstead.core.quoting import escaped
-from lockstead.errors import InvalidInputError
+from lockstead.errors import InvalidInputError, UnknownOptionError
 from lockstead.stores.quorum.members import DEFAULT_NODE_TIMEOUT
 from lockstead.stores.redis.resp import pack
 
@@ -99,7 +99,7 @@ class Options(NamedTuple):
     def changed(self, given: Mapping[str, Any]) -> Options:
         """Override the options of the URL by those given by name."""
         if unknown := set(given) - set(self._fields):
-            raise InvalidInputError(_no_such_option(unknown))
+            raise UnknownOptionError(_no_such_option(unknown), option=min(unknown), accepted=self._fields)
         return self._replace(**given)
 
 

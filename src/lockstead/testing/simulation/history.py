@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from lockstead.core.engine import Engine
 from lockstead.core.lease import GONE_AT_RELEASE
@@ -15,7 +16,6 @@ from lockstead.core.timing import margin
 from lockstead.errors import CapacityMismatchError, LockError, LockLostError
 from lockstead.primitives import plans
 from lockstead.primitives.handle import Handle, acquired
-from lockstead.primitives.options import LockOptions
 from lockstead.primitives.plans import Defaults, Plan
 from lockstead.runtimes.simulated import Cancelled, Process, Task, World
 from lockstead.testing.simulation.memory import SimulatedServer
@@ -222,7 +222,7 @@ class History:
         """Choose a random request: mostly of this history's kind, sometimes of a kind that conflicts with it."""
         chance = self.random.random
         name = self.random.choice(self.names)
-        options: LockOptions = {
+        options: dict[str, Any] = {
             "ttl": self.random.choice(self.ttls),
             "timeout": self.random.choice((None, None, 0.0, chance() * 4)),
             "renew": chance() >= 0.2,
@@ -235,10 +235,10 @@ class History:
             capacity = self.random.choice([other for other in (1, 3, WHOLE) if self.can.supports(other, 1)])
         if capacity == 1 and len(self.names) > 1 and chance() < 0.4:
             wanted = self.random.sample(self.names, self.random.randint(2, len(self.names)))
-            return plans.several(wanted, DEFAULTS, **options)
+            return plans.plan(name, DEFAULTS, **options).of(wanted)
         if capacity == WHOLE:
-            return (plans.reading if chance() < 0.6 else plans.writing)(name, DEFAULTS, **options)
-        return plans.permits(name, DEFAULTS, capacity, self.random.randint(1, capacity), **options)
+            return plans.plan(name, DEFAULTS, WHOLE, 1 if chance() < 0.6 else WHOLE, **options)
+        return plans.plan(name, DEFAULTS, capacity, self.random.randint(1, capacity), **options)
 
     async def _acquire(self, handle: Handle, plan: Plan) -> None:
         if len(plan.asks) > 1:
