@@ -44,7 +44,7 @@ class AsyncLockGuard(Guard[H]):
         return handle
 
     async def release(self) -> None:
-        """Release what this task acquired last by `acquire` or `try_acquire`; else what another task acquired.
+        """Release what was acquired last by `acquire` or `try_acquire`: by this thread or task, else by another.
 
         Raises InvalidLockError if nothing is held, and whatever the handle's `release` raises.
         """

@@ -46,7 +46,7 @@ class LockGuard(Guard[H]):
         return handle
 
     def release(self) -> None:
-        """Release what this thread acquired last by `acquire` or `try_acquire`; else what another thread acquired.
+        """Release what was acquired last by `acquire` or `try_acquire`: by this thread or task, else by another.
 
         Raises InvalidLockError if nothing is held, and whatever the handle's `release` raises.
         """

@@ -122,8 +122,8 @@ class Lease:
     watchers: tuple[Callable[[], None], ...] = ()
     """Called once, when it is lost."""
 
-    entries: frozenset[int] = frozenset()
-    """Of a re-entrant lease: the ids of the claims that hold it."""
+    entries: frozenset[ref[Claim]] = frozenset()
+    """Of a re-entrant lease: the claims that hold it."""
     entered_as: tuple[Hashable, str] | None = None
     """Of a re-entrant lease: the thread or task that may re-enter it, and the name."""
 
@@ -313,14 +313,16 @@ class Lease:
 
     def enter(self, context: Hashable, claim: Claim) -> None:
         """Be re-entrant for that thread or task."""
-        self.entered_as, self.entries = (context, self.ask.name), frozenset([id(claim)])
+        self.entered_as, self.entries = (context, self.ask.name), frozenset([ref(claim)])
 
     def enter_again(self, claim: Claim) -> None:
-        self.entries |= {id(claim)}
+        self.entries |= {ref(claim)}
 
     def exit(self, claim: Claim) -> bool:
         """Subtract a claim, and return whether no other holds it. Safe to repeat for the same claim."""
-        self.entries -= {id(claim)}
+        self.entries -= {ref(claim)}
+        if self.entries and self.claim is not None and self.claim() is claim:
+            self.claim = next(iter(self.entries))  # one that is left keeps it renewed
         return not self.entries
 
     def exit_all(self) -> None:

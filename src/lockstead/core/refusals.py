@@ -1,4 +1,4 @@
-"""Why an acquisition was refused, and how its caller is told."""
+"""Why an acquisition failed, as a value or as an error that explains it."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def open_store(source: Source | None, runtime: Runtime, **options: Any) -> Store
 def _open_by_object(source: object, runtime: Runtime, options: dict[str, Any]) -> Store:
     if _origins(source) & {"psycopg", "psycopg_pool", "sqlalchemy"}:
         return _open_postgres(source, runtime, options)
-    members = source if isinstance(source, Sequence) and source else (source,)
+    members = source if isinstance(source, list | tuple) else (source,)
     for member in members:
         if not (hasattr(member, "connection_pool") or hasattr(member, "nodes_manager")):
             inside = "" if member is source else f" in a {type(source).__name__}"
