@@ -61,6 +61,8 @@ class _MemberState:
     """It has answered a probe of this client."""
     has_dropped_releases: bool = False
     """More releases were pending than are kept, and this was logged."""
+    abstains: bool = False
+    """It answered the last probe, but does not vote."""
     found_empty: tuple[str, float] | None = None
     """The token under which it waits to be admitted or to vote, and when it was found empty."""
 
@@ -155,7 +157,8 @@ class Members:
                     logged_at_level = self._log_failure(number)
                 continue
             state.has_answered = True
-            if membership.votes_in > 0:
+            state.abstains = membership.votes_in > 0
+            if state.abstains:
                 self.start_admission()
             with self._mutex:
                 if state.pending_releases:
@@ -180,10 +183,12 @@ class Members:
         return level
 
     def _log_recovery(self, state: _MemberState, seconds: float, level: int) -> None:
+        what = "answers again but restarted empty, and does not vote yet," if state.abstains else "works again"
         log.log(
             level,
-            "Redlock node %s works again after %.1f s: %d of %d nodes work",
+            "Redlock node %s %s after %.1f s: %d of %d nodes work",
             state.name,
+            what,
             seconds,
             self._count_working(),
             len(self._states),
@@ -202,7 +207,7 @@ class Members:
             )
 
     def _count_working(self) -> int:
-        return sum(not state.suspected for state in self._states)
+        return sum(not state.suspected and not state.abstains for state in self._states)
 
     async def _flush_releases(self, state: _MemberState) -> None:
         for (name, owner), (tombstone, until) in list(state.pending_releases.items()):
@@ -317,10 +322,12 @@ class Members:
     async def _attempt(self, number: int, send: Callable[[Member], Awaitable[Membership]]) -> Membership | None:
         state = self._states[number]
         try:
-            return await send(state.member)
+            membership = await send(state.member)
         except Exception as error:
             self.note_failure(number, error)
             return None
+        state.abstains = membership.votes_in > 0
+        return membership
 
     async def health(self) -> list[MemberHealth]:
         memberships = await self._probe_all()
