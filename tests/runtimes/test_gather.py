@@ -194,10 +194,33 @@ class Peer:
             end.close()
 
 
-def test_threads_outside_of_gather_do_not_suspend() -> None:
-    peer = Peer()
-    assert drive(peer.read("a", 0.01)) == "a"
-    peer.close()
+def test_only_the_thread_that_gathers_may_suspend_and_only_in_its_coroutines() -> None:
+    runtime = ThreadRuntime()
+    answers: list[bool] = []
+
+    async def work() -> str:
+        other = threading.Thread(target=lambda: answers.append(runtime.is_gathering()))
+        other.start()
+        other.join()
+        answers.append(runtime.is_gathering())
+        return "worked"
+
+    def decided(results: Any) -> bool:
+        answers.append(runtime.is_gathering())
+        return False
+
+    near, far = socket.socketpair()
+
+    async def wait() -> str:
+        far.send(b"x")
+        await runtime.readable(near, inf)
+        return "waited"
+
+    assert drive(runtime.gather([work(), wait()], decided, 0.0)) == ["worked", "waited"]
+    assert answers == [False, True, False]
+    assert not runtime.is_gathering()
+    near.close()
+    far.close()
 
 
 def test_one_thread_reads_from_many_sockets_side_by_side() -> None:

@@ -7,8 +7,8 @@ from math import inf
 
 from lockstead.core.model import UNKNOWN, PlaceState, Standing
 from lockstead.errors import StoreError
-from lockstead.stores.quorum import store
 from lockstead.stores.quorum.members import Members
+from lockstead.stores.quorum.placement import Placement
 from lockstead.stores.quorum.store import Quorum
 from lockstead.testing import SimulatedMember, SimulatedMemberStore
 from lockstead.testing.simulation.members import MemberServer
@@ -145,7 +145,7 @@ def a_failed_join_leaves_only_where_it_was_granted(patch: Patch) -> None:
     def members(self):
         return sorted(self.granted)
 
-    patch.setattr(store._Placement, "members", members)
+    patch.setattr(Placement, "members", members)
 
 
 @mutant
@@ -169,7 +169,7 @@ def a_refused_join_keeps_what_it_was_given(patch: Patch) -> None:
 
 @mutant
 def pending_releases_are_forgotten(patch: Patch) -> None:
-    patch.setattr(Members, "queue_release", lambda self, number, name, owner, tombstone, until: None)
+    patch.setattr(Members, "queue_release", lambda self, number, departure: None)
 
 
 @mutant

@@ -309,6 +309,37 @@ def test_a_member_that_stops_answering_is_logged_once_and_once_when_it_is_back(
     setup.run(scenario())
 
 
+def test_a_member_that_is_back_empty_is_not_logged_as_working(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
+    alice = setup.client("alice")
+    total = len(setup.members)
+
+    def logged(text: str) -> list[str]:
+        return [record.getMessage() for record in caplog.records if text in record.getMessage()]
+
+    async def scenario() -> None:
+        await alice.engine.release(await alice.acquire())
+        alice.is_cut_off_from(0)
+        await alice.engine.release(await alice.acquire())
+        await until(setup, lambda: logged("m0 fails"))
+        setup.members[0].lose_data()
+        alice.is_cut_off_from()
+        await until(setup, lambda: logged("m0 answers again"))
+        (line,) = logged("again")
+        pattern = (
+            r"Redlock node m0 answers again but restarted empty, and does not vote yet, after \d+\.\d s: "
+            rf"{total - 1} of {total} nodes work"
+        )
+        assert re.fullmatch(pattern, line)
+        await until(setup, lambda: len(logged("m0 has been admitted")) == 2)  # the first time, as a new server
+        alice.is_cut_off_from(1)
+        await alice.engine.release(await alice.acquire())
+        await until(setup, lambda: logged("m1 fails"))
+        assert f"{total - 1} of {total} nodes left" in logged("m1 fails")[0]
+
+    with caplog.at_level(logging.INFO, "lockstead"):
+        setup.run(scenario())
+
+
 def test_a_member_that_never_answered_is_no_warning(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
     alice = setup.client("alice")
     bob = setup.client("bob")

@@ -10,12 +10,12 @@ from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from math import inf
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from lockstead.core.runtime import Event
 from lockstead.errors import LockError, UnsupportedError
 from lockstead.runtimes import clock
-from lockstead.runtimes.gather import gather_tasks
+from lockstead.runtimes.gather import gather_tasks, step
 
 T = TypeVar("T")
 
@@ -79,32 +79,6 @@ class _LoopEvent:
         return was_set
 
 
-class _Stepper(Generic[T]):
-    """Runs a coroutine from one future it awaits to the next: a minimal task, which cannot be cancelled.
-
-    It is not the current task for `asyncio.timeout` and the like: a coroutine that needs one creates a task itself.
-    """
-
-    __slots__ = ("_ended", "_work")
-
-    def __init__(self, work: Coroutine[Any, Any, T], ended: Callable[[T | None], None]) -> None:
-        self._work = work
-        self._ended = ended
-
-    def __call__(self, _: object = None) -> None:
-        try:
-            future = self._work.send(None)
-        except StopIteration as done:
-            self._ended(done.value)
-        except asyncio.CancelledError:  # the awaited future was cancelled
-            self._ended(None)
-        else:
-            if future is None:  # a bare yield, as by `asyncio.sleep(0)`
-                asyncio.get_running_loop().call_soon(self)
-            else:
-                future.add_done_callback(self)
-
-
 class AsyncRuntime:
     """Ports that suspend. Without a running loop, at the interpreter's exit, all work runs inline."""
 
@@ -165,11 +139,7 @@ class AsyncRuntime:
             asyncio.get_running_loop()
         except RuntimeError:
             return [await coroutine for coroutine in coroutines]
-
-        def start(work: Coroutine[Any, Any, T], ended: Callable[[T | None], None]) -> None:
-            _Stepper(work, ended)()
-
-        return await gather_tasks(self, start, coroutines, decided, grace)
+        return await gather_tasks(self, step, coroutines, decided, grace)
 
     async def offload(self, function: Callable[[], T]) -> T:
         try:

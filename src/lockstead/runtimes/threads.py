@@ -15,12 +15,13 @@ import time
 import types
 from collections.abc import Callable, Coroutine, Generator, Hashable, Sequence
 from contextlib import AbstractContextManager, suppress
-from math import ceil, inf
-from typing import Any, Generic, TypeVar
+from math import inf
+from typing import Any, TypeVar
 
 from lockstead.core.runtime import NESTED, Event, drive
 from lockstead.errors import NestedCallError, UnsupportedError
 from lockstead.runtimes import clock, nesting
+from lockstead.runtimes.gather import ThreadGathering
 
 T = TypeVar("T")
 
@@ -42,74 +43,6 @@ class _ThreadEvent:
         if timeout == inf:
             return self._lock.acquire()
         return self._lock.acquire(timeout=min(max(timeout, 0.0), threading.TIMEOUT_MAX))
-
-
-class _Gathering(Generic[T]):
-    """Coroutines run concurrently by one thread: each resumes when its socket has something to read."""
-
-    def __init__(self, runtime: ThreadRuntime, coroutines: Sequence[Coroutine[Any, Any, T]]) -> None:
-        self._runtime = runtime
-        self.results: list[T | None] = [None] * len(coroutines)
-        self._coroutines = dict(enumerate(coroutines))
-        self._waiting: dict[int, tuple[int, float]] = {}
-        """By the descriptor that is to become readable: the number of its coroutine, and the deadline."""
-        self._poller = select.poll()
-
-    def is_over(self) -> bool:
-        return not self._coroutines
-
-    def begin(self) -> None:
-        self._resume(list(self._coroutines))
-
-    def poll(self, until: float) -> None:
-        """Resume every coroutine that is ready; wait for the first, but not beyond `until`."""
-        until = min(until, *(deadline for _, deadline in self._waiting.values()))
-        left = until - clock.now()
-        ready = [fd for fd, _ in self._poller.poll(None if left == inf else ceil(max(left, 0.0) * 1000))]
-        if not ready:
-            now = clock.now()
-            ready = [fd for fd, (_, deadline) in self._waiting.items() if deadline <= now]
-        for fd in ready:
-            with suppress(KeyError):  # an interrupt may have come after an earlier unregister
-                self._poller.unregister(fd)
-        self._resume([self._waiting.pop(fd)[0] for fd in ready if fd in self._waiting])
-
-    async def finish(self) -> None:
-        """Run all to their end, including those that have not begun."""
-        waiting = {number for number, _ in self._waiting.values()}
-        self._resume([number for number in self._coroutines if number not in waiting])
-        while not self.is_over():
-            self.poll(inf)
-
-    def _resume(self, numbers: Sequence[int]) -> None:
-        gathering, here = self._runtime.gathering, self._runtime.context()
-        is_outermost = here not in gathering
-        gathering.add(here)
-        try:
-            for number in numbers:
-                self._step(number)
-        finally:
-            if is_outermost:
-                gathering.discard(here)
-
-    def _step(self, number: int) -> None:
-        coroutine = self._coroutines.pop(number)
-        try:
-            sock, deadline = coroutine.send(None)
-            while _is_ready(sock):
-                sock, deadline = coroutine.send(None)
-        except StopIteration as done:
-            self.results[number] = done.value
-        else:
-            self._coroutines[number] = coroutine
-            self._waiting[sock.fileno()] = number, deadline
-            self._poller.register(sock, select.POLLIN)
-
-
-def _is_ready(sock: socket.socket) -> bool:
-    """Return whether not to poll: the socket is closed, or TLS has read ahead and left nothing to poll for."""
-    pending = getattr(sock, "pending", None)
-    return sock.fileno() < 0 or (pending is not None and pending() > 0)
 
 
 def native_poll() -> type[select.poll]:
@@ -183,9 +116,10 @@ class ThreadRuntime:
 
     def context(self) -> Hashable:
         """Identify the thread by a token of its own: a thread's number is reused as soon as it ends."""
-        if not hasattr(self._here, "token"):
-            self._here.token = object()
-        token: Hashable = self._here.token
+        try:
+            token: Hashable = self._here.token
+        except AttributeError:
+            token = self._here.token = object()
         return token
 
     def spawn(
@@ -212,38 +146,21 @@ class ThreadRuntime:
         self, coroutines: Sequence[Coroutine[Any, Any, T]], decided: Callable[[Sequence[T | None]], bool], grace: float
     ) -> list[T | None]:
         """Run coroutines in this thread. Those that wait by `readable` overlap, the others run one after another."""
-        gathering = _Gathering(self, coroutines)
-        until = inf
-        try:
-            gathering.begin()
-            while not gathering.is_over():
-                if until == inf and decided(gathering.results):
-                    until = self.now() + grace
-                if self.now() >= until:
-                    break
-                gathering.poll(until)
-        finally:
-            if not gathering.is_over():
-                try:
-                    self.spawn(gathering.finish, "lockstead-stragglers")
-                except RuntimeError:  # no thread can be started
-                    await gathering.finish()
-        return list(gathering.results)
+        return await ThreadGathering(self, coroutines).run(decided, grace)
 
     def is_gathering(self) -> bool:
         """Return whether this thread has other coroutines to run while one waits by `readable`."""
-        return bool(self.gathering) and self.context() in self.gathering
+        return bool(self.gathering) and getattr(self._here, "token", None) in self.gathering
 
     @types.coroutine
     def readable(self, sock: socket.socket, deadline: float) -> Generator[tuple[socket.socket, float], None, None]:
-        """Let the other coroutines of a `gather` run until there is something to read.
+        """Let the other coroutines of a `gather` run until there is something to read. Only while `is_gathering`.
 
-        Anywhere else it returns at once: the caller's own `recv` waits. Raises TimeoutError after the deadline.
+        Raises TimeoutError after the deadline.
         """
-        if self.is_gathering():
-            yield sock, deadline
-            if self.now() >= deadline:
-                raise TimeoutError
+        yield sock, deadline
+        if self.now() >= deadline:
+            raise TimeoutError
 
     async def offload(self, function: Callable[[], T]) -> T:
         return function()

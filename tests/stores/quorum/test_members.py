@@ -18,6 +18,8 @@ from lockstead.core.model import RESERVED, Ask, Membership, Reservation, Standin
 from lockstead.core.runtime import Runtime, drive
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
+from lockstead.stores.quorum.placement import Placement
+from lockstead.stores.quorum.round import ReserveRound
 from lockstead.stores.quorum.store import Quorum
 from lockstead.testing.simulation.members import MemberServer, MemberStore
 from tests.harness.conditions import eventually
@@ -256,3 +258,27 @@ def test_a_reservation_in_doubt_on_too_many_members_is_not_a_loss(servers: list[
     eventually(lambda: not any(node.suspected for node in quorum._members._states), "no member is suspected", within=10)
     assert drive(quorum.reserve(Reservation("x", "me/1", 30.0), 5.0))
     assert [holders(server) for server in servers[:3]] == [[f"me/1{RESERVED}"]] * 3
+
+
+def test_a_reservation_that_fails_on_a_member_after_the_decision_is_released_there(servers: list[MemberServer]) -> None:
+    runtime = ThreadRuntime()
+    quorum = open_quorum(runtime, servers)
+    quorum._members.stop()  # so that nothing is sent to them in the background
+    placement = Placement(granted=set(range(5)), until=runtime.now() + 30.0)
+    departure = placement.departure("x", "me/1", runtime.now())
+    reserve = ReserveRound(quorum._members, departure, placement, Reservation("x", "me/1", 30.0), 5.0)
+
+    def fail(number: int) -> None:
+        reserve.votes[number] = StoreError("no answer", transient=True)
+        reserve.on_vote(number, StoreError("no answer", transient=True))
+
+    def pending() -> list[int]:
+        return [number for number, node in enumerate(quorum._members._states) if node.pending_releases]
+
+    placement.reserved.update(range(3))
+    fail(3)
+    assert pending() == [], "it may be repeated there"
+    reserve.settle()
+    assert pending() == [3]
+    fail(4)
+    assert pending() == [3, 4]

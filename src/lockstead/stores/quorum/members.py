@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from lockstead.core import lifecycle
 from lockstead.core.model import Membership
 from lockstead.core.runtime import Runtime
 from lockstead.core.store import Member
-from lockstead.errors import DamagedError, StoreError
+from lockstead.errors import DamagedError
+from lockstead.stores.quorum.placement import Departure
 
 log = logging.getLogger("lockstead")
 
-T = TypeVar("T")
-Votes = Sequence[T | Exception | None]
-"""Each member's answer; None where there is none yet."""
 
 DEFAULT_NODE_TIMEOUT = 0.25
 """Seconds that one member has to answer a request: what an unreachable member costs the first caller."""
@@ -40,18 +38,6 @@ MAX_PENDING_RELEASES = 10_000
 """Releases queued for one unreachable member: a bound on memory. A place beyond it expires by itself."""
 
 
-def all_answered(votes: Votes[T]) -> bool:
-    return None not in votes
-
-
-def _ignore(number: int, answer: object) -> None:
-    pass
-
-
-def _ignore_all(numbers: Sequence[int]) -> None:
-    pass
-
-
 class MemberHealth(NamedTuple):
     """The outcome of one probe of a member."""
 
@@ -60,10 +46,6 @@ class MemberHealth(NamedTuple):
     votes_in: float
     """Seconds until it votes; infinite while it waits to be admitted, or is unreachable."""
     error: str
-
-
-class UnaskedError(StoreError):
-    """The member was not asked: it was unreachable recently, and the others sufficed."""
 
 
 @dataclass(slots=True)
@@ -79,6 +61,8 @@ class _MemberState:
     """It has answered a probe of this client."""
     has_dropped_releases: bool = False
     """More releases were pending than are kept, and this was logged."""
+    abstains: bool = False
+    """It answered the last probe, but does not vote."""
     found_empty: tuple[str, float] | None = None
     """The token under which it waits to be admitted or to vote, and when it was found empty."""
 
@@ -89,6 +73,8 @@ class Members:
     def __init__(self, runtime: Runtime, members: Sequence[Member], names: Sequence[str], timeout: float) -> None:
         self.runtime = runtime
         self.majority = len(members) // 2 + 1
+        self.stores = members
+        self.numbers = range(len(members))
         self._states = [_MemberState(name, member) for name, member in zip(names, members, strict=True)]
         self._timeout = timeout
         self._closed = False
@@ -107,69 +93,31 @@ class Members:
     def __len__(self) -> int:
         return len(self._states)
 
-    async def ask(
-        self,
-        send: Callable[[int, Member], Awaitable[T]],
-        is_decided: Callable[[Votes[T]], bool],
-        suffices: Callable[[Votes[T]], bool],
-        *,
-        among: Iterable[int] | None = None,
-        on_send: Callable[[Sequence[int]], object] = _ignore_all,
-        on_answer: Callable[[int, T | Exception], object] = _ignore,
-    ) -> list[T | Exception | None]:
-        """Ask members concurrently until it is decided; suspected ones only if the others do not suffice.
+    def by_health(self, numbers: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+        """Divide members into those to ask first, and suspected ones: none if the others are no majority."""
+        suspected = [number for number in numbers if self._states[number].suspected]
+        if not suspected or len(self) - len(suspected) < self.majority:
+            return numbers, ()
+        return [number for number in numbers if number not in suspected], suspected
 
-        `on_send` is called with the members about to be asked, before anything can interrupt; `on_answer` with each
-        member's answer, even if it arrives after the decision.
-        """
-        votes: list[T | Exception | None] = [None] * len(self._states)
-        asked = list(range(len(self._states)) if among is None else among)
-        suspected = [number for number in asked if self._states[number].suspected]
-        if len(self._states) - len(suspected) < self.majority:
-            suspected = []
+    def note_failure(self, number: int, error: Exception) -> None:
+        """Suspect a member that failed to answer, and probe it in the background."""
+        self._states[number].error = str(error)
+        if not isinstance(error, DamagedError):  # which is an answer, mostly about one name
+            self._start_recovery(number)
 
-        def receive(number: int, vote: T | Exception) -> None:
-            votes[number] = vote
-            on_answer(number, vote)
+    def error_of(self, number: int) -> str:
+        """Return why a member last failed."""
+        return self._states[number].error
 
-        async def ask_all(numbers: Sequence[int]) -> None:
-            on_send(numbers)
-            coroutines = [self._attempt(number, send, receive) for number in numbers]
-            await self.runtime.gather(coroutines, lambda _: is_decided(votes), VOTE_GRACE)
-
-        await ask_all([number for number in asked if number not in suspected])
-        if suspected and not suffices(votes):
-            await ask_all(suspected)
-        else:
-            for number in suspected:
-                votes[number] = UnaskedError(self._states[number].error, transient=True)
-        return list(votes)  # a copy, to which no late answer is added
-
-    async def _attempt(
-        self,
-        number: int,
-        send: Callable[[int, Member], Awaitable[T]],
-        on_answer: Callable[[int, T | Exception], object] = _ignore,
-    ) -> T | Exception:
-        state = self._states[number]
-        answer: T | Exception
-        try:
-            answer = await send(number, state.member)
-        except Exception as error:
-            state.error = str(error)
-            if not isinstance(error, DamagedError):  # which is an answer, mostly about one name
-                self._start_recovery(number)
-            answer = error
-        on_answer(number, answer)
-        return answer
-
-    def queue_release(self, number: int, name: str, owner: str, tombstone: float, until: float) -> None:
-        """Release a place as soon as its member answers; without a tombstone, only if that is before `until`."""
+    def queue_release(self, number: int, departure: Departure) -> None:
+        """Release a place as soon as its member answers; without a tombstone, only before it has expired."""
+        name, owner, _, until, tombstones = departure
         pending_releases = self._states[number].pending_releases
         with self._mutex:
             is_dropped = len(pending_releases) >= MAX_PENDING_RELEASES
             if not is_dropped:
-                pending_releases[name, owner] = tombstone, until
+                pending_releases[name, owner] = tombstones.get(number, 0.0), until
         if is_dropped:
             self._log_dropped_release(self._states[number], name)
         self._start_recovery(number)
@@ -209,7 +157,8 @@ class Members:
                     logged_at_level = self._log_failure(number)
                 continue
             state.has_answered = True
-            if membership.votes_in > 0:
+            state.abstains = membership.votes_in > 0
+            if state.abstains:
                 self.start_admission()
             with self._mutex:
                 if state.pending_releases:
@@ -234,10 +183,12 @@ class Members:
         return level
 
     def _log_recovery(self, state: _MemberState, seconds: float, level: int) -> None:
+        what = "answers again but restarted empty, and does not vote yet," if state.abstains else "works again"
         log.log(
             level,
-            "Redlock node %s works again after %.1f s: %d of %d nodes work",
+            "Redlock node %s %s after %.1f s: %d of %d nodes work",
             state.name,
+            what,
             seconds,
             self._count_working(),
             len(self._states),
@@ -256,7 +207,7 @@ class Members:
             )
 
     def _count_working(self) -> int:
-        return sum(not state.suspected for state in self._states)
+        return sum(not state.suspected and not state.abstains for state in self._states)
 
     async def _flush_releases(self, state: _MemberState) -> None:
         for (name, owner), (tombstone, until) in list(state.pending_releases.items()):
@@ -353,11 +304,9 @@ class Members:
         state = self._states[number]
 
         answer = await self._attempt(
-            number, lambda _, member: member.admit(membership.token, ticket, longest, self._timeout)
+            number, lambda member: member.admit(membership.token, ticket, longest, self._timeout)
         )
-        if isinstance(answer, Exception):
-            return None
-        if answer.votes_in < inf:
+        if answer is not None and answer.votes_in < inf:
             self._note_admitted(state, answer)
         return answer
 
@@ -367,9 +316,18 @@ class Members:
             log.info("Redlock node %s has been admitted: it votes", state.name)
 
     async def _probe_all(self) -> list[Membership | None]:
-        coroutines = [self._attempt(n, lambda _, member: member.probe(self._timeout)) for n in range(len(self._states))]
-        answers = await self.runtime.gather(coroutines, all_answered, VOTE_GRACE)
-        return [answer if isinstance(answer, Membership) else None for answer in answers]
+        coroutines = [self._attempt(number, lambda member: member.probe(self._timeout)) for number in self.numbers]
+        return await self.runtime.gather(coroutines, lambda _: False, 0.0)
+
+    async def _attempt(self, number: int, send: Callable[[Member], Awaitable[Membership]]) -> Membership | None:
+        state = self._states[number]
+        try:
+            membership = await send(state.member)
+        except Exception as error:
+            self.note_failure(number, error)
+            return None
+        state.abstains = membership.votes_in > 0
+        return membership
 
     async def health(self) -> list[MemberHealth]:
         memberships = await self._probe_all()

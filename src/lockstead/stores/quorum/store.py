@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf
 from typing import TypeVar
 
@@ -31,7 +31,7 @@ from lockstead.core.model import (
     Wake,
 )
 from lockstead.core.runtime import Runtime
-from lockstead.core.store import Examinable, Member, Repairable
+from lockstead.core.store import Examinable, Member
 from lockstead.core.timing import LATE_REQUEST_WINDOW
 from lockstead.errors import DamagedError, InvalidInputError, StoreError, UnsupportedError
 from lockstead.stores.quorum.members import (
@@ -39,9 +39,20 @@ from lockstead.stores.quorum.members import (
     LONGEST_ROUND,
     MemberHealth,
     Members,
-    UnaskedError,
+)
+from lockstead.stores.quorum.placement import Departure, Placement, departure_from_all
+from lockstead.stores.quorum.round import (
+    InspectRound,
+    JoinRound,
+    LeaveRound,
+    RenewRound,
+    RepairRound,
+    ReserveRound,
     Votes,
-    all_answered,
+    WriteBackRound,
+    answers,
+    count,
+    fill_unasked,
 )
 from lockstead.stores.tickets import ticket_floor
 
@@ -51,27 +62,6 @@ MIN_MEMBERS = 3
 TICKET_LEAD = 10_000
 """Microseconds by which the requested ticket is ahead of our clock: so members with clocks ahead of ours draw the same
 one."""
-PENDING_RELEASE_TTL = 60.0
-"""Seconds for which the release of a place is retried whose expiry is not known."""
-
-
-@dataclass(slots=True)
-class _Placement:
-    """The members on which one owner may have a place."""
-
-    granted: set[int] = field(default_factory=set)
-    in_doubt: list[set[int]] = field(default_factory=list)
-    """For each attempt to join, the members that have not answered it."""
-    reserved: set[int] = field(default_factory=set)
-    """The members that have confirmed the reservation."""
-    until: float = -inf
-    """When the last of the places will have expired, by our clock."""
-
-    def members_in_doubt(self) -> set[int]:
-        return set().union(*self.in_doubt)
-
-    def members(self) -> list[int]:
-        return sorted(self.granted | self.members_in_doubt())
 
 
 class Quorum:
@@ -118,7 +108,7 @@ class Quorum:
         lifecycle.at_fork(self, in_child="_reset")
 
     def _reset(self) -> None:
-        self._placements: dict[tuple[str, str], _Placement] = {}
+        self._placements: dict[tuple[str, str], Placement] = {}
         self._sweep_above = 64
 
     async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
@@ -134,37 +124,16 @@ class Quorum:
         sent = self.runtime.now()
         placement = self._placement(ask, sent)
         request = ask._replace(floor=self._clock() + TICKET_LEAD)
-        in_doubt: set[int] = set()
-        placement.in_doubt.append(in_doubt)
-
-        def on_answer(number: int, vote: Standing | Refusal | Exception) -> None:
-            if isinstance(vote, Standing):
-                placement.granted.add(number)
-            elif isinstance(vote, Refusal):
-                if vote.abstains:
-                    self._members.start_admission()
-            elif not isinstance(vote, StoreError) or vote.transient:
-                return
-            in_doubt.discard(number)
-
-        votes = await self._members.ask(
-            lambda _, member: member.join(request, member_timeout),
-            self._is_join_decided,
-            self._is_join_sufficient,
-            on_send=in_doubt.update,
-            on_answer=on_answer,
-        )
+        votes = await JoinRound(self._members, request, member_timeout, placement).run()
         tickets = {number: vote.ticket for number, vote in enumerate(votes) if isinstance(vote, Standing)}
         if len(tickets) < self._majority:
             return await self._refuse(ask, votes, member_timeout)
         ticket = max(tickets.values())
         is_agreed = list(tickets.values()).count(ticket) >= self._majority
         if not self._is_in_time(sent) or not (
-            is_agreed or await self._write_back(ask, ticket, tickets, member_timeout)
+            is_agreed or await self._write_back(ask, ticket, list(tickets), member_timeout)
         ):
-            reasons = "; ".join(self._reasons(votes)) or "they answered too late"
-            msg = f"too few nodes confirmed {ask.name!r} in time ({reasons}): check them with `lockstead doctor`"
-            raise StoreError(msg, name=ask.name, transient=True)
+            raise self._unconfirmed(votes, ask.name)
         return Standing(PlaceState.HELD, ticket, self.runtime.now())
 
     async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
@@ -176,24 +145,15 @@ class Quorum:
         for renewal in renewals:
             if placement := self._placements.get((renewal.name, renewal.owner)):
                 placement.until = max(placement.until, sent + renewal.ttl + self._node_timeout)
-
-        def is_decided(votes: Votes[list[Standing]]) -> bool:
-            answers = _answers(votes)
-            silent = len(votes) - len(answers)
-            held = [sum(answer[entry].held for answer in answers) for entry in range(len(renewals))]
-            return all(number >= self._majority or number + silent < self._majority for number in held)
-
-        votes = await self._members.ask(
-            lambda _, member: member.renew(renewals, member_timeout), is_decided, is_decided
-        )
-        answers = _answers(votes)
-        if len(answers) < self._majority:
+        votes = await RenewRound(self._members, renewals, member_timeout).run()
+        answered = answers(votes)
+        if len(answered) < self._majority:
             raise self._no_majority(votes)
         in_time = self._is_in_time(sent)
         outcome: list[Standing] = []
         for entry in range(len(renewals)):
-            tickets = [standing.ticket for answer in answers if (standing := answer[entry]).held]
-            if len(tickets) + len(votes) - len(answers) < self._majority:
+            tickets = [standing.ticket for answer in answered if (standing := answer[entry]).held]
+            if len(tickets) + len(votes) - len(answered) < self._majority:
                 outcome.append(GONE)
             else:
                 is_held = in_time and len(tickets) >= self._majority
@@ -206,7 +166,7 @@ class Quorum:
         A member that does not answer is asked again in the background, if another owner can hold without it.
         """
         votes = await self._leave(name, owner, min(timeout, self._node_timeout), tombstone)
-        if _count(votes, bool) < self._majority:
+        if count(votes, bool) < self._majority:
             raise self._no_majority(votes, name)
         self._placements.pop((name, owner), None)
         return len(votes) - votes.count(False) >= self._majority
@@ -218,41 +178,15 @@ class Quorum:
         answered: if this has to be repeated, the member is asked again.
         """
         name, owner = reservation.name, reservation.owner
+        departure, placement = self._departure(name, owner, reservation.tombstone)
         member_timeout = min(timeout, self._node_timeout)
-        members, until, tombstones = self._locate(name, owner, reservation.tombstone)
-        placement = self._placements.get((name, owner)) or _Placement()
-        reserved = placement.reserved
-        is_over = False
-
-        def queue_release(number: int) -> None:
-            self._members.queue_release(number, name, owner, tombstones[number], until)
-
-        def on_answer(number: int, vote: object) -> None:
-            if not isinstance(vote, Exception):
-                placement.granted.discard(number)
-                if vote:
-                    reserved.add(number)
-            elif is_over and not isinstance(vote, DamagedError):
-                queue_release(number)
-
-        def is_decided(votes: Votes[bool]) -> bool:
-            return len(reserved) >= self._majority or len(reserved.union(_silent(votes, members))) < self._majority
-
-        votes = await self._members.ask(
-            lambda number, member: member.reserve(reservation._replace(tombstone=tombstones[number]), member_timeout),
-            is_decided,
-            is_decided,
-            among=members,
-            on_answer=on_answer,
-        )
-        if not is_decided(votes):
-            raise self._no_majority(_fill_unasked(votes, members), name)
-        is_over = True
-        for number in _silent(votes, members):
-            if isinstance(votes[number], Exception) and not isinstance(votes[number], DamagedError):
-                queue_release(number)
+        reserve = ReserveRound(self._members, departure, placement, reservation, member_timeout)
+        votes = await reserve.run()
+        if not reserve.is_decided():
+            raise self._no_majority(fill_unasked(votes, reserve.asked), name)
+        reserve.settle()
         self._placements.pop((name, owner), None)
-        return len(reserved) >= self._majority
+        return reserve.is_reserved()
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
         """Sleep: a quorum has no line, so nothing wakes a waiter."""
@@ -261,21 +195,19 @@ class Quorum:
 
     async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
         """Report what is held on a majority, assuming that members which do not answer would confirm it."""
-        votes = await self._members.ask(
-            lambda _, member: member.inspect(prefix, exact=exact), all_answered, self._is_answered
-        )
-        answers = _answers(votes)
-        if len(answers) < self._majority:
+        votes = await InspectRound(self._members, prefix, exact=exact).run()
+        answered = answers(votes)
+        if len(answered) < self._majority:
             raise self._no_majority(votes)
         found: dict[str, dict[str, list[tuple[Place, float]]]] = {}
         damage: dict[str, list[DamagedError]] = {}
-        for line in (line for answer in answers for line in answer):
+        for line in (line for answer in answered for line in answer):
             if line.damage is not None:
                 damage.setdefault(line.name, []).append(line.damage)
             for place in line.places:
                 if place.acquired_at is not None:
                     found.setdefault(line.name, {}).setdefault(place.owner, []).append((place, line.now))
-        silent = len(votes) - len(answers)
+        silent = len(votes) - len(answered)
         lines = []
         for name in sorted({*found, *damage}):
             errors = damage.get(name, [])
@@ -290,13 +222,7 @@ class Quorum:
 
     async def repair(self, name: str, timeout: float) -> None:
         """Remove what is damaged on every member that answers."""
-
-        async def repair(member: Member) -> bool:
-            if isinstance(member, Repairable):
-                await member.repair(name, timeout)
-            return True
-
-        votes = await self._members.ask(lambda _, member: repair(member), all_answered, all_answered)
+        votes = await RepairRound(self._members, name, timeout).run()
         if not self._is_answered(votes):
             raise self._no_majority(votes, name)
 
@@ -323,23 +249,16 @@ class Quorum:
         """Close the connections to all members."""
         await self._members.close()
 
-    async def _write_back(self, ask: Ask, ticket: int, held: Iterable[int], member_timeout: float) -> bool:
+    async def _write_back(self, ask: Ask, ticket: int, held: Sequence[int], member_timeout: float) -> bool:
         """Raise the tickets of the places we have to the highest of them, and the counters they were drawn from.
 
         Otherwise the members that the next holder's majority has in common with ours might not have our fence. Only
         where our place still holds: a counter raised after another owner drew from it would be too late for that draw.
         """
-        renewals = [Renewal(ask.name, ask.owner, ask.ttl, ask.heartbeat, floor=ticket)]
-
-        def is_raised(votes: Votes[list[Standing]]) -> bool:
-            standings = [standing for (standing,) in _answers(votes)]
-            return sum(each.held and each.ticket >= ticket for each in standings) >= self._majority
-
         sent = self.runtime.now()
-        votes = await self._members.ask(
-            lambda _, member: member.renew(renewals, member_timeout), is_raised, is_raised, among=held
-        )
-        return is_raised(votes) and self._is_in_time(sent)
+        write_back = WriteBackRound(self._members, held, ask, ticket, member_timeout)
+        await write_back.run()
+        return write_back.is_decided() and self._is_in_time(sent)
 
     async def _refuse(self, ask: Ask, votes: Votes[Standing | Refusal], member_timeout: float) -> Refusal:
         """Release the places that were granted, and return the holder; raise if none is known."""
@@ -349,7 +268,7 @@ class Quorum:
             if not error.transient:
                 self._placements.pop((ask.name, ask.owner), None)
             raise error
-        held = _count(votes, Standing)
+        held = count(votes, Standing)
         await self._leave(ask.name, ask.owner, member_timeout)
         self._placements.pop((ask.name, ask.owner), None)
         for refusal in busy:
@@ -359,58 +278,26 @@ class Quorum:
         rechecks = sorted(vote.recheck for vote in busy)
         return Refusal(holder, rechecks[min(self._majority - held, len(busy)) - 1])
 
-    async def _leave(
-        self, name: str, owner: str, member_timeout: float, tombstone: float = 0.0
-    ) -> list[bool | Exception | None]:
+    async def _leave(self, name: str, owner: str, member_timeout: float, tombstone: float = 0.0) -> Votes[bool]:
         """Leave every member that may have a place; queue the release for those that do not answer."""
-        placement = self._placements.get((name, owner))
-        members, until, tombstones = self._locate(name, owner, tombstone)
+        departure, placement = self._departure(name, owner, tombstone)
+        return await LeaveRound(self._members, departure, placement, member_timeout).run()
 
-        def on_answer(number: int, vote: object) -> None:
-            if isinstance(vote, Exception):
-                if not isinstance(vote, DamagedError):  # a damaged line has no place to release
-                    self._members.queue_release(number, name, owner, tombstones[number], until)
-            elif placement is not None:
-                placement.granted.discard(number)
-
-        def are_free(votes: Votes[bool]) -> bool:
-            silent = len(members) - _count(votes, bool)
-            return len(votes) - silent >= self._majority
-
-        votes = await self._members.ask(
-            lambda number, member: member.leave(name, owner, member_timeout, tombstones[number]),
-            are_free,
-            are_free,
-            among=members,
-            on_answer=on_answer,
-        )
-        for number, vote in enumerate(votes):
-            if isinstance(vote, UnaskedError):
-                self._members.queue_release(number, name, owner, tombstones[number], until)
-        return _fill_unasked(votes, members)
-
-    def _locate(self, name: str, owner: str, tombstone: float) -> tuple[Sequence[int], float, dict[int, float]]:
-        """Return which members may have an owner's place, until when, and for how long each is to refuse the owner."""
+    def _departure(self, name: str, owner: str, tombstone: float) -> tuple[Departure, Placement]:
+        """Find which members may have an owner's place: all, if this client has not joined as that owner."""
+        now = self.runtime.now()
         placement = self._placements.get((name, owner))
         if placement is None:
-            every_member = range(len(self._members))
-            return (
-                every_member,
-                self.runtime.now() + max(PENDING_RELEASE_TTL, tombstone),
-                dict.fromkeys(every_member, tombstone),
-            )
-        members, until = placement.members(), placement.until
-        late_request_window = max(until - self.runtime.now(), LATE_REQUEST_WINDOW)
-        tombstones = dict.fromkeys(placement.members_in_doubt(), late_request_window)
-        return members, until, dict.fromkeys(members, 0.0) | tombstones
+            return departure_from_all(self._members.numbers, name, owner, now, tombstone), Placement()
+        return placement.departure(name, owner, now), placement
 
-    def _placement(self, ask: Ask, now: float) -> _Placement:
+    def _placement(self, ask: Ask, now: float) -> Placement:
         if len(self._placements) > self._sweep_above:
             for key, placement in list(self._placements.items()):
                 if placement.until + LATE_REQUEST_WINDOW < now:
                     self._placements.pop(key, None)
             self._sweep_above = 2 * len(self._placements) + 64
-        placement = self._placements.setdefault((ask.name, ask.owner), _Placement())
+        placement = self._placements.setdefault((ask.name, ask.owner), Placement())
         placement.until = max(placement.until, now + ask.ttl + self._node_timeout)
         return placement
 
@@ -418,17 +305,7 @@ class Quorum:
         return self.runtime.now() - sent <= LONGEST_ROUND
 
     def _is_answered(self, votes: Votes[T]) -> bool:
-        return len(_answers(votes)) >= self._majority
-
-    def _is_join_decided(self, votes: Votes[Standing | Refusal]) -> bool:
-        """Return whether no further vote can change the outcome of a join."""
-        return _count(votes, Standing) >= self._majority or _count(votes, Refusal) > len(votes) - self._majority
-
-    def _is_join_sufficient(self, votes: Votes[Standing | Refusal]) -> bool:
-        """Return whether a join need not ask the suspected members."""
-        held = _count(votes, Standing)
-        is_busy = any(isinstance(vote, Refusal) and not vote.abstains for vote in votes)
-        return held >= self._majority or (is_busy and self._is_answered(votes))
+        return len(answers(votes)) >= self._majority
 
     def _line(self, name: str, places: Sequence[tuple[Place, float]], silent: int) -> Line:
         """Merge the members' places into one line: it lasts for as long as the places on a majority do.
@@ -443,10 +320,16 @@ class Quorum:
         ticket = max(tickets, key=lambda each: (tickets[each], each))
         return Line(name, now, (replace(place, ticket=ticket, expires_at=now + lasts),))
 
+    def _unconfirmed(self, votes: Votes[T], name: str) -> StoreError:
+        """Report a majority that did not confirm in time, or not with one ticket. Some members may have a place."""
+        reasons = "; ".join(self._reasons(votes)) or "they answered too late"
+        msg = f"too few nodes confirmed {name!r} in time ({reasons}): check them with `lockstead doctor`"
+        return StoreError(msg, name=name, transient=True)
+
     def _no_majority(self, votes: Votes[T], name: str = "") -> StoreError:
         """Name the members that do not answer or vote. Transient unless each refused: then there is nothing to undo."""
         reasons = self._reasons(votes)
-        answered = len(_answers(votes))
+        answered = len(answers(votes))
         lead = "too few nodes vote" if answered >= self._majority else f"only {answered} of {len(votes)} nodes answered"
         is_final = all(isinstance(vote, StoreError) and not vote.transient for vote in votes)
         return StoreError(f"{lead}: {'; '.join(reasons)}", name=name, transient=not is_final)
@@ -463,20 +346,3 @@ class Quorum:
                 )
                 reasons.append(self._members.describe(number, f"restarted empty, and {when}"))
         return reasons
-
-
-def _silent(votes: Votes[bool], members: Sequence[int]) -> list[int]:
-    return [number for number in members if not isinstance(votes[number], bool)]
-
-
-def _fill_unasked(votes: Votes[bool], members: Sequence[int]) -> list[bool | Exception | None]:
-    """Add the answer of the members that have no place, and so were not asked: False."""
-    return [vote if number in members else False for number, vote in enumerate(votes)]
-
-
-def _answers(votes: Votes[T]) -> list[T]:
-    return [vote for vote in votes if vote is not None and not isinstance(vote, Exception)]
-
-
-def _count(votes: Votes[T], kind: type) -> int:
-    return list(map(type, votes)).count(kind)

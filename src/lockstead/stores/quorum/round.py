@@ -1,0 +1,275 @@
+"""A round: one request to several members at once, and their votes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Sequence
+from typing import Generic, TypeVar
+
+from lockstead.core.model import Ask, Line, Refusal, Renewal, Reservation, Standing
+from lockstead.core.store import Member, Repairable
+from lockstead.errors import DamagedError, StoreError
+from lockstead.stores.quorum.members import VOTE_GRACE, Members
+from lockstead.stores.quorum.placement import Departure, Placement
+
+T = TypeVar("T")
+Votes = Sequence[T | Exception | None]
+"""Each member's answer; None where there is none yet."""
+
+
+class UnaskedError(StoreError):
+    """The member was not asked: it was unreachable recently, and the others sufficed."""
+
+
+class Round(ABC, Generic[T]):
+    """Asks the members, and says when it is decided. A subclass is one kind of request."""
+
+    def __init__(self, members: Members, asked: Sequence[int]) -> None:
+        self.members = members
+        self.majority = members.majority
+        self.asked = asked
+        self.votes: list[T | Exception | None] = [None] * len(members)
+
+    @abstractmethod
+    def send(self, number: int, member: Member) -> Awaitable[T]:
+        """Send the request to one member."""
+
+    @abstractmethod
+    def is_decided(self) -> bool:
+        """Return whether to wait for no further vote."""
+
+    def is_sufficient(self) -> bool:
+        """Return whether the suspected members need not be asked."""
+        return self.is_decided()
+
+    def before_send(self, numbers: Sequence[int]) -> None:
+        """Note which members are about to be asked, before anything can interrupt."""
+
+    def on_vote(self, number: int, vote: T | Exception) -> None:
+        """Note a vote: every one, even if it arrives after the decision."""
+
+    async def run(self) -> Votes[T]:
+        """Ask concurrently until it is decided; suspected members only if the others do not suffice.
+
+        What is not answered by then is awaited in the background.
+        """
+        trusted, suspected = self.members.by_health(self.asked)
+        await self._ask(trusted)
+        if suspected:
+            if self.is_sufficient():
+                for number in suspected:
+                    self.votes[number] = UnaskedError(self.members.error_of(number), transient=True)
+            else:
+                await self._ask(suspected)
+        return self.votes.copy()  # to which no late vote is added
+
+    async def _ask(self, numbers: Sequence[int]) -> None:
+        self.before_send(numbers)
+        coroutines = [self._vote(number) for number in numbers]
+        await self.members.runtime.gather(coroutines, lambda _: self.is_decided(), VOTE_GRACE)
+
+    async def _vote(self, number: int) -> None:
+        vote: T | Exception
+        try:
+            vote = await self.send(number, self.members.stores[number])
+        except Exception as error:
+            self.members.note_failure(number, error)
+            vote = error
+        self.votes[number] = vote
+        self.on_vote(number, vote)
+
+
+class JoinRound(Round[Standing | Refusal]):
+    """Ask every member for a place, and remember those that may have given one."""
+
+    def __init__(self, members: Members, ask: Ask, timeout: float, placement: Placement) -> None:
+        super().__init__(members, members.numbers)
+        self._request = ask
+        self._timeout = timeout
+        self._placement = placement
+        self._in_doubt = placement.begin_attempt()
+
+    def send(self, number: int, member: Member) -> Awaitable[Standing | Refusal]:
+        return member.join(self._request, self._timeout)
+
+    def before_send(self, numbers: Sequence[int]) -> None:
+        self._in_doubt.update(numbers)
+
+    def on_vote(self, number: int, vote: Standing | Refusal | Exception) -> None:
+        if isinstance(vote, Standing):
+            self._placement.granted.add(number)
+        elif isinstance(vote, Refusal):
+            if vote.abstains:
+                self.members.start_admission()
+        elif not isinstance(vote, StoreError) or vote.transient:
+            return  # it may have given a place all the same
+        self._in_doubt.discard(number)
+
+    def is_decided(self) -> bool:
+        kinds = list(map(type, self.votes))
+        return kinds.count(Standing) >= self.majority or kinds.count(Refusal) > len(kinds) - self.majority
+
+    def is_sufficient(self) -> bool:
+        """Return whether it is granted, or is not and some vote names the holder."""
+        granted, refused = count(self.votes, Standing), count(self.votes, Refusal)
+        is_busy = any(isinstance(vote, Refusal) and not vote.abstains for vote in self.votes)
+        return granted >= self.majority or (is_busy and granted + refused >= self.majority)
+
+
+class RenewRound(Round[list[Standing]]):
+    """Ask every member to renew places."""
+
+    def __init__(self, members: Members, renewals: Sequence[Renewal], timeout: float) -> None:
+        super().__init__(members, members.numbers)
+        self._renewals = renewals
+        self._timeout = timeout
+
+    def send(self, number: int, member: Member) -> Awaitable[list[Standing]]:
+        return member.renew(self._renewals, self._timeout)
+
+    def is_decided(self) -> bool:
+        """Return whether each place is on a majority, or cannot be."""
+        answered = answers(self.votes)
+        silent = len(self.votes) - len(answered)
+        held = [sum(answer[entry].held for answer in answered) for entry in range(len(self._renewals))]
+        return all(number >= self.majority or number + silent < self.majority for number in held)
+
+
+class WriteBackRound(Round[list[Standing]]):
+    """Ask the members that gave a place to raise its ticket, and their counter, to the highest of them."""
+
+    def __init__(self, members: Members, held: Sequence[int], ask: Ask, ticket: int, timeout: float) -> None:
+        super().__init__(members, held)
+        self._renewals = [Renewal(ask.name, ask.owner, ask.ttl, ask.heartbeat, floor=ticket)]
+        self._ticket = ticket
+        self._timeout = timeout
+
+    def send(self, number: int, member: Member) -> Awaitable[list[Standing]]:
+        return member.renew(self._renewals, self._timeout)
+
+    def is_decided(self) -> bool:
+        standings = [standing for (standing,) in answers(self.votes)]
+        return sum(each.held and each.ticket >= self._ticket for each in standings) >= self.majority
+
+
+class LeaveRound(Round[bool]):
+    """Ask the members that may have a place to release it; queue the release for those that do not answer."""
+
+    def __init__(self, members: Members, departure: Departure, placement: Placement, timeout: float) -> None:
+        super().__init__(members, departure.members)
+        self._departure = departure
+        self._placement = placement
+        self._timeout = timeout
+
+    def send(self, number: int, member: Member) -> Awaitable[bool]:
+        name, owner, _, _, tombstones = self._departure
+        return member.leave(name, owner, self._timeout, tombstones.get(number, 0.0))
+
+    def on_vote(self, number: int, vote: object) -> None:
+        if not isinstance(vote, Exception):
+            self._placement.granted.discard(number)
+        elif not isinstance(vote, DamagedError):  # a damaged line has no place to release
+            self.members.queue_release(number, self._departure)
+
+    def is_decided(self) -> bool:
+        """Return whether another owner can hold without the members that have not answered."""
+        silent = len(self.asked) - count(self.votes, bool)
+        return len(self.votes) - silent >= self.majority
+
+    async def run(self) -> Votes[bool]:
+        votes = await super().run()
+        for number, vote in enumerate(votes):
+            if isinstance(vote, UnaskedError):
+                self.members.queue_release(number, self._departure)
+        return fill_unasked(votes, self.asked)
+
+
+class ReserveRound(Round[bool]):
+    """Ask the members that may have a place to turn it into a reservation.
+
+    What the members confirmed counts in later rounds of the same reservation, too.
+    """
+
+    def __init__(
+        self, members: Members, departure: Departure, placement: Placement, reservation: Reservation, timeout: float
+    ) -> None:
+        super().__init__(members, departure.members)
+        self._departure = departure
+        self._placement = placement
+        self._reservation = reservation
+        self._timeout = timeout
+        self._is_settled = False
+
+    def send(self, number: int, member: Member) -> Awaitable[bool]:
+        tombstone = self._departure.tombstones.get(number, 0.0)
+        return member.reserve(self._reservation._replace(tombstone=tombstone), self._timeout)
+
+    def on_vote(self, number: int, vote: object) -> None:
+        if not isinstance(vote, Exception):
+            self._placement.granted.discard(number)
+            if vote:
+                self._placement.reserved.add(number)
+        elif self._is_settled and not isinstance(vote, DamagedError):
+            self.members.queue_release(number, self._departure)
+
+    def is_reserved(self) -> bool:
+        return len(self._placement.reserved) >= self.majority
+
+    def is_decided(self) -> bool:
+        possible = self._placement.reserved.union(self._silent())
+        return self.is_reserved() or len(possible) < self.majority
+
+    def settle(self) -> None:
+        """Release the place, in the background, where the reservation is not confirmed: it will not be repeated."""
+        self._is_settled = True
+        for number in self._silent():
+            vote = self.votes[number]
+            if isinstance(vote, Exception) and not isinstance(vote, DamagedError):
+                self.members.queue_release(number, self._departure)
+
+    def _silent(self) -> list[int]:
+        return [number for number in self.asked if not isinstance(self.votes[number], bool)]
+
+
+class InspectRound(Round[list[Line]]):
+    def __init__(self, members: Members, prefix: str, *, exact: bool) -> None:
+        super().__init__(members, members.numbers)
+        self._prefix = prefix
+        self._exact = exact
+
+    def send(self, number: int, member: Member) -> Awaitable[list[Line]]:
+        return member.inspect(self._prefix, exact=self._exact)
+
+    def is_decided(self) -> bool:
+        return None not in self.votes
+
+    def is_sufficient(self) -> bool:
+        return len(answers(self.votes)) >= self.majority
+
+
+class RepairRound(Round[bool]):
+    def __init__(self, members: Members, name: str, timeout: float) -> None:
+        super().__init__(members, members.numbers)
+        self._name = name
+        self._timeout = timeout
+
+    async def send(self, number: int, member: Member) -> bool:
+        if isinstance(member, Repairable):
+            await member.repair(self._name, self._timeout)
+        return True
+
+    def is_decided(self) -> bool:
+        return None not in self.votes
+
+
+def answers(votes: Votes[T]) -> list[T]:
+    return [vote for vote in votes if vote is not None and not isinstance(vote, Exception)]
+
+
+def count(votes: Votes[T], kind: type) -> int:
+    return list(map(type, votes)).count(kind)
+
+
+def fill_unasked(votes: Votes[bool], asked: Sequence[int]) -> list[bool | Exception | None]:
+    """Add the answer of the members that have no place, and so were not asked: False."""
+    return [vote if number in asked else False for number, vote in enumerate(votes)]
