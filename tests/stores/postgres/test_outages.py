@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -30,6 +31,7 @@ PROMPTLY = 0.5
 Start = Callable[..., PostgresServer]
 
 
+ONCE = RetryPolicy(max_retries=0)
 PATIENT = RetryPolicy(max_retries=30, max_delay=0.2)
 """For a lease that is to outlive a restart."""
 
@@ -42,6 +44,23 @@ async def hold(harness: Harness, url: str, name: str = "x", ttl: float = TTL, **
     handle.notified = notified
     handle.lost  # noqa: B018 - from now on its loss is watched for
     return handle
+
+
+@pytest.mark.parametrize("runtime_name", ["asyncio"])
+@pytest.mark.parametrize("advisory", [False, True], ids=["table", "advisory"])
+async def test_requests_on_a_session_that_was_just_ended_say_that_it_was(
+    harness: Harness, server: PostgresServer, advisory: bool
+) -> None:
+    """Both are sent before the loop could notice: the second finds a connection that does not accept it."""
+    me = harness.options["schema"]
+    if advisory:
+        del harness.options["schema"]
+    locks = harness.client(named(server.url, me), advisory=advisory, retry=ONCE)
+    await ask((await locks.acquire("x")).release())
+    assert server.terminate(me)
+    results = await asyncio.gather(*(locks.acquire(name) for name in ("x", "y")), return_exceptions=True)
+    assert all(isinstance(result, StoreError) and result.transient for result in results), results
+    assert all("closed the connection" in str(result) or "session" in str(result) for result in results), results
 
 
 async def test_a_holder_whose_sessions_are_ended_goes_on_holding(harness: Harness, server: PostgresServer) -> None:
