@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from lockstead.core.model import Ask, PlaceState, Refusal, Renewal, Reservation, Standing, Wake
+from lockstead.core.store import Reserving
 from tests.harness.clients import Harness
 from tests.servers.postgres import PostgresServer
 from tests.stores.postgres.sessions import places
@@ -82,6 +83,7 @@ async def test_a_grant_at_once_a_reservation_and_a_tombstone_outlive_a_crash(
 ) -> None:
     store = harness.store(fragile.url)
     await store.join(request("first/1"), TIMEOUT)
+    assert isinstance(store, Reserving)
     await store.reserve(Reservation("x", "first/1", TTL), TIMEOUT)
     crash(fragile)
     assert places(harness, fragile) == [("x", "first/1+")]
