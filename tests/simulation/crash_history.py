@@ -140,7 +140,7 @@ class CrashHistory(History):
         self.monitor = CrashMonitor(self.world, self.server)
 
     def _may_lose_grant(self, handle: Handle) -> bool:
-        """A place that waits again cannot be turned into a reservation: its holder is told of a loss."""
+        """A place that waits again cannot be turned into a reservation: its holder receives the loss."""
         return any(lease.ask.owner in self.crashing.undone for lease in handle._leases)
 
     def _end_faults(self) -> None:

@@ -735,9 +735,7 @@ class AdvisoryStore:
 
     def _is_contended(self, request: LockRequest) -> bool:
         """Return whether to queue at once. Only on a spare session: a lock that may be free is not worth a new one."""
-        return (
-            request.ask.queue and bool(self._spares) and self._contended.get(request.key, -inf) > self.runtime.now()
-        )
+        return request.ask.queue and bool(self._spares) and self._contended.get(request.key, -inf) > self.runtime.now()
 
     def _note_contention(self, key: Key) -> None:
         now = self.runtime.now()
