@@ -214,7 +214,7 @@ def postgres(directory: Path) -> Iterator[Arena]:
             url=proxy.url,
             direct=server.url,
             # "Exclusion after the store's clock was set forward"; "Releases and rate-limit requests of the last moment
-            # before a crash", but "a crash of the server loses no grant" (`docs/postgres.md`).
+            # before a crash", but "a crash of the server lets no second client hold" (`docs/postgres.md`).
             promises=replace(PROMISES, may_lose_grants={"clock forward"}, may_lose_rate_limits={"crash server"}),
             faults=by_kind([*network(proxy), *harm.faults()]),
             heal=heal,

@@ -301,7 +301,7 @@ async def test_a_renewal_of_a_stuck_place_is_unknown_and_of_others_known(
     assert stuck is UNKNOWN
     assert fine is not None
     assert fine.held
-    assert gone is None
+    assert gone == GONE
 
 
 LARGE = [Renewal(f"{number:0>512}", "me/1", 30.0, 3.0, True) for number in range(20000)]

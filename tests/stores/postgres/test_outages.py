@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -30,6 +31,7 @@ PROMPTLY = 0.5
 Start = Callable[..., PostgresServer]
 
 
+ONCE = RetryPolicy(max_retries=0)
 PATIENT = RetryPolicy(max_retries=30, max_delay=0.2)
 """For a lease that is to outlive a restart."""
 
@@ -42,6 +44,27 @@ async def hold(harness: Harness, url: str, name: str = "x", ttl: float = TTL, **
     handle.notified = notified
     handle.lost  # noqa: B018 - from now on its loss is watched for
     return handle
+
+
+@pytest.mark.parametrize("runtime_name", ["asyncio"])
+@pytest.mark.parametrize("advisory", [False, True], ids=["table", "advisory"])
+async def test_requests_on_a_session_that_was_just_ended_say_that_it_was(
+    harness: Harness, server: PostgresServer, advisory: bool
+) -> None:
+    """All are sent before the loop could notice: one of them finds a connection that libpq has given up."""
+    me = harness.options["schema"]
+    if advisory:
+        del harness.options["schema"]
+    locks = harness.client(named(server.url, me), advisory=advisory, retry=ONCE)
+    await ask((await locks.acquire("x")).release())
+    assert server.terminate(me)
+    results = await asyncio.gather(*(locks.acquire(name) for name in "abcdef"), return_exceptions=True)
+    failures = [result for result in results if isinstance(result, BaseException)]
+    assert failures
+    for failure in failures:
+        assert isinstance(failure, StoreError)
+        assert failure.transient
+        assert "closed the connection" in str(failure) or "the session has ended" in str(failure)
 
 
 async def test_a_holder_whose_sessions_are_ended_goes_on_holding(harness: Harness, server: PostgresServer) -> None:

@@ -153,6 +153,15 @@ def close_socket(connection: PGconn) -> None:
         os.dup2(nothing.fileno(), connection.socket, inheritable=False)
 
 
+def sending_failure(connection: PGconn, error: psycopg.OperationalError) -> ConnectionResetError:
+    """Explain why a pipelined request could not be sent, in the words of libpq.
+
+    For a connection that the server has closed, psycopg reports that it is not in pipeline mode.
+    """
+    lines = connection.get_error_message().strip().splitlines()
+    return ConnectionResetError(lines[0] if lines else str(error))
+
+
 def rows(result: PGresult) -> list[Row]:
     columns = range(result.nfields)
     return [[result.get_value(row, column) for column in columns] for row in range(result.ntuples)]

@@ -68,8 +68,9 @@ class Connection(Pipeline):
             self.pgconn.pipeline_sync()
             self._flush()
         except psycopg.OperationalError as error:
-            self._handle_loss(error)
-            raise
+            failure = libpq.sending_failure(self.pgconn, error)
+            self._handle_loss(failure)
+            raise failure from error
         self._preparing.append(preparing)
         return self._enqueue(1, timeout)
 

@@ -169,6 +169,10 @@ class History:
         """Return whether a server may have lost grants."""
         return False
 
+    def _may_lose_grant(self, handle: Handle) -> bool:
+        """Return whether a server may have lost a grant of this handle."""
+        return self._may_lose_data()
+
     def _live_tasks(self) -> list[Task[None]]:
         return [task for task in self.tasks if not task.process.crashed]
 
@@ -208,7 +212,7 @@ class History:
                         await handle._release_once()
                         self._expect_reservation(process, handle, granted, plan.at_least)
             except LockLostError as loss:
-                if loss.reason == GONE_AT_RELEASE and not self._may_lose_data():  # no client here forces a release
+                if loss.reason == GONE_AT_RELEASE and not self._may_lose_grant(handle):  # none is released by force
                     raise ViolationError("a lock that was held was found gone when it was released") from loss
             except CapacityMismatchError as mismatch:
                 if not self.monitor.was_alive_since(began, mismatch.name, mismatch.stored):

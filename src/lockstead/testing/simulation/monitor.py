@@ -89,8 +89,8 @@ class Monitor:
         self._last_alive[name, places[0].capacity] = self._world.now
         for place in places:
             process, engine = self._engines[place.owner.rpartition("/")[0]]
-            is_tracked = place.owner in engine.keeper.leases or process.crashed or place.reserved
-            if not is_tracked and not self._server.clock_was_set_back:
+            is_tracked = place.owner in engine.keeper.leases or process.crashed
+            if not is_tracked and not self._may_be_untracked(place):
                 self._fail(f"{place.owner} has a place in {name} that its client does not track")
             if place.acquired_at is None:
                 found_waiter = True
@@ -102,6 +102,12 @@ class Monitor:
                 self._fail(f"{name}: a waiter was overtaken: {places}")
             if held > place.capacity:
                 self._fail(f"{name}: more hold than fit: {places}")
+
+    def _may_be_untracked(self, place: Place) -> bool:
+        return place.reserved or self._server.clock_was_set_back
+
+    def _has_place(self, lease: Lease, holding: dict[str, Place]) -> bool:
+        return lease.ask.owner in holding
 
     def _check_heartbeat(self, engine: Engine, place: Place) -> None:
         lease = engine.keeper.leases.get(place.owner)
@@ -116,11 +122,11 @@ class Monitor:
             believed[ask.name] = weight = believed.get(ask.name, 0) + ask.weight
             if weight > ask.capacity:
                 self._fail(f"more leases of {ask.name} are inside their trust windows than fit, {ask.owner} among them")
-            if ask.owner not in holding:
+            if not self._has_place(lease, holding):
                 self._fail(f"{ask.owner} is inside its trust window of {ask.name}, but has no place that holds")
             if ask.owner not in self._seen:
                 self._add_grant(lease)
-        elif ask.owner not in holding:
+        elif not self._has_place(lease, holding):
             self._check_signalled(process, lease)
 
     def _check_waiting(self, handle: Handle, holding: dict[str, Place]) -> None:

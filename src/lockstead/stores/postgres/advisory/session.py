@@ -138,6 +138,10 @@ class Session:
                 write(self._connection, reply)
                 self._connection.pipeline_sync()
                 self._flush()
+            except psycopg.OperationalError as error:
+                failure = libpq.sending_failure(self._connection, error)
+                self._end()
+                raise failure from error
             except BaseException:  # also an interrupt, which may have left half a statement
                 self._end()
                 raise

@@ -73,6 +73,13 @@ log = logging.getLogger("lockstead")
 MAX_SPARE_SESSIONS = 4
 """How many idle dedicated sessions are kept for the next requests that wait: they are slow to open, but the server has
 few."""
+QUEUE_CHECK_DELAY = 0.01
+"""Seconds that a statement has to reach the server's queue before the server is asked whether it has. That query costs
+more than the wait itself, and a lock that is handed over sooner makes it needless."""
+CONTENTION_MEMORY = 0.5
+"""Seconds for which the next request for a lock that was busy goes to the server's queue without trying it first."""
+MAX_CONTENDED = 1000
+"""How many busy locks are remembered before those whose time is over are dropped."""
 QUEUE_POLL_INTERVAL = 0.002
 """Seconds between two checks whether a statement has reached the server's queue. Also the first pause between two
 attempts to cancel a wait, or two checks whether a session has ended; these pauses double."""
@@ -151,6 +158,8 @@ class AdvisoryStore:
         self._mutex = self.runtime.mutex()
         self._requests: dict[str, LockRequest] = {}
         self._tombstones: dict[str, float] = {}
+        self._contended: dict[Key, float] = {}
+        """Until when a lock that was busy is expected to be busy."""
         self._common: Session | None = None
         self._spares: list[Session] = []
         self._sessions: set[Session] = set()
@@ -221,6 +230,8 @@ class AdvisoryStore:
                 reply = self._send(session, sql.PING)
             now = _number(await self._rows(session, reply, deadline))
             return Standing(PlaceState.HELD, request.ticket, now)
+        if request.session is None and self._is_contended(request):
+            return await self._enqueue(request, await self._dedicated_session(deadline), deadline)
         for _ in range(MAX_TRIES):
             if request.state is RequestState.RELEASING:
                 return Refusal()
@@ -276,6 +287,7 @@ class AdvisoryStore:
     async def _handle_busy(self, request: LockRequest, session: Session, deadline: float) -> Standing | Refusal:
         """Join the server's queue, or find the holder of the lock."""
         if request.ask.queue:
+            self._note_contention(request.key)
             return await self._enqueue(
                 request, session if session.is_dedicated else await self._dedicated_session(deadline), deadline
             )
@@ -297,6 +309,7 @@ class AdvisoryStore:
             return outcome
         reply = cast("Reply", request.reply)
         with suppress(StoreError, *FAILURES):
+            await session.wait_for(reply, min(QUEUE_CHECK_DELAY, self._remaining(deadline) / 4))
             while not reply.is_done:
                 snapshot = await self._list_locks([request.key], deadline)
                 request.ticket = max(snapshot.ticket, 1)
@@ -719,6 +732,16 @@ class AdvisoryStore:
                 return False
             del self._requests[request.ask.owner]
             return True
+
+    def _is_contended(self, request: LockRequest) -> bool:
+        """Return whether to queue at once. Only on a spare session: a lock that may be free is not worth a new one."""
+        return request.ask.queue and bool(self._spares) and self._contended.get(request.key, -inf) > self.runtime.now()
+
+    def _note_contention(self, key: Key) -> None:
+        now = self.runtime.now()
+        if len(self._contended) >= MAX_CONTENDED:
+            self._contended = {each: until for each, until in self._contended.items() if until > now}
+        self._contended[key] = now + CONTENTION_MEMORY
 
     def _has_tombstone(self, owner: str) -> bool:
         return self._tombstones.get(owner, -inf) > self.runtime.now()
