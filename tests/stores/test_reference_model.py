@@ -58,6 +58,7 @@ class LineMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 1000.0
+        self.floor = 0
         self.lines: dict[str, NaiveLine] = {}
         self.last_ticket = 0
         self.store = self.open_store()
@@ -138,6 +139,10 @@ class LineMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
 
+    @rule(floor=st.integers(0, 200))
+    def the_wall_clock_is_set(self, floor: int) -> None:
+        self.floor = floor
+
     @precondition(lambda self: self.lines)
     @invariant()
     def the_lines_are_the_same(self) -> None:
@@ -166,17 +171,26 @@ class LineMachine(RuleBasedStateMachine):
 
 class MemoryMachine(LineMachine):
     def open_store(self) -> Store:
-        return MemoryStore(ThreadRuntime(), MemoryServer(clock=lambda: self.now, floor=lambda: 0))
+        return MemoryStore(ThreadRuntime(), MemoryServer(clock=lambda: self.now, floor=lambda: self.floor))
 
 
 class SqliteMachine(LineMachine):
     def open_store(self) -> Store:
         self.folder = Path(tempfile.mkdtemp())
-        return SqliteStore(ThreadRuntime(), self.folder / "locks.db", clock=lambda: self.now, floor=lambda: 0)
+        return SqliteStore(ThreadRuntime(), self.folder / "locks.db", clock=lambda: self.now, floor=lambda: self.floor)
 
     def teardown(self) -> None:
         super().teardown()
         shutil.rmtree(self.folder)
+
+
+class BootClockMachine(SqliteMachine):
+    """With a clock that never steps back, steps that are one statement are not part of a larger transaction."""
+
+    def open_store(self) -> Store:
+        store = super().open_store()
+        store._clock_may_step = False  # type: ignore[attr-defined]
+        return store
 
 
 _SETTINGS = settings(stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
@@ -184,3 +198,5 @@ TestMemory = MemoryMachine.TestCase
 TestMemory.settings = settings(_SETTINGS, max_examples=200)
 TestSqlite = SqliteMachine.TestCase
 TestSqlite.settings = settings(_SETTINGS, max_examples=60)
+TestSqliteOnTheBootClock = BootClockMachine.TestCase
+TestSqliteOnTheBootClock.settings = settings(_SETTINGS, max_examples=60)

@@ -20,6 +20,19 @@ SELECT ticket, EXISTS (SELECT 1 FROM tombstone WHERE owner = ? AND until > ?) FR
 -- state.
 INSERT INTO place VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
 
+-- name: join_empty_line
+-- The same parameters; `ticket` is the floor, and acquired_at is now. Only if there is no other place under this name,
+-- the last ticket is below the floor, and this owner has no tombstone. `core/rule.py` decides in all other cases.
+INSERT INTO place SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9 FROM state
+WHERE ticket >= 0 AND ticket < ?2 AND typeof(ticket) = 'integer'
+    AND NOT EXISTS (SELECT 1 FROM place WHERE name = ?1)
+    AND NOT EXISTS (SELECT 1 FROM tombstone WHERE owner = ?3 AND until > ?7);
+
+-- name: leave_only_place
+-- owner, name, now, the end of time. Only if the place is alive, and no other is under this name that could be woken.
+DELETE FROM place WHERE owner = ?1 AND name = ?2 AND expires_at > ?3 AND expires_at < ?4
+    AND NOT EXISTS (SELECT 1 FROM place AS other WHERE other.name = ?2 AND other.ticket <> place.ticket);
+
 -- name: update_place
 -- The new expires_at, acquired_at and metadata; name, ticket.
 UPDATE place SET expires_at = ?, acquired_at = ?, metadata = ? WHERE name = ? AND ticket = ?;

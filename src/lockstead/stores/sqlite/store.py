@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from itertools import groupby
 from math import inf
@@ -28,6 +29,7 @@ from lockstead.core.model import (
     Capabilities,
     Line,
     Place,
+    PlaceState,
     RateRequest,
     RateResult,
     Refusal,
@@ -48,6 +50,8 @@ from lockstead.stores.tickets import ticket_floor
 
 T = TypeVar("T")
 _Step = Callable[[sqlite3.Cursor, float], tuple[T, list[Place]]]
+_Statement = Callable[[sqlite3.Cursor, float], T | None]
+"""A step's common case in one statement, which wakes no place. None: it changed nothing, and the step is needed."""
 
 APPLICATION_ID = 0x4C4F434B  # "LOCK"
 SCHEMA_VERSION = 1
@@ -178,6 +182,9 @@ class SqliteStore:
         self._private = path is None
         self._clock = clock or machine.shared_clock()
         self._clock_may_step = clock is not None or not machine.boot_id()
+        self._is_alone = True
+        """Whether the last join was granted at once: then the next step is likely to be a `_Statement`. Where names are
+        contended, statements that change nothing would cost a tenth of each hand-over."""
         self._floor = floor
         self._notify_socket = NotifySocket(runtime, listens=push)
         self._mutex = threading.Lock()
@@ -192,12 +199,24 @@ class SqliteStore:
         def step(cursor: sqlite3.Cursor, now: float) -> tuple[Standing | Refusal, list[Place]]:
             swept = self._sweep(cursor, now)
             outcome, woken = rule.join(self._line(cursor, ask.name, now), ask, now)
+            self._is_alone = isinstance(outcome, Standing) and outcome.held
             return outcome, swept + woken
+
+        def join_empty_line(cursor: sqlite3.Cursor, now: float) -> Standing | None:
+            name, owner, ttl, _, capacity, weight, _, metadata, _ = ask
+            if weight > capacity or (self._joins + 1) % SWEEP_EVERY == 0:
+                return None
+            ticket, address = self._floor(), self._notify_socket.address
+            values = name, ticket, owner, capacity, weight, now + ttl, now, metadata, address
+            if cursor.execute(_SQL["join_empty_line"], values).rowcount != 1:
+                return None
+            self._joins += 1
+            return Standing(PlaceState.HELD, ticket, now)
 
         if ask.queue:
             self._notify_socket.expect(ask.owner)
         try:
-            return await self._run_step(step, timeout)
+            return await self.runtime.offload(partial(self._transact, step, timeout, join_empty_line))
         except StoreError as error:
             if not error.transient:
                 self._notify_socket.forget(ask.owner)
@@ -213,13 +232,20 @@ class SqliteStore:
                 to_wake += woken
             return standings, to_wake
 
-        return await self._run_step(step, timeout)
+        return await self.runtime.offload(partial(self._transact, step, timeout))
 
     async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
         def step(cursor: sqlite3.Cursor, now: float) -> tuple[bool, list[Place]]:
             return rule.leave(self._line(cursor, name, now), owner, now, tombstone)
 
-        was_there = await self._run_step(step, timeout, check_file=False)
+        def leave_only_place(cursor: sqlite3.Cursor, now: float) -> bool | None:
+            if tombstone:
+                return None
+            return cursor.execute(_SQL["leave_only_place"], (owner, name, now, MAX_TIME)).rowcount == 1 or None
+
+        was_there = await self.runtime.offload(
+            partial(self._transact, step, timeout, leave_only_place, check_file=False)
+        )
         self._notify_socket.forget(owner)
         return was_there
 
@@ -227,7 +253,7 @@ class SqliteStore:
         def step(cursor: sqlite3.Cursor, now: float) -> tuple[bool, list[Place]]:
             return rule.reserve(self._line(cursor, reservation.name, now), reservation, now)
 
-        was_there = await self._run_step(step, timeout, check_file=not self._closed)
+        was_there = await self.runtime.offload(partial(self._transact, step, timeout, check_file=not self._closed))
         self._notify_socket.forget(reservation.owner)
         return was_there
 
@@ -237,7 +263,7 @@ class SqliteStore:
             outcome, woken = rule.join_all([(self._line(cursor, ask.name, now), ask) for ask in asks], now)
             return outcome, swept + woken
 
-        return await self._run_step(step, timeout)
+        return await self.runtime.offload(partial(self._transact, step, timeout))
 
     async def consume(self, request: RateRequest, timeout: float) -> RateResult:
         def step(cursor: sqlite3.Cursor, now: float) -> tuple[RateResult, list[Place]]:
@@ -250,7 +276,7 @@ class SqliteStore:
                 cursor.execute(_SQL["save_rate_limit"], (request.name, *state))
             return result, self._sweep(cursor, now)
 
-        return await self._run_step(step, timeout)
+        return await self.runtime.offload(partial(self._transact, step, timeout))
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
         return Wake(await self._notify_socket.wait(owner, timeout))
@@ -272,7 +298,7 @@ class SqliteStore:
                 found.append(line._replace(damage=line.damage or self._with_path(_damaged_counter(last))))
             return found, []
 
-        return await self._run_step(step, INSPECTION_TIMEOUT)
+        return await self.runtime.offload(partial(self._transact, step, INSPECTION_TIMEOUT))
 
     def _read(self, name: bytes, rows: Sequence[tuple[Any, ...]], now: float) -> Line:
         shown = name.decode(errors="backslashreplace") if isinstance(name, bytes) else str(name)
@@ -295,7 +321,7 @@ class SqliteStore:
             cursor.execute(_SQL["repair_counter"], (LARGEST_TICKET - 1,))
             return None, []
 
-        await self._run_step(step, timeout)
+        await self.runtime.offload(partial(self._transact, step, timeout))
 
     async def close(self) -> None:
         def close() -> None:
@@ -309,10 +335,9 @@ class SqliteStore:
     def _line(self, cursor: sqlite3.Cursor, name: str, now: float) -> _SqliteLine:
         return _SqliteLine(cursor, name, now, self._notify_socket.address, self._floor)
 
-    async def _run_step(self, step: _Step[T], timeout: float, *, check_file: bool = True) -> T:
-        return await self.runtime.offload(lambda: self._transact(step, timeout, check_file=check_file))
-
-    def _transact(self, step: _Step[T], timeout: float, *, check_file: bool) -> T:
+    def _transact(
+        self, step: _Step[T], timeout: float, statement: _Statement[T] | None = None, *, check_file: bool = True
+    ) -> T:
         """Run one atomic step, as soon as the file is not locked, then notify the places it reports.
 
         Without `check_file`, a file that was replaced stays in use: removing a place from the old one is enough.
@@ -321,7 +346,7 @@ class SqliteStore:
         while True:
             try:
                 with nesting.step(), self._mutex:  # never held while waiting: other threads and forks need it
-                    result, woken = self._attempt(step, check_file=check_file)
+                    result, woken = self._attempt(step, statement, check_file=check_file)
             except DamagedError as error:
                 raise self._with_path(error) from None
             except sqlite3.Error as error:
@@ -339,20 +364,42 @@ class SqliteStore:
                 return result
             time.sleep(random.uniform(MIN_BUSY_DELAY, MAX_BUSY_DELAY))
 
-    def _attempt(self, step: _Step[T], *, check_file: bool) -> tuple[T, list[Place]]:
+    def _attempt(
+        self, step: _Step[T], statement: _Statement[T] | None, *, check_file: bool
+    ) -> tuple[T, Sequence[Place]]:
+        """Run the statement as a transaction by itself, which saves a quarter of the time, or else the whole step.
+
+        Its `now` is read before the file is locked. An earlier `now` is safe: what it gives expires sooner, and a
+        place that is still there has had no successor.
+        """
         try:
             cursor = self._connected(check_file=check_file)
-            cursor.execute("BEGIN IMMEDIATE")
-            now = self._clock()
-            if self._clock_may_step:
-                self._follow_clock(cursor, now)
-            outcome = step(cursor, now)
-            cursor.execute("COMMIT")
+            result = None
+            if statement is not None and self._is_alone and not self._clock_may_step:
+                if not cursor.connection.in_transaction:  # else an interrupt has left one open, and `_run` fails
+                    result = statement(cursor, self._clock())
+                self._is_alone = result is not None
+            outcome = self._run(cursor, step, statement) if result is None else (result, ())
             if self._closed:
                 self._disconnect()
         except BaseException as error:
             self._recover(error)
             raise
+        return outcome
+
+    def _run(
+        self, cursor: sqlite3.Cursor, step: _Step[T], statement: _Statement[T] | None
+    ) -> tuple[T, Sequence[Place]]:
+        cursor.execute("BEGIN IMMEDIATE")
+        now = self._clock()
+        result = None
+        if self._clock_may_step:
+            self._follow_clock(cursor, now)
+            if statement is not None and self._is_alone:
+                result = statement(cursor, now)
+                self._is_alone = result is not None
+        outcome = step(cursor, now) if result is None else (result, ())
+        cursor.execute("COMMIT")
         return outcome
 
     def _recover(self, error: BaseException) -> None:
@@ -411,8 +458,13 @@ class SqliteStore:
             msg = f"{self.path}: this store is closed: create a new client"
             raise StoreError(msg)
         if self._cursor is not None:
-            if not check_file or self._is_current():
+            if not check_file:
                 return self._cursor
+            try:
+                if os.stat(self._path).st_ino == self._inode:
+                    return self._cursor
+            except OSError:
+                pass
             self._disconnect()
         if self._private:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -431,13 +483,6 @@ class SqliteStore:
         cursor = connection.cursor()  # one for all: to make one costs as much as a small statement
         self._connection, self._cursor = connection, cursor
         return cursor
-
-    def _is_current(self) -> bool:
-        """Return whether the path still is that of the open file."""
-        try:
-            return os.stat(self._path).st_ino == self._inode
-        except OSError:
-            return False
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Create or check the schema, and delete what an earlier boot left behind."""
