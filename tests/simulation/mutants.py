@@ -169,8 +169,8 @@ def tickets_start_over(patch: Patch) -> None:
 
 @mutant
 def the_trust_window_starts_at_the_reply(patch: Patch) -> None:
-    def apply(self, standing, sent, duration, now, *pace):
-        return original(self, standing, now, duration, now, *pace)
+    def apply(self, standing, sent, duration, now, *rest, **options):
+        return original(self, standing, now, duration, now, *rest, **options)
 
     original = Lease.apply
     patch.setattr(Lease, "apply", apply)

@@ -20,7 +20,7 @@ def step() -> LockType:
     """
     lock: LockType
     try:  # as in `_of_this_thread`, whose call would take a third of the time
-        lock = _here.step if type(_here) is threading.local else _of_this_thread()
+        lock = here.step if type(here) is threading.local else _of_this_thread()
     except AttributeError:
         lock = _of_this_thread()
     if lock.locked():
