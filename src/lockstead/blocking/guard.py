@@ -59,15 +59,16 @@ class LockGuard(Guard[H]):
         entry: Entry[H] = (threading.get_ident(), handle)
         try:
             outcome = drive(handle._acquire(self._plan, is_scoped=True))
-            self._entered.append(entry)
-        except BaseException:  # an interrupt: for a block that was not entered, Python calls no exit
+            busy = outcome if isinstance(outcome, Busy) else None  # here: an interrupt may come after each call
+            if busy is None:
+                self._entered.append(entry)
+        except BaseException:  # for a block that was not entered, Python calls no exit
             if entry in self._entered:
                 self._entered.remove(entry)
             handle._abandon()
             raise
-        if isinstance(outcome, Busy):
-            self._entered.remove(entry)
-            raise outcome.error(self._engine.holder_id)
+        if busy is not None:
+            raise busy.error(self._engine.holder_id)
         return handle
 
     def __exit__(

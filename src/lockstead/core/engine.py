@@ -42,7 +42,7 @@ class Engine:
         self._sequence = count(1)
         self._has_line = store.capabilities.fifo
         self._has_push = store.capabilities.push
-        self.reentrance = Reentrance(self.runtime, self.keeper.mutex)
+        self.reentrance = Reentrance(self.keeper)
         self.candidates: set[Callable[[], Awaitable[None]]] = set()
         """Stops one election each, of those that run in the background."""
         self.leaders: dict[str, Callable[[], Awaitable[None]]] = {}
@@ -503,6 +503,6 @@ class Engine:
             lease.inherit()
         self.keeper.reset()
         self.holder_id = self._identify()
-        self.reentrance = Reentrance(self.runtime, self.keeper.mutex)
+        self.reentrance = Reentrance(self.keeper)
         self.candidates.clear()
         self.leaders.clear()

@@ -122,8 +122,8 @@ class Lease:
     watchers: tuple[Callable[[], None], ...] = ()
     """Called once, when it is lost."""
 
-    entries: frozenset[ref[Claim]] = frozenset()
-    """Of a re-entrant lease: the claims that hold it."""
+    entries: tuple[tuple[ref[Claim], bool], ...] = ()
+    """Of a re-entrant lease: the claims that hold it, and whether each is scoped."""
     entered_as: tuple[Hashable, str] | None = None
     """Of a re-entrant lease: the thread or task that may re-enter it, and the name."""
 
@@ -313,20 +313,29 @@ class Lease:
 
     def enter(self, context: Hashable, claim: Claim) -> None:
         """Be re-entrant for that thread or task."""
-        self.entered_as, self.entries = (context, self.ask.name), frozenset([ref(claim)])
+        self.entered_as, self.entries = (context, self.ask.name), ((ref(claim), claim.is_scoped),)
 
     def enter_again(self, claim: Claim) -> None:
-        self.entries |= {ref(claim)}
+        self.entries += ((ref(claim), claim.is_scoped),)
 
-    def exit(self, claim: Claim) -> bool:
-        """Subtract a claim, and return whether no other holds it. Safe to repeat for the same claim."""
-        self.entries -= {ref(claim)}
+    def exit(self, claim: Claim, on_dropped: Callable[[ref[Claim]], None]) -> bool:
+        """Subtract a claim, and return whether no other holds it. Safe to repeat for the same claim.
+
+        A block's claim that was collected does not count: an interrupt came before its end. One acquired by hand does.
+        """
+        self.entries = tuple(
+            (other, is_scoped)
+            for other, is_scoped in self.entries
+            if (held := other()) is not claim and (held is not None or not is_scoped)
+        )
         if self.entries and self.claim is not None and self.claim() is claim:
-            self.claim = next(iter(self.entries))  # one that is left keeps it renewed
+            left, is_scoped = self.entries[0]  # one that is left keeps it renewed
+            held = left()
+            self.claim = ref(held, on_dropped) if held is not None and is_scoped else left
         return not self.entries
 
     def exit_all(self) -> None:
-        self.entered_as, self.entries = None, frozenset()
+        self.entered_as, self.entries = None, ()
 
     def watch(self, on_lost: Callable[[], None]) -> bool:
         """Have `on_lost` called when it is lost; False if it is lost already."""

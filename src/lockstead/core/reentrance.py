@@ -6,21 +6,20 @@ It is counted locally, and adds no place to the line.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from contextlib import AbstractContextManager
-from typing import Any
 
+from lockstead.core.keeper import Keeper
 from lockstead.core.lease import Claim, Lease
 from lockstead.core.model import Ask, Refusal
 from lockstead.core.refusals import Busy, mismatch
-from lockstead.core.runtime import Runtime
 
 
 class Reentrance:
     """The leases of one client that threads or tasks may re-enter."""
 
-    def __init__(self, runtime: Runtime, mutex: AbstractContextManager[Any]) -> None:
-        self._runtime = runtime
-        self._mutex = mutex
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._runtime = keeper.runtime
+        self._mutex = keeper.mutex
         self._entered: dict[tuple[Hashable, str], Lease] = {}
 
     def register(self, lease: Lease, claim: Claim) -> None:
@@ -62,7 +61,7 @@ class Reentrance:
     def leave(self, lease: Lease, claim: Claim) -> bool:
         """Subtract a claim, and return whether it was the last. Safe to repeat for the same claim."""
         with self._mutex:
-            is_last = lease.exit(claim)
+            is_last = lease.exit(claim, self._keeper.claim_dropped)
             if is_last:
                 self.drop(lease)
             return is_last

@@ -219,22 +219,23 @@ async def acquired(handle: H, plan: Plan, *, is_scoped: bool = False) -> H:
     """Acquire what is planned. Raises LockAcquisitionError if it is not free in time."""
     try:
         outcome = await handle._acquire(plan, is_scoped=is_scoped)
+        busy = outcome if isinstance(outcome, Busy) else None  # here: an interrupt may come after each call
     except BaseException:
         handle._abandon()
         raise
-    if isinstance(outcome, Busy):
-        raise outcome.error(handle._engine.holder_id)
+    if busy is not None:
+        raise busy.error(handle._engine.holder_id)
     return handle
 
 
 async def acquired_unless_busy(handle: H, plan: Plan, *, is_scoped: bool = False) -> H | None:
     """Acquire what is planned; None if it is not free."""
     try:
-        outcome = await handle._acquire(plan, is_scoped=is_scoped)
+        is_busy = isinstance(await handle._acquire(plan, is_scoped=is_scoped), Busy)
     except BaseException:
         handle._abandon()
         raise
-    return None if isinstance(outcome, Busy) else handle
+    return None if is_busy else handle
 
 
 def _once(action: Callable[[], None]) -> Callable[[], None]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lockstead.core.model import GONE, WHOLE, Ask, Refusal, Renewal, Standing
+from lockstead.core.model import GONE, WHOLE, Ask, PlaceState, Refusal, Renewal, Standing
 from lockstead.core.store import Store
 from lockstead.errors import StoreError, UnsupportedError
 from lockstead.testing.contract.rigs import Rig
@@ -231,9 +231,8 @@ def test_one_batch_renews_what_is_there_and_reports_what_is_not(rig: Rig) -> Non
         standings = await store.renew(
             [make_renewal("carol", "y"), make_renewal("bob"), make_renewal("no-client"), make_renewal("alice")], TIMEOUT
         )
-        bob = False if store.capabilities.fifo else None
-        assert [standing.held for standing in standings] == [True, bob, False, True]
-        assert standings[2] == GONE
+        bob = PlaceState.WAITING if store.capabilities.fifo else PlaceState.GONE
+        assert [standing.state for standing in standings] == [PlaceState.HELD, bob, PlaceState.GONE, PlaceState.HELD]
         assert await store.renew([], TIMEOUT) == []
 
     rig.run(test())
