@@ -7,8 +7,7 @@ are allowed. Not promised: when the caller acts on a decision.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from lockstead.core.checks import MAX_TTL, Seconds, check_count, check_name, check_seconds
@@ -18,7 +17,7 @@ from lockstead.core.model import RateRequest, RateResult
 from lockstead.core.retry import RetryPolicy
 from lockstead.core.store import RateLimiting
 from lockstead.core.timing import REQUEST_TIMEOUT
-from lockstead.errors import InvalidInputError, RateLimitError, UnsupportedError
+from lockstead.errors import InvalidInputError, RateLimitError, StoreError, UnsupportedError
 from lockstead.primitives.naming import Naming, is_per_call, name_for_calls, static_name
 
 MOST = 1_000_000
@@ -28,8 +27,7 @@ MAX_PER = MAX_TTL
 """Also the longest time to fill a burst, and the longest wait."""
 
 
-@dataclass(frozen=True, slots=True)
-class RateDecision:
+class RateDecision(NamedTuple):
     """The decision on a request to a rate limit; true if it was allowed."""
 
     allowed: bool
@@ -61,9 +59,11 @@ class Rate(NamedTuple):
 
     def decision(self, request: RateRequest, result: RateResult) -> RateDecision:
         """Translate the store's answer, in seconds, into numbers of requests."""
-        free = request.burst * (1 + ROUNDING) - result.level
-        missing = 0.0 if result.allowed else result.level + request.cost - request.burst
-        return RateDecision(result.allowed, max(int(free / self.interval), 0), missing, result.level)
+        allowed, level = result
+        free = request.burst * (1 + ROUNDING) - level
+        missing = 0.0 if allowed else level + request.cost - request.burst
+        remaining = int(free / self.interval) if free > 0 else 0
+        return tuple.__new__(RateDecision, (allowed, remaining, missing, level))  # as in `core/gcra.py`
 
 
 def rate(limit: int, per: Seconds, burst: int | None) -> Rate:
@@ -93,10 +93,32 @@ class Limiter:
             msg = "this store has no rate limits: use memory, SQLite, Redis (not Redlock) or PostgreSQL (not advisory)"
             raise UnsupportedError(msg, name=self._name)
         self._store = engine.store
+        self._single = None if callable(naming) else rate.request(self._name, 1)
+        """The request of a cost of one, of those that are not named by each call: checked here, not every time."""
 
     async def _try_acquire(self, cost: int) -> RateDecision:
-        request = self._rate.request(self._own_name(), cost)
-        return self._rate.decision(request, await self._send(self._store.consume, request, REQUEST_TIMEOUT))
+        request = self._single if cost == 1 and type(cost) is int else None
+        if request is None:
+            request = self._rate.request(self._own_name(), cost)
+        self._engine.check_open(request.name)
+        deadline = self._engine.runtime.now() + REQUEST_TIMEOUT
+        try:
+            result = await self._store.consume(request, REQUEST_TIMEOUT)
+        except StoreError as error:
+            result = await self._consume_again(request, deadline, error)
+        return self._rate.decision(request, result)
+
+    async def _consume_again(self, request: RateRequest, deadline: float, error: StoreError) -> RateResult:
+        """Retry a request whose first attempt has failed with this error."""
+        failures = [error]
+
+        async def consume(request: RateRequest, timeout: float) -> RateResult:
+            if failures:
+                raise failures.pop()
+            return await self._store.consume(request, timeout)
+
+        result, _ = await self._engine.with_retries(consume, request, deadline, self._retry)
+        return result
 
     async def _acquire(self, cost: int, timeout: Seconds | None) -> None:
         max_wait = MAX_PER if timeout is None else min(check_seconds(timeout, "timeout"), MAX_PER)
@@ -108,12 +130,14 @@ class Limiter:
     async def _acquire_in_order(self, request: RateRequest, max_wait: float) -> None:
         """Consume now what will be allowed later, and sleep until then: so requests are served in order."""
         now, sleep = self._engine.runtime.now, self._engine.runtime.sleep
+        self._engine.check_open(request.name)
         deadline = now() + max_wait
 
         async def consume(request: RateRequest, timeout: float) -> RateResult:
             return await self._store.consume(request._replace(max_wait=max(deadline - now(), 0.0)), timeout)
 
-        result = await self._send(consume, request, max_wait or REQUEST_TIMEOUT)
+        send_until = now() + (max_wait or REQUEST_TIMEOUT)
+        result, _ = await self._engine.with_retries(consume, request, send_until, self._retry)
         allowed_at = now() + result.level - request.burst
         if not result.allowed:
             missing = result.level + request.cost - request.burst
@@ -124,15 +148,6 @@ class Limiter:
             raise RateLimitError(msg, name=request.name, retry_after=missing)
         while (left := allowed_at - now()) > 0:
             await sleep(left)
-
-    async def _send(
-        self, consume: Callable[[RateRequest, float], Awaitable[RateResult]], request: RateRequest, max_wait: float
-    ) -> RateResult:
-        """Ask the store, with retries. A retried request may count twice: then less is allowed, never more."""
-        self._engine.check_open(request.name)
-        deadline = self._engine.runtime.now() + max_wait
-        result, _ = await self._engine.with_retries(consume, request, deadline, self._retry)
-        return result
 
     def _own_name(self) -> str:
         if callable(self._naming):

@@ -17,7 +17,11 @@ def step() -> LockType:
     One for all stores of a thread, so that a step of one never waits for that of another. The lock is written in C:
     no interrupt arrives between its acquisition and the block. Raises NestedCallError at once in the middle of a step.
     """
-    lock = _of_this_thread()
+    lock: LockType
+    try:  # as in `_of_this_thread`, whose call would take a fifth of the time
+        lock = _here.step if type(_here) is threading.local else _of_this_thread()
+    except AttributeError:
+        lock = _of_this_thread()
     if lock.locked():
         raise NestedCallError(NESTED)
     return lock
