@@ -138,6 +138,11 @@ def late_requests_are_accepted(patch: Patch) -> None:
 
 
 @mutant
+def any_owner_may_leave_for_the_only_holder(patch: Patch) -> None:
+    patch.setattr(_MemoryLine, "has_only", lambda self, owner: len(self._places) == 1 and not self._tombstones)
+
+
+@mutant
 def a_clock_set_back_is_ignored(patch: Patch) -> None:
     """The dead would outlive it."""
     patch.setattr(_MemoryLine, "behind", lambda self, now: 0.0)

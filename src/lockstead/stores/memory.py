@@ -18,6 +18,7 @@ from lockstead.core.model import (
     Capabilities,
     Line,
     Place,
+    PlaceState,
     RateRequest,
     RateResult,
     Refusal,
@@ -66,6 +67,8 @@ class MemoryServer:
             now = self._clock()
             if len(self._lines) > self._sweep_above or now >= self._sweep_at:
                 self._sweep(now)
+            if ask.name not in self._lines and ask.weight <= ask.capacity:
+                return self._join_empty_line(ask, now), []
             outcome, woken = rule.join(self._line(ask.name, now), ask, now)
             self._drop_if_empty(ask.name, now)
             return outcome, _owners(woken)
@@ -85,7 +88,11 @@ class MemoryServer:
     def leave(self, name: str, owner: str, tombstone: float) -> tuple[bool, list[str]]:
         with self._mutex:
             now = self._clock()
-            was_alive, woken = rule.leave(self._line(name, now), owner, now, tombstone)
+            line = self._line(name, now)
+            if not tombstone and line.has_only(owner):  # what the rule would do, in less than half the time
+                del self._lines[name]
+                return now < line.remove(owner), []
+            was_alive, woken = rule.leave(line, owner, now, tombstone)
             self._drop_if_empty(name, now)
             if tombstone:
                 self._sweep_at = min(self._sweep_at, now + tombstone)
@@ -131,11 +138,10 @@ class MemoryServer:
         return len(self._lines)
 
     def wake(self, owners: Sequence[str]) -> None:
-        if owners:
-            with self._mutex:
-                listeners = list(self._listeners)
-            for owner in owners:
-                any(waiters.notify(owner) for waiters in listeners)
+        with self._mutex:
+            listeners = list(self._listeners)
+        for owner in owners:
+            any(waiters.notify(owner) for waiters in listeners)
 
     def connect(self, waiters: WaiterEvents) -> None:
         with self._mutex:
@@ -144,6 +150,15 @@ class MemoryServer:
     def disconnect(self, waiters: WaiterEvents) -> None:
         with self._mutex:
             self._listeners.discard(waiters)
+
+    def _join_empty_line(self, ask: Ask, now: float) -> Standing:
+        """Do what the rule does for a name of which nothing is stored, in half the time."""
+        place = Place(ask.floor, ask.owner, ask.capacity, ask.weight, now + ask.ttl, now, ask.metadata)
+        line = _MemoryLine(self._next_ticket)
+        line.catch_up(now)
+        line.append(place)
+        self._lines[ask.name] = line
+        return Standing(PlaceState.HELD, place.ticket, now)
 
     def _line(self, name: str, now: float) -> _MemoryLine:
         line = self._lines.get(name)
@@ -227,7 +242,7 @@ class _MemoryLine:
 
     def behind(self, now: float) -> float:
         """Return how far the clock is behind that of the line's last step."""
-        return max(self._time - now, 0.0)
+        return self._time - now if now < self._time else 0.0
 
     def catch_up(self, now: float) -> None:
         """Subtract a backward step of the clock from every expiry: else abandoned places would last longer by it."""
@@ -237,11 +252,17 @@ class _MemoryLine:
             self._tombstones = {owner: until - back for owner, until in self._tombstones.items()}
         self._time = now
 
+    def has_only(self, owner: str) -> bool:
+        """Return whether the owner's place is all that is stored."""
+        return owner in self._places and len(self._places) == 1 and not self._tombstones
+
     def tombstones_until(self) -> float:
         return max(self._tombstones.values(), default=-inf)
 
     def is_empty(self, now: float) -> bool:
         """Return whether nothing is stored. Drops expired tombstones: mostly in the order in which they were added."""
+        if not self._tombstones:
+            return not self._places
         while self._tombstones and next(iter(self._tombstones.values())) <= now:
             del self._tombstones[next(iter(self._tombstones))]
         if len(self._tombstones) > self._prune_above:
@@ -283,33 +304,38 @@ class MemoryStore:
             self._waiters.open(ask.owner)
         with step():
             outcome, woken = self._server.join(ask)
-            self._server.wake(woken)
+            if woken:
+                self._server.wake(woken)
         return outcome
 
     async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
         with step():
             standings, woken = self._server.renew(renewals)
-            self._server.wake(woken)
+            if woken:
+                self._server.wake(woken)
         return standings
 
     async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
         with step():
             was_alive, woken = self._server.leave(name, owner, tombstone)
             self._waiters.close(owner)
-            self._server.wake(woken)
+            if woken:
+                self._server.wake(woken)
         return was_alive
 
     async def reserve(self, reservation: Reservation, timeout: float) -> bool:
         with step():
             was_there, woken = self._server.reserve(reservation)
             self._waiters.close(reservation.owner)
-            self._server.wake(woken)
+            if woken:
+                self._server.wake(woken)
         return was_there
 
     async def join_all(self, asks: Sequence[Ask], timeout: float) -> list[Standing] | Refusal | None:
         with step():
             outcome, woken = self._server.join_all(asks)
-            self._server.wake(woken)
+            if woken:
+                self._server.wake(woken)
         return outcome
 
     async def consume(self, request: RateRequest, timeout: float) -> RateResult:

@@ -24,6 +24,15 @@ def test_in_memory_expired_tombstones_are_removed_by_the_next_use_of_any_name() 
     assert server.size() == 2
 
 
+def test_in_memory_the_release_of_the_last_place_keeps_the_tombstones_of_its_name() -> None:
+    server = MemoryServer(clock=lambda: 0.0)
+    server.leave("x", "late/1", LATE_REQUEST_WINDOW)
+    server.join(Ask("x", "me/1", 30.0, 3.0))
+    assert server.leave("x", "me/1", 0.0) == (True, [])
+    late, _ = server.join(Ask("x", "late/1", 30.0, 3.0))
+    assert isinstance(late, Refusal)
+
+
 def test_in_memory_the_cost_of_tombstones_grows_with_their_number() -> None:
     """The time it takes grows with the number of tombstones, not with its square."""
     now = 0.0
