@@ -189,7 +189,7 @@ class BootClockMachine(SqliteMachine):
 
     def open_store(self) -> Store:
         store = super().open_store()
-        store._clock_may_step, store._is_alone = False, True  # type: ignore[attr-defined]
+        store._clock_may_step = False  # type: ignore[attr-defined]
         return store
 
 

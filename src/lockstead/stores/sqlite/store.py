@@ -182,8 +182,9 @@ class SqliteStore:
         self._private = path is None
         self._clock = clock or machine.shared_clock()
         self._clock_may_step = clock is not None or not machine.boot_id()
-        self._is_alone = not self._clock_may_step
-        """Whether the last step's common case applied, so that the next one is tried without a transaction first."""
+        self._is_alone = True
+        """Whether the last join was granted at once: then the next step is likely to be a `_Statement`. Where names are
+        contended, statements that change nothing would cost a tenth of each hand-over."""
         self._floor = floor
         self._notify_socket = NotifySocket(runtime, listens=push)
         self._mutex = threading.Lock()
@@ -198,6 +199,7 @@ class SqliteStore:
         def step(cursor: sqlite3.Cursor, now: float) -> tuple[Standing | Refusal, list[Place]]:
             swept = self._sweep(cursor, now)
             outcome, woken = rule.join(self._line(cursor, ask.name, now), ask, now)
+            self._is_alone = isinstance(outcome, Standing) and outcome.held
             return outcome, swept + woken
 
         def join_empty_line(cursor: sqlite3.Cursor, now: float) -> Standing | None:
@@ -373,8 +375,10 @@ class SqliteStore:
         try:
             cursor = self._connected(check_file=check_file)
             result = None
-            if statement is not None and self._is_alone and not cursor.connection.in_transaction:
-                result = statement(cursor, self._clock())
+            if statement is not None and self._is_alone and not self._clock_may_step:
+                if not cursor.connection.in_transaction:  # else an interrupt has left one open, and `_run` fails
+                    result = statement(cursor, self._clock())
+                self._is_alone = result is not None
             outcome = self._run(cursor, step, statement) if result is None else (result, ())
             if self._closed:
                 self._disconnect()
@@ -391,11 +395,9 @@ class SqliteStore:
         result = None
         if self._clock_may_step:
             self._follow_clock(cursor, now)
-        if statement is not None:
-            # Where names are contended, a statement that changes nothing must not lock the file once more.
-            if not self._is_alone:
+            if statement is not None and self._is_alone:
                 result = statement(cursor, now)
-            self._is_alone = result is not None and not self._clock_may_step
+                self._is_alone = result is not None
         outcome = step(cursor, now) if result is None else (result, ())
         cursor.execute("COMMIT")
         return outcome
