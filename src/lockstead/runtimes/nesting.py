@@ -19,7 +19,7 @@ def step() -> LockType:
     no interrupt arrives between its acquisition and the block. Raises NestedCallError at once in the middle of a step.
     """
     lock: LockType
-    try:  # as in `_of_this_thread`, whose call would take a third of the time
+    try:  # as in `_of_this_thread`, whose call would take a fifth of the time
         lock = here.step if type(here) is threading.local else _of_this_thread()
     except AttributeError:
         lock = _of_this_thread()
