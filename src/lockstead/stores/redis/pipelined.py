@@ -33,6 +33,7 @@ class Connection(Pipeline, asyncio.Protocol):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_reply: OnReply, on_lost: Callable[[], None]) -> None:
         super().__init__(loop)
+        self.loop = loop
         self._is_lost = False
         self._reason = "the server closed the connection"
         self._on_reply = on_reply
@@ -48,17 +49,26 @@ class Connection(Pipeline, asyncio.Protocol):
     def exchange(self, payload: bytes, count: int, timeout: float) -> asyncio.Future[list[Any]]:
         if self._is_lost:
             raise ConnectionResetError(self._reason)
-        is_idle = not self._requests
         answer = self._enqueue(count, timeout)
-        self._send(payload, is_idle=is_idle)
+        self._send(payload, is_idle=len(self._requests) == count)
         return answer
 
     def exchange_one(self, payload: bytes, timeout: float) -> asyncio.Future[Any]:
+        """Send one command: all in one function, as every acquisition does it."""
         if self._is_lost:
             raise ConnectionResetError(self._reason)
-        is_idle = not self._requests
-        answer = self._enqueue_one(timeout)
-        self._send(payload, is_idle=is_idle)
+        loop = self._loop
+        answer = loop.create_future()
+        sent = loop.time()
+        deadline = sent + timeout
+        self._requests.append((answer, sent, deadline))
+        if deadline < self._timer_at:
+            self._set_timer(deadline)
+        outbox = self._outbox
+        if outbox and len(outbox) < MAX_UNSENT:
+            outbox.append(payload)
+        else:
+            self._send(payload, is_idle=len(self._requests) == 1)
         return answer
 
     def _send(self, payload: bytes, *, is_idle: bool) -> None:
@@ -66,11 +76,10 @@ class Connection(Pipeline, asyncio.Protocol):
         if is_idle:
             self._transport.write(payload)
             return
-        outbox = self._outbox
-        if not outbox:
+        if not self._outbox:
             self._loop.call_soon(self._flush)
-        outbox.append(payload)
-        if len(outbox) >= MAX_UNSENT:
+        self._outbox.append(payload)
+        if len(self._outbox) > MAX_UNSENT:
             self._flush()
 
     def _flush(self) -> None:
@@ -184,7 +193,11 @@ class PipelinedNode:
 
     def ask_one(self, payload: bytes, timeout: float) -> Awaitable[Any]:
         pipeline = self._shared.connection  # None once this is closed
-        if pipeline is None or not pipeline.is_good or not pipeline.is_here():
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # the interpreter exits
+            return self._ask_one_anew(payload, timeout)
+        if pipeline is None or not pipeline.is_good or pipeline.loop is not loop:
             return self._ask_one_anew(payload, timeout)
         return pipeline.exchange_one(payload, timeout)
 

@@ -55,6 +55,7 @@ from lockstead.stores.redis.commands import (
     RENEW,
     REPAIR,
     RESERVE,
+    WITH_TWO_ARGS,
     Command,
     microseconds,
     pack_join,
@@ -136,6 +137,7 @@ class RedisStore:
         self._wake_up = sized(channel.encode()) + bytes((SECRET_SIZE,))
         """What the server needs to wake a place, up to its secret."""
         self._only_key = self._keys[0] if len(self._keys) == 1 else b""
+        self._join_head, self._leave_head = JOIN.pack_head(self._keys[0]), LEAVE.pack_head(self._keys[0])
         self._now = runtime.now
         self._pack_join = pack_join_cached if is_member else pack_join
         self._pack = _pack_cached if is_member else pack
@@ -149,10 +151,10 @@ class RedisStore:
             return await self._join_in_full(ask, timeout)
         deadline = self._now() + timeout
         wake_up = self._wake_up + self._subscriber.expect(ask.owner) if ask.queue else NO_WAKE_UP
-        key = self._only_key or self._key(ask.name)
-        args = ask.name, self._pack_join(ask, wake_up, is_member=self._is_member)
+        name, packed = ask.name.encode(), self._pack_join(ask, wake_up, is_member=self._is_member)
+        payload = WITH_TWO_ARGS % (self._join_head, len(name), name, len(packed), packed)
         try:
-            reply = await node.ask_one(self._pack((b"EVALSHA", JOIN.digest, b"1", key, *args)), timeout)
+            reply = await node.ask_one(payload, timeout)
         except FAILURES as error:
             raise self._failed(node, unknown_outcome(node.address, error), ask.owner) from error
         except StoreError as error:
@@ -204,24 +206,37 @@ class RedisStore:
         return standings
 
     async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:
-        args: tuple[Arg, ...] = (name, owner, b"%d" % microseconds(tombstone)) if tombstone else (name, owner)
-        key = self._only_key or self._key(name)
         node = self._route.primary
-        if node is None or not node.is_checked:
-            reply = await self._call(_Call(LEAVE, key, args), timeout)
-        else:
-            deadline = self._now() + timeout
-            try:
-                reply = await node.ask_one(self._pack((b"EVALSHA", LEAVE.digest, b"1", key, *args)), timeout)
-            except FAILURES as error:
-                raise self._failed(node, unknown_outcome(node.address, error)) from error
-            except StoreError as error:
-                self._failed(node, error)
-                raise
-            if type(reply) is not int:
-                reply = await self._call(_Call(LEAVE, key, args), deadline - self._now(), (node, reply))
+        if node is None or not node.is_checked or tombstone:
+            return await self._leave_in_full(name, owner, timeout, tombstone)
+        deadline = self._now() + timeout
+        encoded, encoded_owner = name.encode(), owner.encode()
+        payload = WITH_TWO_ARGS % (self._leave_head, len(encoded), encoded, len(encoded_owner), encoded_owner)
+        try:
+            reply = await node.ask_one(payload, timeout)
+        except FAILURES as error:
+            raise self._failed(node, unknown_outcome(node.address, error)) from error
+        except StoreError as error:
+            self._failed(node, error)
+            raise
+        if type(reply) is not int:
+            return await self._leave_in_full(name, owner, deadline - self._now(), refusal=(node, reply))
         self._subscriber.forget(owner)
-        return bool(reply)
+        return reply == 1
+
+    async def _leave_in_full(
+        self,
+        name: str,
+        owner: str,
+        timeout: float,
+        tombstone: float = 0.0,
+        refusal: tuple[Node, Exception] | None = None,
+    ) -> bool:
+        """Leave where the server has to be found or checked first, a tombstone is needed, or a server refused it."""
+        args: tuple[Arg, ...] = (name, owner, b"%d" % microseconds(tombstone)) if tombstone else (name, owner)
+        was_there = await self._call(_Call(LEAVE, self._key(name), args), timeout, refusal)
+        self._subscriber.forget(owner)
+        return bool(was_there)
 
     async def reserve(self, reservation: Reservation, timeout: float) -> bool:
         args = reserve_args(reservation)

@@ -72,13 +72,6 @@ class Pipeline:
         self._answered_at = self._loop.time()
         self._has_answered = False
 
-    def is_here(self) -> bool:
-        """Return whether the connection's loop is the one that runs now."""
-        try:
-            return asyncio.get_running_loop() is self._loop
-        except RuntimeError:
-            return False
-
     def abort(self) -> None:
         """Cut the connection."""
         raise NotImplementedError
@@ -95,16 +88,6 @@ class Pipeline:
         if deadline < self._timer_at:
             self._set_timer(deadline)
         return replies.answer
-
-    def _enqueue_one(self, timeout: float) -> asyncio.Future[Any]:
-        """Expect one reply to what is being sent."""
-        sent = self._loop.time()
-        deadline = sent + timeout
-        answer = self._loop.create_future()
-        self._requests.append((answer, sent, deadline))
-        if deadline < self._timer_at:
-            self._set_timer(deadline)
-        return answer
 
     def _take_reply(self, reply: object) -> None:
         """Give a reply to the oldest request."""
