@@ -23,7 +23,7 @@ from lockstead.primitives.identity import new_holder_id
 from lockstead.primitives.info import LockInfo
 from lockstead.primitives.naming import Naming, check_name_list, static_name
 from lockstead.primitives.options import check_retry, unknown_client_option, unknown_option
-from lockstead.primitives.plans import Defaults, Plan
+from lockstead.primitives.plans import Defaults
 from lockstead.primitives.rate_limit import rate
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.stores.registry import Source, open_store
@@ -211,7 +211,7 @@ class AsyncDistributedLock:
         if unknown:
             raise unknown_option(self.lock, unknown)
         plan = plans.plan(
-            static_name(name),
+            name if isinstance(name, str) else static_name(name),
             self._defaults,
             ttl=ttl,
             timeout=timeout,
@@ -223,7 +223,7 @@ class AsyncDistributedLock:
             on_lost=on_lost,
             retry=retry,
         )
-        return self._guard(plan, name)
+        return AsyncLockGuard(plan, (name,), self._engine, AsyncLockHandle)
 
     def locked(
         self,
@@ -272,7 +272,7 @@ class AsyncDistributedLock:
             on_lost=on_lost,
             retry=retry,
         )
-        return self._guard(plan, naming)
+        return AsyncLockGuard(plan, (naming,), self._engine, AsyncLockHandle)
 
     def read_lock(
         self,
@@ -321,7 +321,7 @@ class AsyncDistributedLock:
             on_lost=on_lost,
             retry=retry,
         )
-        return self._guard(plan, name)
+        return AsyncLockGuard(plan, (name,), self._engine, AsyncLockHandle)
 
     def write_lock(
         self,
@@ -370,7 +370,7 @@ class AsyncDistributedLock:
             on_lost=on_lost,
             retry=retry,
         )
-        return self._guard(plan, name)
+        return AsyncLockGuard(plan, (name,), self._engine, AsyncLockHandle)
 
     def semaphore(
         self,
@@ -420,7 +420,7 @@ class AsyncDistributedLock:
             on_lost=on_lost,
             retry=retry,
         )
-        return self._guard(plan, name)
+        return AsyncLockGuard(plan, (name,), self._engine, AsyncLockHandle)
 
     def multi_lock(
         self,
@@ -676,6 +676,3 @@ class AsyncDistributedLock:
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
-
-    def _guard(self, plan: Plan, naming: Naming) -> AsyncLockGuard[AsyncLockHandle]:
-        return AsyncLockGuard(plan, (naming,), self._engine, AsyncLockHandle)

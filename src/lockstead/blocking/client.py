@@ -25,7 +25,7 @@ from lockstead.primitives.identity import new_holder_id
 from lockstead.primitives.info import LockInfo
 from lockstead.primitives.naming import Naming, check_name_list, static_name
 from lockstead.primitives.options import check_retry, unknown_client_option, unknown_option
-from lockstead.primitives.plans import Defaults, Plan
+from lockstead.primitives.plans import Defaults
 from lockstead.primitives.rate_limit import rate
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.registry import Source, open_store
@@ -214,7 +214,7 @@ class DistributedLock:
         if unknown:
             raise unknown_option(self.lock, unknown)
         plan = plans.plan(
-            static_name(name),
+            name if isinstance(name, str) else static_name(name),
             self._defaults,
             ttl=ttl,
             timeout=timeout,
@@ -226,7 +226,7 @@ class DistributedLock:
             on_lost=on_lost,
             retry=retry,
         )
-        return self._guard(plan, name)
+        return LockGuard(plan, (name,), self._engine, LockHandle)
 
     def locked(
         self,
@@ -275,7 +275,7 @@ class DistributedLock:
             on_lost=on_lost,
             retry=retry,
         )
-        return self._guard(plan, naming)
+        return LockGuard(plan, (naming,), self._engine, LockHandle)
 
     def read_lock(
         self,
@@ -324,7 +324,7 @@ class DistributedLock:
             on_lost=on_lost,
             retry=retry,
         )
-        return self._guard(plan, name)
+        return LockGuard(plan, (name,), self._engine, LockHandle)
 
     def write_lock(
         self,
@@ -373,7 +373,7 @@ class DistributedLock:
             on_lost=on_lost,
             retry=retry,
         )
-        return self._guard(plan, name)
+        return LockGuard(plan, (name,), self._engine, LockHandle)
 
     def semaphore(
         self,
@@ -423,7 +423,7 @@ class DistributedLock:
             on_lost=on_lost,
             retry=retry,
         )
-        return self._guard(plan, name)
+        return LockGuard(plan, (name,), self._engine, LockHandle)
 
     def multi_lock(
         self,
@@ -683,6 +683,3 @@ class DistributedLock:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _guard(self, plan: Plan, naming: Naming) -> LockGuard[LockHandle]:
-        return LockGuard(plan, (naming,), self._engine, LockHandle)

@@ -53,9 +53,12 @@ CLAIM_AHEAD = 1 / 3
 """The share of the heartbeat that must be left to accept a pushed grant: its ttl is claimed within that time."""
 
 
-def margin(duration: float) -> float:
-    """Bound the drift between our clock and the store's over a duration, plus how late a loss may be signalled.
+DRIFT = 0.01
+"""How much faster or slower than ours the store's clock may run."""
+MAX_SIGNAL_DELAY = 0.01
+"""How late a loss may be signalled: twice as long as a busy thread may keep the interpreter, by its switch interval."""
 
-    The constant is twice as long as a busy thread may keep the interpreter (`sys.getswitchinterval`).
-    """
-    return 0.01 * duration + 0.01
+
+def margin(duration: float) -> float:
+    """Bound the drift between our clock and the store's over a duration, plus how late a loss may be signalled."""
+    return DRIFT * duration + MAX_SIGNAL_DELAY

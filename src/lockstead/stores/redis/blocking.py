@@ -16,7 +16,7 @@ from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.redis.address import Address
 from lockstead.stores.redis.errors import FAILURES, check_all, unknown_outcome
 from lockstead.stores.redis.resp import PING, pack, published
-from lockstead.stores.transport.pool import Pool
+from lockstead.stores.transport.pool import MAX_UNCHECKED_IDLE, Pool
 from lockstead.stores.transport.subscriber import LIVENESS_TIMEOUT
 
 CHUNK = 4096
@@ -29,7 +29,7 @@ class Connection:
 
     def __init__(self, runtime: ThreadRuntime, opened: socket.socket) -> None:
         self._socket = opened  # first of all: __del__ needs it, even if an interrupt ends this early
-        self.idle_since = 0.0
+        self.idle_since = runtime.now()
         self._timeout = -1.0
         self._is_gathering = runtime.is_gathering
         self._readable = runtime.readable
@@ -224,9 +224,17 @@ class BlockingNode:
         return replies
 
     async def ask_one(self, payload: bytes, timeout: float) -> Any:
+        """Send one command and return its reply. Takes and gives back a connection as the pool does, without a call."""
         connection = None
+        pool, now = self._pool, self._runtime.now
         try:
-            connection = self._pool.take()
+            try:
+                connection = pool.idle.pop()
+            except IndexError:  # there is none, or other threads were first
+                connection, timeout = await self._connect(timeout)
+            if now() >= connection.idle_since + MAX_UNCHECKED_IDLE and connection.is_broken():
+                connection.close()
+                connection = pool.take()
             if connection is None:
                 connection, timeout = await self._connect(timeout)
             if self._gathering and self._runtime.is_gathering():
@@ -236,7 +244,11 @@ class BlockingNode:
         except BaseException as error:
             self._handle_failure(connection, error)
             raise
-        self._pool.give_back(connection)
+        if pool.is_closed:
+            connection.close()
+        else:
+            connection.idle_since = now()
+            pool.idle.append(connection)
         return reply
 
     async def _connect(self, timeout: float) -> tuple[Connection, float]:

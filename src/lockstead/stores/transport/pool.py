@@ -35,14 +35,15 @@ class Pool(Generic[C]):
     def __init__(self, runtime: ThreadRuntime, max_idle: float = inf) -> None:
         self._now = runtime.now
         self._max_idle = max_idle
-        self._idle: list[C] = []
-        self._is_closed = False
+        self.idle: list[C] = []
+        """Those that are not in use, the last one given back at the end."""
+        self.is_closed = False
         lifecycle.at_fork(self, in_child="_forked")
 
     def take(self) -> C | None:
         while True:
             try:
-                connection = self._idle.pop()
+                connection = self.idle.pop()
             except IndexError:
                 return None
             if self._now() < connection.idle_since + MAX_UNCHECKED_IDLE or not connection.is_broken():
@@ -51,21 +52,21 @@ class Pool(Generic[C]):
 
     def give_back(self, connection: C) -> None:
         connection.idle_since = self._now()
-        if self._is_closed or len(self._idle) >= self._max_idle:
+        if self.is_closed or len(self.idle) >= self._max_idle:
             connection.close()
         else:
-            self._idle.append(connection)
+            self.idle.append(connection)
 
     def drop(self) -> None:
         """Use new connections from now on."""
         with suppress(IndexError):  # until there is none: other threads may take them meanwhile
             while True:
-                self._idle.pop().close()
+                self.idle.pop().close()
 
     def close(self) -> None:
         """Close the idle connections; one in use is closed when it is given back."""
-        self._is_closed = True
+        self.is_closed = True
         self.drop()
 
     def _forked(self) -> None:
-        self._idle = []
+        self.idle = []
