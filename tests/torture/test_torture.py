@@ -106,7 +106,7 @@ def test_a_mutant_still_applies_to_the_code(mutant: Mutant, monkeypatch: pytest.
     """Its names and the texts that it replaces are still those of the code; all bugs are looked for only at times."""
     for command in vars(commands).values():
         if isinstance(command, commands.Script):
-            for part in ("_text", "_digest"):
+            for part in ("_text", "digest"):
                 monkeypatch.setattr(command, part, getattr(command, part))  # to have it back afterwards
     monkeypatch.setattr(mutants, "_rewrite_function", check_function)
     mutant.install(monkeypatch, "")

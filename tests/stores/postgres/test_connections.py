@@ -205,8 +205,8 @@ async def test_a_wait_that_timed_out_leaves_no_state_in_its_client(harness: Harn
         with pytest.raises(LockError):
             await ask(locks.acquire("x", timeout=0.02))
     subscriber = locks._engine.store._subscriber
-    registered = subscriber._waiters if harness.runtime_name == "threads" else subscriber._waiters._events
-    assert not registered
+    waiting = subscriber._places
+    assert (waiting.messages, waiting.owners, waiting.woken) == ({}, {}, {})
     assert not locks._engine.keeper.leases
     assert len(places(harness, server)) == 1
 

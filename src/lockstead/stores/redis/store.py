@@ -134,8 +134,7 @@ class RedisStore:
         # Not a method of ours: a reference cycle would outlive a store that was dropped.
         self._route = route(deployment, partial(_make_node, runtime))
         channel = f"{key_prefix}:{secrets.token_hex(8)}"
-        self._wake_up = sized(channel.encode()) + bytes((SECRET_SIZE,))
-        """What the server needs to wake a place, up to its secret."""
+        self._channel = sized(channel.encode())
         self._only_key = self._keys[0] if len(self._keys) == 1 else b""
         self._join_head, self._leave_head = JOIN.pack_head(self._keys[0]), LEAVE.pack_head(self._keys[0])
         self._now = runtime.now
@@ -150,7 +149,10 @@ class RedisStore:
         if node is None or not node.is_checked or self._min_replicas:
             return await self._join_in_full(ask, timeout)
         deadline = self._now() + timeout
-        wake_up = self._wake_up + self._subscriber.expect(ask.owner) if ask.queue else NO_WAKE_UP
+        wake_up = NO_WAKE_UP
+        if ask.queue:
+            message = self._subscriber.expect(ask.owner)
+            wake_up = b"%b%c%b" % (self._channel, len(message), message)
         name, packed = ask.name.encode(), self._pack_join(ask, wake_up, is_member=self._is_member)
         payload = WITH_TWO_ARGS % (self._join_head, len(name), name, len(packed), packed)
         try:
@@ -170,7 +172,7 @@ class RedisStore:
         self, ask: Ask, timeout: float, refusal: tuple[Node, Exception] | None = None
     ) -> Standing | Refusal:
         """Join where the server has to be found or checked first, replicas have to confirm, or a server refused it."""
-        wake_up = self._wake_up + self._subscriber.expect(ask.owner) if ask.queue else NO_WAKE_UP
+        wake_up = self._channel + sized(self._subscriber.expect(ask.owner)) if ask.queue else NO_WAKE_UP
         args = ask.name, pack_join(ask, wake_up, is_member=self._is_member)
         call = _Call(JOIN, self._key(ask.name), args, confirmed=self._min_replicas > 0)
         try:
