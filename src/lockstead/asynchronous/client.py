@@ -13,6 +13,7 @@ from lockstead.asynchronous.recipes import AsyncOnce, AsyncSingleton
 from lockstead.core.checks import Seconds, check_name, check_ttl
 from lockstead.core.engine import Engine
 from lockstead.core.model import WHOLE, Finding
+from lockstead.core.refusals import Busy
 from lockstead.core.retry import RetryPolicy
 from lockstead.core.store import Store
 from lockstead.errors import InvalidInputError, UnknownOptionError
@@ -132,7 +133,16 @@ class AsyncDistributedLock:
             on_lost=on_lost,
             retry=retry,
         )
-        return await acquired(AsyncLockHandle(self._engine), plan)
+        handle = AsyncLockHandle(self._engine)
+        try:  # as `acquired`, without a coroutine of its own: 0.5 µs
+            outcome = await handle._acquire(plan)
+            busy = outcome if isinstance(outcome, Busy) else None
+        except BaseException:
+            handle._abandon()
+            raise
+        if busy is not None:
+            raise busy.error(self._engine.holder_id)
+        return handle
 
     async def try_acquire(
         self,

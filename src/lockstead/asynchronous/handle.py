@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from lockstead.core.checks import Seconds, check_ttl
-from lockstead.errors import LockLostError, StoreError
+from lockstead.errors import LockError, LockLostError, StoreError
 from lockstead.primitives import info
 from lockstead.primitives.handle import Handle, Multiple, Single
 from lockstead.primitives.info import LockInfo
@@ -37,7 +37,16 @@ class AsyncHeld(Handle):
         Raises LockLostError if it was lost before, StoreError if the store does not answer: it is then released in the
         background, or expires. If this call is cancelled, the lock is released all the same.
         """
-        await self._release_once()
+        if self._released:
+            return
+        try:  # as `_release_once`, without a coroutine of its own
+            self._released = True
+            await self._release()
+        except LockError:
+            raise
+        except BaseException:
+            self._abandon()
+            raise
 
     async def extend(self, seconds: Seconds) -> None:
         """Extend the lease to at least that many seconds from now, regardless of `max_hold`. Never shortens it.

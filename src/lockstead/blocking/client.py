@@ -14,6 +14,7 @@ from lockstead.blocking.recipes import Once, Singleton
 from lockstead.core.checks import Seconds, check_name, check_ttl
 from lockstead.core.engine import Engine
 from lockstead.core.model import WHOLE, Finding
+from lockstead.core.refusals import Busy
 from lockstead.core.retry import RetryPolicy
 from lockstead.core.runtime import drive
 from lockstead.core.store import Store
@@ -135,7 +136,16 @@ class DistributedLock:
             on_lost=on_lost,
             retry=retry,
         )
-        return drive(acquired(LockHandle(self._engine), plan))
+        handle = LockHandle(self._engine)
+        try:  # as `acquired`, without a coroutine of its own: 0.5 µs
+            outcome = drive(handle._acquire(plan))
+            busy = outcome if isinstance(outcome, Busy) else None
+        except BaseException:
+            handle._abandon()
+            raise
+        if busy is not None:
+            raise busy.error(self._engine.holder_id)
+        return handle
 
     def try_acquire(
         self,

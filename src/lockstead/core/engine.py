@@ -279,7 +279,11 @@ class Engine:
             keeper.release_in_background(lease)
             return
         try:
-            was_there = await keeper.release(lease, REQUEST_TIMEOUT)
+            if lease.is_reserving or lease.joins_in_doubt:
+                was_there = await keeper.release(lease, REQUEST_TIMEOUT)
+            else:  # the same, without a coroutine of its own
+                was_there = await self.store.leave(lease.ask.name, lease.ask.owner, REQUEST_TIMEOUT)
+                keeper.confirm_release(lease)
         except StoreError:
             keeper.release_in_background(lease)
             raise

@@ -157,10 +157,14 @@ class Keeper:
             was_there = await self.store.leave(
                 ask.name, ask.owner, timeout, lease.tombstone() if lease.joins_in_doubt else 0.0
             )
+        self.confirm_release(lease)
+        return was_there
+
+    def confirm_release(self, lease: Lease) -> None:
+        """Forget a lease: the store has answered its release."""
         if self._outages.outage is not None:
             self._outages.add_answers([lease], self.runtime.now())
         self.forget(lease)
-        return was_there
 
     async def _reserve(self, store: Reserving, lease: Lease, reservation: Reservation, timeout: float) -> bool:
         try:
