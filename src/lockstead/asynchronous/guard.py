@@ -12,7 +12,7 @@ from lockstead.asynchronous.handle import AsyncHeld
 from lockstead.core.checks import Seconds
 from lockstead.core.refusals import Busy
 from lockstead.primitives.callables import check_coroutine
-from lockstead.primitives.guard import Entry, Guard
+from lockstead.primitives.guard import Guard
 from lockstead.primitives.handle import acquired, acquired_unless_busy
 
 P = ParamSpec("P")
@@ -54,15 +54,13 @@ class AsyncLockGuard(Guard[H]):
         if self._names_calls:
             self._check_named()
         handle = self._new(self._engine)
-        entry: Entry[H] = (asyncio.current_task(), handle)
         try:
             outcome = await handle._acquire(self._plan, is_scoped=True)
             if not isinstance(outcome, Busy):
-                self._entered.append(entry)
+                self._entered.append((asyncio.current_task(), handle))
                 handle._enter_body()
         except BaseException:  # for a block that was not entered, Python calls no exit
-            if entry in self._entered:
-                self._entered.remove(entry)
+            self._entered = [entry for entry in self._entered if entry[1] is not handle]
             handle._abandon()
             raise
         if isinstance(outcome, Busy):

@@ -393,7 +393,7 @@ class Engine:
 
     async def inspect(self, prefix: str) -> list[Line]:
         """Read every line whose name starts with `prefix`."""
-        self._check_call()
+        self.check_call()
         return await self.store.inspect(prefix)
 
     async def examine(self) -> list[Finding]:
@@ -418,7 +418,7 @@ class Engine:
         return line
 
     async def _read(self, name: str) -> Line | None:
-        self._check_call(name)
+        self.check_call(name)
         lines = await self.store.inspect(name, exact=True)
         return lines[0] if lines else None
 
@@ -489,7 +489,7 @@ class Engine:
             raise unsupported(ask, self.store.capabilities)
         return ask if self._has_line or not ask.queue else ask._replace(queue=False)
 
-    def _check_call(self, name: str = "") -> None:
+    def check_call(self, name: str = "") -> None:
         """Raise ClosedError once the client is closed, and NestedCallError where a request could wait for itself."""
         self.check_open(name)
         self.runtime.check(self.keeper.mutex)

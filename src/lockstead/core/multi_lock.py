@@ -39,6 +39,7 @@ async def acquire_all(
     None: all are held, under `claim.leases`. Busy names the one that is not free; then none is held. Raises as
     `Engine.acquire` does.
     """
+    engine.check_call(asks[0].name)
     started = engine.runtime.now()
     request = MultiRequest(
         asks, claim, renew_for, started, started + (timeout if asks[0].queue else REQUEST_TIMEOUT), retry

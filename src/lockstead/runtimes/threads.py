@@ -18,10 +18,11 @@ from contextlib import AbstractContextManager, suppress
 from math import inf
 from typing import Any, TypeVar
 
-from lockstead.core.runtime import NESTED, Event, drive
+from lockstead.core.runtime import NESTED, Event
 from lockstead.errors import NestedCallError, UnsupportedError
 from lockstead.runtimes import clock, nesting
 from lockstead.runtimes.gather import ThreadGathering
+from lockstead.runtimes.workers import Workers, start
 
 T = TypeVar("T")
 
@@ -62,17 +63,6 @@ def _refuse_eventlet() -> None:
         raise UnsupportedError(msg)
 
 
-def _start(thread: threading.Thread) -> None:
-    """Start a thread. Raises RuntimeError if none can be started; an interrupt is raised as itself."""
-    try:
-        thread.start()
-    except RuntimeError as error:
-        interrupt = error.__context__  # `threading` may turn it into a RuntimeError
-        if interrupt is None or isinstance(interrupt, Exception):
-            raise
-        raise interrupt from None
-
-
 class ThreadRuntime:
     """Blocking ports. Belongs to the kind of threads that exists when it is created: the system's, or greenlets."""
 
@@ -100,6 +90,7 @@ class ThreadRuntime:
     def __init__(self) -> None:
         _refuse_eventlet()
         self._lock_type = threading.Lock
+        self._workers = Workers()
         self._here = threading.local()
         self.gathering: set[Hashable] = set()
         """The threads, by their context, in which a coroutine may yield until its socket has something to read."""
@@ -126,12 +117,12 @@ class ThreadRuntime:
         self, work: Callable[[], Coroutine[Any, Any, None]], name: str, if_cancelled: Callable[[], None] | None = None
     ) -> None:
         self.bind()
-        _start(threading.Thread(target=lambda: drive(work()), name=name, daemon=True))
+        self._workers.run((work, name))
 
     def call_later(self, seconds: float, action: Callable[[], None]) -> None:
         timer = threading.Timer(seconds, action)
         timer.daemon = True
-        _start(timer)
+        start(timer)
 
     def call_in_owner(self, action: Callable[[], None]) -> None:
         action()
@@ -180,5 +171,5 @@ class ThreadRuntime:
             with suppress(OSError):
                 datagrams.shutdown(socket.SHUT_RD)
 
-        _start(threading.Thread(target=receive, name="lockstead-notify", daemon=True))
+        start(threading.Thread(target=receive, name="lockstead-notify", daemon=True))
         return stop

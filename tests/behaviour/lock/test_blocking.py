@@ -320,6 +320,8 @@ def test_one_keeper_thread_keeps_everything_and_ends_with_the_client(server: Mem
         assert all(handle.is_held for handle in handles)
         keepers = [thread for thread in set(threading.enumerate()) - before if thread.name == "lockstead-keeper"]
         assert len(keepers) == 1
+    eventually(lambda: keepers[0].name != "lockstead-keeper", "it keeps nothing any more")
+    del locks, handles
     keepers[0].join(5)
     assert not keepers[0].is_alive()
 
