@@ -7,6 +7,8 @@ import pytest
 from lockstead.testing.contract.lock import (
     test_a_failing_on_lost_is_logged_and_has_no_other_effect,
     test_a_forced_release_takes_the_lock_away_and_the_loss_is_signalled,
+    test_a_guard_is_acquired_and_released_by_hand_and_renewed_in_between,
+    test_a_guard_that_is_acquired_by_hand_may_be_released_by_its_handle,
     test_a_handle_releases_its_own_acquisition_only,
     test_a_handle_that_is_dropped_releases_its_lock,
     test_a_lock_is_released_from_whichever_thread_has_the_handle,

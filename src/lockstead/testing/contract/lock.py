@@ -452,6 +452,39 @@ def test_a_timeout_around_a_wait_or_inside_a_block_leaves_nothing(rig: Rig) -> N
     rig.run(test())
 
 
+def test_a_guard_is_acquired_and_released_by_hand_and_renewed_in_between(rig: Rig) -> None:
+    """Like any lock of Python: no handle has to be kept."""
+
+    async def test() -> None:
+        alice, bob = rig.client(), rig.client()
+        lock = alice.lock("x", ttl=0.5)
+        await ask(lock.acquire())
+        started = lock._acquired[0][1]._leases[0].trusted_until
+        await rig.until(lambda: lock._acquired[0][1]._leases[0].trusted_until > started + 0.5)
+        assert await ask(bob.try_acquire("x")) is None
+        await ask(lock.release())
+        assert not await ask(bob.is_locked("x"))
+        with pytest.raises(InvalidLockError, match="is not held: acquire it first"):
+            await ask(lock.release())
+        assert await ask(lock.try_acquire())
+        assert await ask(lock.try_acquire()) is None
+        await ask(lock.release())
+
+    rig.run(test())
+
+
+def test_a_guard_that_is_acquired_by_hand_may_be_released_by_its_handle(rig: Rig) -> None:
+    async def test() -> None:
+        lock = rig.client().lock("x")
+        for _ in range(3):
+            await ask((await ask(lock.acquire())).release())
+        assert len(lock._acquired) == 1, "what was released is not kept"
+        await ask(lock.acquire())
+        await ask(lock.release())
+
+    rig.run(test())
+
+
 def test_releasing_inside_the_block_is_allowed(rig: Rig) -> None:
     async def test() -> None:
         client = rig.client()
