@@ -102,6 +102,19 @@ MODULES = [
             ),
         ),
     ),
+    Module(
+        "election.py",
+        frozenset({"self.release"}),
+        (
+            ("Leader elections, for asyncio.", "Leader elections, for threads."),
+            ("resigns at the end of its block, and cancels the block if lost.", "resigns at the end of its block."),
+            (
+                "If leadership is lost, the block is cancelled and raises LockLostError.",
+                "If leadership was lost meanwhile, the end of the block raises LockLostError.",
+            ),
+            ("leave_at_exit=False", "leave_at_exit=True"),
+        ),
+    ),
     Module("rate_limit.py", frozenset({"function"}), (("Rate limits, for asyncio.", "Rate limits, for threads."),)),
     Module(
         "recipes.py",
@@ -139,7 +152,7 @@ def generate(module: Module) -> str:
 
 def renamed(word: str) -> str:
     """Translate one name."""
-    return NAMES.get(word) or re.sub(r"^Async(?=[A-Z])", "", word)
+    return NAMES.get(word) or re.sub(r"^(_?)Async(?=[A-Z])", r"\1", word)
 
 
 def own_coroutines(text: str) -> frozenset[str]:

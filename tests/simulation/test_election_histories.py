@@ -15,7 +15,8 @@ import pytest
 from lockstead.core.keeper import Keeper
 from lockstead.core.lease import Lease, LeaseState
 from lockstead.errors import LockError
-from lockstead.primitives.election import Contest, Term
+from lockstead.primitives.candidate import Term, Work
+from lockstead.primitives.election import Leading
 from lockstead.testing import ViolationError
 from lockstead.testing.simulation.election import ElectionHistory
 from tests.simulation.mutation import Patch, mutated
@@ -47,18 +48,22 @@ def a_lost_lock_is_given_up_at_once(patch: Patch) -> None:
 
 
 def a_resigned_lock_is_given_up_before_on_lost_has_ended(patch: Patch) -> None:
-    async def end_term(self, leadership, term):
-        if leadership._leases[0].state is LeaseState.HELD:
+    async def stop_leading(self):
+        if self._leases[0].state is LeaseState.HELD:
             with suppress(LockError):
-                await leadership._release_leases()
-        await original(self, leadership, term)
+                await Leading._release(self)
+        await original(self)
 
-    original = Contest._end_term
-    patch.setattr(Contest, "_end_term", end_term)
+    original = Term._stop_leading
+    patch.setattr(Term, "_stop_leading", stop_leading)
 
 
 def work_begins_after_it_was_stopped(patch: Patch) -> None:
-    patch.setattr(Term, "begin_work", lambda self: True)
+    def begin_work(self):
+        self._work = Work.RUNNING
+        return True
+
+    patch.setattr(Term, "_begin_work", begin_work)
 
 
 MUTANTS: list[Callable[[Patch], None]] = [

@@ -9,7 +9,7 @@ import pytest
 from lockstead.core.model import UNKNOWN
 from lockstead.core.retry import RetryPolicy
 from lockstead.core.timing import margin
-from lockstead.primitives.election import Contest, Leading
+from lockstead.primitives.candidate import CandidateElection, Running, Term
 from lockstead.primitives.plans import Defaults
 from tests.simulation.test_scenarios import Client, Setup
 
@@ -26,9 +26,11 @@ class Candidate:
         self.client = Client(setup, name)
         self._timed_calls: list[tuple[str, float]] = []
         self._takes = takes
-        self.contest: Contest[Leading] = Contest(
+        self.running: Running = set()
+        self.election: CandidateElection[Term] = CandidateElection(
             self.client.engine,
-            Leading,
+            Term,
+            self.running,
             "chief",
             Defaults(TTL, RetryPolicy()),
             grace=grace,
@@ -36,10 +38,10 @@ class Candidate:
             on_lost=self._on_lost,
         )
 
-    def _on_elected(self, leadership: Leading) -> None:
+    def _on_elected(self, leadership: Term) -> None:
         self._timed_calls.append(("elected", self.setup.world.now))
 
-    async def _on_lost(self, leadership: Leading) -> None:
+    async def _on_lost(self, leadership: Term) -> None:
         self._timed_calls.append(("lost", self.setup.world.now))
         await self.client.engine.runtime.sleep(self._takes)
         self._timed_calls.append(("ended", self.setup.world.now))
@@ -75,7 +77,7 @@ def test_a_leader_that_is_cut_off_is_notified_its_grace_before_its_lease_ends(
     alice = Candidate(setup, "alice", grace=grace)
 
     async def scenario() -> None:
-        alice.contest._start()
+        alice.election._start()
         await sleep(alice, 25.0)
         assert alice.calls == ["elected"], "renewals keep it"
         alice.client.store.partitioned_until = setup.world.now + 100
@@ -92,9 +94,9 @@ def test_a_leader_that_was_not_renewed_lets_the_next_in_once_it_has_stopped_and_
     alice, bob = Candidate(setup, "alice", grace=4.0, takes=2.0), Candidate(setup, "bob")
 
     async def scenario() -> None:
-        alice.contest._start()
+        alice.election._start()
         await sleep(alice, 1.0)
-        bob.contest._start()
+        bob.election._start()
         await sleep(alice, 1.0)
         ends = expiry(setup)
         alice.client.engine.keeper.store = _Mute(alice.client.engine.keeper.store)
@@ -124,12 +126,12 @@ def test_an_on_lost_that_takes_for_ever_keeps_the_lock_for_a_ttl_at_the_most() -
     alice, bob = Candidate(setup, "alice", takes=1000.0), Candidate(setup, "bob")
 
     async def scenario() -> None:
-        alice.contest._start()
+        alice.election._start()
         await sleep(alice, 1.0)
-        bob.contest._start()
+        bob.election._start()
         await sleep(alice, 7.0)
         asked = setup.world.now
-        await alice.contest._stop()
+        await alice.election._stop()
         assert setup.world.now - asked < TTL + JITTER
         await sleep(alice, 1.0)
         assert alice.calls == ["elected", "lost"]
@@ -143,9 +145,9 @@ def test_a_stop_while_on_lost_runs_waits_for_it() -> None:
     alice = Candidate(setup, "alice", takes=3.0)
 
     async def scenario() -> None:
-        alice.contest._start()
+        alice.election._start()
         await sleep(alice, 1.0)
-        await alice.contest._stop()
+        await alice.election._stop()
         assert alice.calls == ["elected", "lost", "ended"]
         assert setup.server.peek() in ([], [("chief", [])])
 
@@ -158,7 +160,7 @@ def test_a_leader_campaigns_again_after_an_outage_and_dead_candidates_are_passed
 
     async def scenario() -> None:
         for candidate in (alice, bob):
-            candidate.contest._start()
+            candidate.election._start()
             await sleep(alice, 1.0)
         alice.client.store.partitioned_until = setup.world.now + 60
         await sleep(alice, 70.0)
@@ -173,15 +175,31 @@ def test_a_leader_campaigns_again_after_an_outage_and_dead_candidates_are_passed
     run_scenario(setup, scenario())
 
 
+def test_closing_a_client_stops_its_candidate_at_once_even_during_an_outage() -> None:
+    setup = Setup()
+    alice = Candidate(setup, "alice")
+
+    async def scenario() -> None:
+        alice.client.store.partitioned_until = setup.world.now + 100
+        alice.election._start()
+        await sleep(alice, 5.0)
+        await alice.client.engine.close(alice.running)
+        assert alice.election._candidate is None
+        assert not alice.running
+        assert alice.calls == []
+
+    run_scenario(setup, scenario())
+
+
 def test_a_candidate_that_stops_while_waiting_does_not_campaign_again() -> None:
     setup = Setup()
     alice, bob = Candidate(setup, "alice"), Candidate(setup, "bob")
 
     async def scenario() -> None:
         for candidate in (alice, bob):
-            candidate.contest._start()
+            candidate.election._start()
             await sleep(alice, 1.0)
-        await bob.contest._stop()
+        await bob.election._stop()
         for _ in range(20):
             await sleep(alice, 0.25)
             ((_, places),) = setup.server.peek()

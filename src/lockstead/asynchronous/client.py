@@ -19,6 +19,7 @@ from lockstead.core.store import Store
 from lockstead.errors import InvalidInputError, UnknownOptionError
 from lockstead.primitives import info, plans
 from lockstead.primitives.callables import check_async_callback, check_async_work
+from lockstead.primitives.candidate import Running
 from lockstead.primitives.handle import acquired, acquired_unless_busy
 from lockstead.primitives.identity import new_holder_id
 from lockstead.primitives.info import LockInfo
@@ -80,6 +81,7 @@ class AsyncDistributedLock:
             msg = "this store belongs to another runtime: AsyncDistributedLock needs one with an AsyncRuntime"
             raise InvalidInputError(msg)
         self._engine = Engine(opened, new_holder_id, leave_at_exit=True)
+        self._running: Running = set()
 
     @property
     def holder_id(self) -> str:
@@ -575,7 +577,7 @@ class AsyncDistributedLock:
             the client's ttl.
         grace: how long before its lease could expire a leader is notified, so that it can stop in time; at most a half
             of the ttl. None: a fifth of it.
-        metadata: a JSON object of up to 4096 bytes that `leader`, `watch` and `info` show.
+        metadata: a JSON object of up to 4096 bytes that `leader`, `observe` and `info` show.
         on_elected: called with the leadership once elected, in a thread or task of its own. If it raises, the leader
             resigns.
         on_lost: called once with the leadership when it is lost, or when it is resigned, before the lock is released.
@@ -585,6 +587,7 @@ class AsyncDistributedLock:
             raise unknown_option(self.election, unknown)
         return AsyncElection(
             self._engine,
+            self._running,
             name,
             self._defaults,
             ttl=ttl,
@@ -676,7 +679,7 @@ class AsyncDistributedLock:
     async def close(self) -> None:
         """Release everything and close the store, unless you passed one in; later calls raise ClosedError."""
         try:
-            await self._engine.close()
+            await self._engine.close(self._running)
         finally:
             if self._owns_store:
                 await self._engine.store.close()

@@ -9,20 +9,12 @@ from lockstead.asynchronous.guard import AsyncLockGuard
 from lockstead.asynchronous.handle import AsyncLockHandle
 from lockstead.core.checks import Seconds
 from lockstead.core.engine import Engine
-from lockstead.primitives.election import (
-    NOT_SEEN_YET,
-    Contest,
-    Leader,
-    Leading,
-    Seen,
-    check_interval,
-    identify,
-)
-from lockstead.primitives.handle import acquired
+from lockstead.primitives.candidate import CandidateElection, Running, Term
+from lockstead.primitives.election import NOT_SEEN_YET, Leader, Seen, check_interval, identify
 from lockstead.primitives.plans import Defaults
 
 
-class AsyncLeadership(Leading, AsyncLockHandle):
+class AsyncLeadership(Term, AsyncLockHandle):
     """A leader's handle. As a context manager it resigns at the end of its block, and cancels the block if lost."""
 
     async def resign(self) -> None:
@@ -33,12 +25,23 @@ class AsyncLeadership(Leading, AsyncLockHandle):
         await self.release()
 
 
-class AsyncElection(Contest[AsyncLeadership]):
-    """An election: campaign by hand, for a block or in the background, or watch for changes of the leader."""
+class _AsyncLead(AsyncLockGuard[AsyncLeadership]):
+    """A guard for a block that leads. A term that runs keeps a leadership alive after the block was left."""
+
+    def __del__(self) -> None:
+        """Resign the leadership of a block whose end did not begin because of an interrupt."""
+        for _, leadership in self._entered:
+            if leadership._is_running:
+                leadership._resign()
+
+
+class AsyncElection(CandidateElection[AsyncLeadership]):
+    """An election: campaign by hand, for a block or in the background, or observe who leads."""
 
     def __init__(
         self,
         engine: Engine,
+        running: Running,
         name: str,
         defaults: Defaults,
         *,
@@ -52,6 +55,7 @@ class AsyncElection(Contest[AsyncLeadership]):
         super().__init__(
             engine,
             AsyncLeadership,
+            running,
             name,
             defaults,
             ttl=ttl,
@@ -59,6 +63,7 @@ class AsyncElection(Contest[AsyncLeadership]):
             metadata=metadata,
             on_elected=on_elected,
             on_lost=on_lost,
+            leave_at_exit=False,
         )
 
     def lead(self, timeout: Seconds | None = None) -> AsyncLockGuard[AsyncLeadership]:
@@ -67,14 +72,14 @@ class AsyncElection(Contest[AsyncLeadership]):
         If leadership is lost, the block is cancelled and raises LockLostError.
         `timeout`: how long to wait; None waits without limit, 0 does not wait.
         """
-        return AsyncLockGuard(self._plan_within(timeout), (self.name,), self._engine, self._nominate)
+        return _AsyncLead(self._plan_within(timeout), (self.name,), self._engine, self._new)
 
     async def campaign(self, timeout: Seconds | None = None) -> AsyncLeadership:
         """Wait to be elected, and return the leadership.
 
         `timeout`: how long to wait; None waits without limit, 0 does not wait. Raises LockAcquisitionError after that.
         """
-        return await acquired(self._nominate(self._engine), self._plan_within(timeout))
+        return await self._campaign(timeout)
 
     def start(self) -> None:
         """Campaign in the background until `stop`: campaign, lead until leadership is lost, and campaign again.
@@ -94,7 +99,7 @@ class AsyncElection(Contest[AsyncLeadership]):
         """Ask the store for the current leader; None if there is none."""
         return await self._leader()
 
-    async def watch(self, interval: Seconds = 1.0) -> AsyncGenerator[Leader | None, None]:
+    async def observe(self, interval: Seconds = 1.0) -> AsyncGenerator[Leader | None, None]:
         """Yield the leader, now and after every change; None while there is none.
 
         It polls the store every `interval` seconds, so it may miss a leader that led for less. During an outage it
@@ -103,6 +108,6 @@ class AsyncElection(Contest[AsyncLeadership]):
         pause = check_interval(interval)
         seen: Seen = NOT_SEEN_YET
         while True:
-            leader = await self._change(seen, pause)
+            leader = await self._next_leader(seen, pause)
             yield leader
             seen = identify(leader)

@@ -21,6 +21,7 @@ from lockstead.core.store import Store
 from lockstead.errors import InvalidInputError, UnknownOptionError
 from lockstead.primitives import info, plans
 from lockstead.primitives.callables import check_callback, check_work, returned
+from lockstead.primitives.candidate import Running
 from lockstead.primitives.handle import acquired, acquired_unless_busy
 from lockstead.primitives.identity import new_holder_id
 from lockstead.primitives.info import LockInfo
@@ -83,6 +84,7 @@ class DistributedLock:
             msg = "this store belongs to another runtime: DistributedLock needs one with a ThreadRuntime"
             raise InvalidInputError(msg)
         self._engine = Engine(opened, new_holder_id, leave_at_exit=True)
+        self._running: Running = set()
 
     @property
     def holder_id(self) -> str:
@@ -578,7 +580,7 @@ class DistributedLock:
             the client's ttl.
         grace: how long before its lease could expire a leader is notified, so that it can stop in time; at most a half
             of the ttl. None: a fifth of it.
-        metadata: a JSON object of up to 4096 bytes that `leader`, `watch` and `info` show.
+        metadata: a JSON object of up to 4096 bytes that `leader`, `observe` and `info` show.
         on_elected: called with the leadership once elected, in a thread or task of its own. If it raises, the leader
             resigns.
         on_lost: called once with the leadership when it is lost, or when it is resigned, before the lock is released.
@@ -588,6 +590,7 @@ class DistributedLock:
             raise unknown_option(self.election, unknown)
         return Election(
             self._engine,
+            self._running,
             name,
             self._defaults,
             ttl=ttl,
@@ -683,7 +686,7 @@ class DistributedLock:
         or when the process exits.
         """
         try:
-            drive(self._engine.close())
+            drive(self._engine.close(self._running))
         finally:
             if self._owns_store:
                 drive(self._engine.store.close())

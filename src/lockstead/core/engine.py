@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from functools import partial
 from itertools import count
 from math import inf
 from typing import TypeVar
@@ -43,10 +42,6 @@ class Engine:
         self._has_line = store.capabilities.fifo
         self._has_push = store.capabilities.push
         self.reentrance = Reentrance(self.keeper)
-        self.candidates: set[Callable[[], Awaitable[None]]] = set()
-        """Stops one election each, of those that run in the background."""
-        self.leaders: dict[str, Callable[[], Awaitable[None]]] = {}
-        """By owner, how to release a lease that must be held until its callbacks have ended."""
         lifecycle.at_fork(self, in_child="_forked")
 
     async def acquire(
@@ -357,9 +352,9 @@ class Engine:
         failure: StoreError | None = None
         for lease in held:
             self.reentrance.drop(lease)
-            release = self.leaders.get(lease.ask.owner, partial(self.release, lease))
+            claim = lease.claim() if lease.claim is not None else None
             try:
-                await release()
+                await (self.release(lease) if claim is None or claim.resign is None else claim.resign())
             except StoreError as error:
                 failure = error
             except LockLostError:
@@ -373,13 +368,13 @@ class Engine:
             raise failure
         return len(held)
 
-    async def close(self) -> None:
-        """Release everything and refuse new acquisitions."""
+    async def close(self, first: Iterable[Callable[[], Awaitable[None]]] = ()) -> None:
+        """Refuse new acquisitions, await what has to end first, and release everything."""
         self.keeper.closing = True  # from here on, `acquire` releases what it is granted
         try:
-            for stop in (*self.candidates, *self.leaders.values()):
+            for end in tuple(first):
                 with suppress(LockLostError, StoreError):  # the keeper retries
-                    await stop()
+                    await end()
             await self.release_all()
         finally:
             await self.keeper.close(REQUEST_TIMEOUT)
@@ -508,5 +503,3 @@ class Engine:
         self.keeper.reset()
         self.holder_id = self._identify()
         self.reentrance = Reentrance(self.keeper)
-        self.candidates.clear()
-        self.leaders.clear()

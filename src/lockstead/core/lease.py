@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from enum import Enum, auto
 from math import inf
 from weakref import ref
@@ -67,6 +67,8 @@ class Claim:
     """The claim of a re-entered lease."""
     on_lost: Callable[[], None] | None = None
     """Called when a lease tracked under it is lost, before the lease's watchers."""
+    resign: Callable[[], Awaitable[None]] | None = None
+    """How `release_all` releases its leases, if not at once: a leader has to stop first."""
     leases: tuple[Lease, ...] = ()
     """Every lease tracked under it. An interrupt may lose any other reference to a lease, but not this one."""
 

@@ -12,10 +12,10 @@ from lockstead.testing.contract.election import (
     test_a_leader_deposed_by_force_is_notified_and_campaigns_again,
     test_closing_a_client_ends_its_elections_and_calls_on_lost,
     test_in_the_background_one_candidate_leads_until_it_stops_and_then_another,
+    test_observing_shows_every_leader_and_every_vacancy,
     test_one_candidate_leads_and_every_client_sees_the_leader,
     test_release_all_calls_on_lost_first,
     test_the_lock_is_released_only_after_on_lost_has_ended,
-    test_watching_shows_every_leader_and_every_vacancy,
 )
 
 pytestmark = [pytest.mark.every_store, pytest.mark.one_version]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lockstead import AsyncDistributedLock, ClosedError, DistributedLock, InvalidInputError, LockInfo, StoreError
-from lockstead.primitives.election import Contest
+from lockstead.primitives.election import BaseElection
 from tests.harness.conditions import eventually
 
 
@@ -189,8 +189,8 @@ def test_a_cancelled_resignation_goes_on() -> None:
     asyncio.run(test())
 
 
-def test_watch_retries_transient_errors_and_raises_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    with DistributedLock("memory://watched") as locks:
+def test_observe_retries_transient_errors_and_raises_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    with DistributedLock("memory://observed") as locks:
         answers: list[Any] = [None, StoreError("no answer", transient=True), StoreError("forbidden")]
 
         async def find(self: Any) -> Any:
@@ -199,14 +199,14 @@ def test_watch_retries_transient_errors_and_raises_others(monkeypatch: pytest.Mo
                 raise answer
             return answer
 
-        monkeypatch.setattr(Contest, "_leader", find)
-        leaders = locks.election("chief").watch(interval=0.001)
+        monkeypatch.setattr(BaseElection, "_leader", find)
+        leaders = locks.election("chief").observe(interval=0.001)
         assert next(leaders) is None
         with pytest.raises(StoreError, match="forbidden"):
             next(leaders)
         assert answers == []
         with pytest.raises(InvalidInputError, match="interval"):
-            next(locks.election("chief").watch(interval=0))
+            next(locks.election("chief").observe(interval=0))
 
 
 def test_a_leadership_without_callbacks_ends_when_it_is_dropped() -> None:
@@ -222,6 +222,54 @@ def test_a_closed_client_is_no_candidate() -> None:
     locks.close()
     with pytest.raises(ClosedError):
         election.start()
+
+
+@pytest.mark.parametrize("end", ["close", "release_all"])
+def test_a_client_that_ends_during_a_resignation_waits_for_on_lost(end: str) -> None:
+    with DistributedLock("memory://resigning") as others:
+        locks, begun, may_end = DistributedLock("memory://resigning"), threading.Event(), threading.Event()
+        seen: list[LockInfo | None] = []
+
+        def on_lost(leadership: Any) -> None:
+            begun.set()
+            may_end.wait(5)
+            seen.append(others.info("chief"))
+
+        leadership = locks.election("chief", on_lost=on_lost).campaign()
+        resigning, ending = threading.Thread(target=leadership.resign), threading.Thread(target=getattr(locks, end))
+        resigning.start()
+        assert begun.wait(5)
+        ending.start()
+        ending.join(0.05)
+        assert ending.is_alive()
+        may_end.set()
+        for thread in (resigning, ending):
+            thread.join(5)
+        assert seen[0] is not None
+        assert seen[0].holder_id == locks.holder_id
+        assert others.info("chief") is None
+        locks.close()
+
+
+@pytest.mark.parametrize("grace", [0, None])
+def test_a_client_that_is_closed_after_a_loss_waits_for_on_lost(grace: float | None) -> None:
+    with DistributedLock("memory://deposed") as others:
+        locks, begun, may_end = DistributedLock("memory://deposed"), threading.Event(), threading.Event()
+
+        def on_lost(leadership: Any) -> None:
+            begun.set()
+            may_end.wait(5)
+
+        locks.election("chief", ttl=1, grace=grace, on_lost=on_lost).campaign()
+        others.force_release("chief")
+        assert begun.wait(5)
+        closing = threading.Thread(target=locks.close)
+        closing.start()
+        closing.join(0.5)
+        assert closing.is_alive()
+        may_end.set()
+        closing.join(5)
+        assert not closing.is_alive()
 
 
 def test_on_lost_has_been_called_when_a_client_was_closed_right_after_its_election() -> None:

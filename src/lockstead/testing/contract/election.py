@@ -239,7 +239,7 @@ def test_a_block_whose_leadership_is_lost_ends_with_an_error(rig: Rig) -> None:
     rig.run(test())
 
 
-def test_watching_shows_every_leader_and_every_vacancy(rig: Rig) -> None:
+def test_observing_shows_every_leader_and_every_vacancy(rig: Rig) -> None:
     async def test() -> None:
         alice, bob = rig.client(), rig.client()
         seen: list[str | None] = []
@@ -249,8 +249,8 @@ def test_watching_shows_every_leader_and_every_vacancy(rig: Rig) -> None:
             seen.append(leader and leader.holder_id)
             return stopped
 
-        async def watch() -> None:
-            leaders = election.watch(interval=0.005)
+        async def observe() -> None:
+            leaders = election.observe(interval=0.005)
             if rig.runtime_name == "threads":
                 for leader in leaders:
                     if note(leader):
@@ -264,7 +264,7 @@ def test_watching_shows_every_leader_and_every_vacancy(rig: Rig) -> None:
             return seen[-1] == holder_id
 
         election = rig.client().election("x")
-        rig.start(watch)
+        rig.start(observe)
         await rig.until(lambda: seen == [None])
         for client in (alice, bob):
             leadership = await ask(client.election("x").campaign())

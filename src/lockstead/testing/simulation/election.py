@@ -7,7 +7,7 @@ from math import inf
 
 from lockstead.core.engine import Engine
 from lockstead.errors import LockError
-from lockstead.primitives.election import Contest, Leading
+from lockstead.primitives.candidate import CandidateElection, Running, Term
 from lockstead.primitives.handle import acquired
 from lockstead.runtimes.simulated import Process
 from lockstead.testing.simulation.history import DEFAULTS, History
@@ -15,7 +15,7 @@ from lockstead.testing.simulation.monitor import ViolationError
 
 
 @dataclass
-class Term:
+class Reign:
     """A time in which a candidate may act as the leader: from the call of on_elected until on_lost has ended."""
 
     process: Process
@@ -36,33 +36,34 @@ class ElectionHistory(History):
     """
 
     ttls: tuple[float, ...] = (0.5, 1.0, 3.0, 5.0)
-    terms: dict[str, list[Term]] = field(default_factory=dict)
+    reigns: dict[str, list[Reign]] = field(default_factory=dict)
+    registries: list[tuple[Process, Running]] = field(default_factory=list)
 
     async def _work(self, process: Process, engine: Engine) -> None:
         chance = self.random.random
         for _ in range(self.random.randint(2, 4)):
             await engine.runtime.sleep(chance() * 3)
-            contest = self._contest(process, engine)
+            election = self._election(process, engine)
             if chance() < 0.3:
-                await self._campaign(contest, process)
+                await self._campaign(election, process)
                 continue
-            contest._start()
+            election._start()
             try:
                 await engine.runtime.sleep(chance() * 8)
-                leadership = None if contest._candidacy is None else contest._candidacy.leadership
-                if leadership is not None and leadership._term is not None and chance() < 0.3:
-                    await self._resign(leadership)
+                term = None if election._candidate is None else election._candidate.term
+                if term is not None and term._has_begun and chance() < 0.3:
+                    await self._resign(term)
                     await engine.runtime.sleep(chance() * 3)
             finally:
                 if not process.crashed:
-                    await contest._stop()
+                    await election._stop()
 
-    async def _campaign(self, contest: Contest[Leading], process: Process) -> None:
+    async def _campaign(self, election: CandidateElection[Term], process: Process) -> None:
         leadership = None
         try:
-            plan = contest._plan._replace(timeout=self.random.choice((inf, self.random.random() * 4)))
-            leadership = await acquired(contest._nominate(contest._engine), plan)
-            await contest._runtime.sleep(self.random.random() * 4)
+            plan = election._plan._replace(timeout=self.random.choice((inf, self.random.random() * 4)))
+            leadership = await acquired(election._new(election._engine), plan)
+            await election._engine.runtime.sleep(self.random.random() * 4)
         except LockError:
             return
         finally:
@@ -70,46 +71,50 @@ class ElectionHistory(History):
                 await self._resign(leadership)
 
     @staticmethod
-    async def _resign(leadership: Leading) -> None:
+    async def _resign(leadership: Term) -> None:
         try:
             await leadership._release_once()
         except LockError:
             return
 
-    def _contest(self, process: Process, engine: Engine) -> Contest[Leading]:
+    def _election(self, process: Process, engine: Engine) -> CandidateElection[Term]:
         name, ttl = self.random.choice(self.names), self.random.choice(self.ttls)
         grace = ttl * self.random.choice((0.1, 0.2, 0.5))
         time_to_stop = grace * self.random.choice((0.0, 0.5, 0.9))
-        terms = self.terms.setdefault(name, [])
+        reigns = self.reigns.setdefault(name, [])
 
-        async def on_elected(leadership: Leading) -> None:
+        async def on_elected(leadership: Term) -> None:
             self.sections += 1
-            for term in terms:
-                if not term.is_excused():
-                    self.monitor._fail(f"{process.name} leads {name}, but {term.process.name} still does too")
-            terms.append(Term(process, self.world.now))
+            for reign in reigns:
+                if not reign.is_excused():
+                    self.monitor._fail(f"{process.name} leads {name}, but {reign.process.name} still does too")
+            reigns.append(Reign(process, self.world.now))
             if self.random.random() < 0.1:
                 await self._resign(leadership)
 
-        async def on_lost(leadership: Leading) -> None:
-            term = next((term for term in terms if term.process is process and not term.is_ending), None)
-            if term is None:
+        async def on_lost(leadership: Term) -> None:
+            reign = next((reign for reign in reigns if reign.process is process and not reign.is_ending), None)
+            if reign is None:
                 self.monitor._fail(f"{process.name} loses {name}, which it does not lead")
-            assert term is not None
-            term.is_ending = True
+            assert reign is not None
+            reign.is_ending = True
             if leadership.is_leader:
                 self.monitor._fail(f"{process.name} still leads {name} in its on_lost")
             await engine.runtime.sleep(time_to_stop)
-            terms.remove(term)
+            reigns.remove(reign)
 
-        return Contest(engine, Leading, name, DEFAULTS, ttl=ttl, grace=grace, on_elected=on_elected, on_lost=on_lost)
+        running: Running = set()
+        self.registries.append((process, running))
+        return CandidateElection(
+            engine, Term, running, name, DEFAULTS, ttl=ttl, grace=grace, on_elected=on_elected, on_lost=on_lost
+        )
 
     def _check_nothing_is_left(self) -> None:
         super()._check_nothing_is_left()
-        for name, terms in self.terms.items():
-            for term in terms:
-                if not term.process.crashed:
-                    raise ViolationError(f"on_lost of {name} was never called in {term.process.name}")
-        for process, engine in self.processes:
-            if not process.crashed and (engine.candidates or engine.leaders):
+        for name, reigns in self.reigns.items():
+            for reign in reigns:
+                if not reign.process.crashed:
+                    raise ViolationError(f"on_lost of {name} was never called in {reign.process.name}")
+        for process, running in self.registries:
+            if running and not process.crashed:
                 raise ViolationError(f"{process.name} is still a candidate after its stop")
