@@ -63,3 +63,22 @@ def test_no_module_is_hidden_by_an_underscore_or_named_for_nothing() -> None:
 def test_a_blocking_module_has_its_asynchronous_twin() -> None:
     rooms = [{path.name for path in (SRC / each).glob("*.py")} for each in sorted(FACADES)]
     assert rooms[0] == rooms[1]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SRC)))
+def test_only_a_lease_changes_a_lease(path: Path) -> None:
+    if path == SRC / "core" / "lease.py":
+        return
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for target in targets:
+            for part in ast.walk(target) if target is not None else ():
+                if isinstance(part, ast.Attribute):
+                    assert ast.unparse(part.value) != "lease", f"line {part.lineno}: {ast.unparse(part)} is assigned"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SRC)))
+def test_only_the_core_and_its_kit_use_the_keeper(path: Path) -> None:
+    if path.relative_to(SRC).parts[0] not in {"core", "testing"}:
+        nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+        assert not [node for node in nodes if isinstance(node, ast.Attribute) and node.attr == "keeper"]

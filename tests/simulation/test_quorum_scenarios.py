@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lockstead.core import inspection
 from lockstead.core.engine import Engine
 from lockstead.core.lease import PLACE_GONE, Claim, Lease
 from lockstead.core.model import Ask, Refusal, Renewal, Standing
@@ -248,11 +249,11 @@ def test_a_lease_is_lost_once_a_majority_cannot_hold_it(setup: Setup) -> None:
 
     async def scenario() -> None:
         lease = await alice.acquire(ttl=9.0)
-        assert await bob.engine.force_release("x") is not None
+        assert await inspection.force_release(bob.engine, "x") is not None
         await until(setup, lambda: lease.loss is not None)
         assert lease.loss == PLACE_GONE
         again = await alice.acquire(ttl=9.0)
-        await bob.engine.force_release("x")
+        await inspection.force_release(bob.engine, "x")
         with pytest.raises(LockLostError, match="no place for it any more when it was released"):
             await alice.engine.release(again)
 

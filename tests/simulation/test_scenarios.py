@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lockstead import Capabilities
+from lockstead.core import inspection
 from lockstead.core.engine import Engine
 from lockstead.core.lease import PLACE_GONE, RELEASING, Claim, Lease
 from lockstead.core.model import WHOLE, Ask, PlaceState, Standing
@@ -707,7 +708,7 @@ def test_a_force_released_holder_is_notified_at_its_next_renewal(setup: Setup) -
     async def scenario() -> None:
         lease = await alice.acquire(ttl=9.0)
         setup.checked = False
-        await bob.engine.force_release("x")
+        await inspection.force_release(bob.engine, "x")
         await until(setup, lambda: lease.loss is not None)
         assert lease.loss == PLACE_GONE
 

@@ -10,6 +10,7 @@ from lockstead.asynchronous.guard import AsyncLockGuard
 from lockstead.asynchronous.handle import AsyncLockHandle, AsyncMultiLockHandle
 from lockstead.asynchronous.rate_limit import AsyncRateLimiter
 from lockstead.asynchronous.recipes import AsyncOnce, AsyncSingleton
+from lockstead.core import inspection
 from lockstead.core.checks import Seconds, check_name, check_ttl
 from lockstead.core.engine import Engine
 from lockstead.core.model import WHOLE, Finding
@@ -652,12 +653,12 @@ class AsyncDistributedLock:
 
     async def info(self, name: str) -> LockInfo | None:
         """Return the holders of the name; None if it is free."""
-        line = await self._engine.find(check_name(name))
+        line = await inspection.find(self._engine, check_name(name))
         return info.describe(line) if line else None
 
     async def inspect(self, prefix: str = "") -> list[LockInfo]:
         """List the locks that are held and whose name starts with `prefix`, sorted by name."""
-        return [info.describe(line) for line in await self._engine.inspect(prefix)]
+        return [info.describe(line) for line in await inspection.find_all(self._engine, prefix)]
 
     async def force_release(self, name: str) -> LockInfo | None:
         """Release a lock by force, and return its former holders; None if it was free.
@@ -665,12 +666,12 @@ class AsyncDistributedLock:
         A holder detects that only at its next renewal. Until then two clients may believe that they hold the lock,
         and only the fence protects.
         """
-        line = await self._engine.force_release(check_name(name))
+        line = await inspection.force_release(self._engine, check_name(name))
         return info.describe(line) if line else None
 
     async def examine(self) -> list[Finding]:
         """Check the store for problems that could cost locks, as `lockstead doctor` does."""
-        return await self._engine.examine()
+        return await inspection.examine(self._engine)
 
     async def release_all(self) -> int:
         """Release everything this client holds, and return the number of locks."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from lockstead.core import inspection
 from lockstead.core.checks import Seconds, check_ttl
 from lockstead.errors import LockError, LockLostError, StoreError
 from lockstead.primitives import info
@@ -110,7 +111,7 @@ class AsyncLockHandle(AsyncHeld, Single):
 
     async def info(self) -> LockInfo | None:
         """Ask the store for the current holders of the name; None if it is free."""
-        line = await self._engine.find(self.name)
+        line = await inspection.find(self._engine, self.name)
         return info.describe(line) if line else None
 
 

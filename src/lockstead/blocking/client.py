@@ -11,6 +11,7 @@ from lockstead.blocking.guard import LockGuard
 from lockstead.blocking.handle import LockHandle, MultiLockHandle
 from lockstead.blocking.rate_limit import RateLimiter
 from lockstead.blocking.recipes import Once, Singleton
+from lockstead.core import inspection
 from lockstead.core.checks import Seconds, check_name, check_ttl
 from lockstead.core.engine import Engine
 from lockstead.core.model import WHOLE, Finding
@@ -655,12 +656,12 @@ class DistributedLock:
 
     def info(self, name: str) -> LockInfo | None:
         """Return the holders of the name; None if it is free."""
-        line = drive(self._engine.find(check_name(name)))
+        line = drive(inspection.find(self._engine, check_name(name)))
         return info.describe(line) if line else None
 
     def inspect(self, prefix: str = "") -> list[LockInfo]:
         """List the locks that are held and whose name starts with `prefix`, sorted by name."""
-        return [info.describe(line) for line in drive(self._engine.inspect(prefix))]
+        return [info.describe(line) for line in drive(inspection.find_all(self._engine, prefix))]
 
     def force_release(self, name: str) -> LockInfo | None:
         """Release a lock by force, and return its former holders; None if it was free.
@@ -668,12 +669,12 @@ class DistributedLock:
         A holder detects that only at its next renewal. Until then two clients may believe that they hold the lock,
         and only the fence protects.
         """
-        line = drive(self._engine.force_release(check_name(name)))
+        line = drive(inspection.force_release(self._engine, check_name(name)))
         return info.describe(line) if line else None
 
     def examine(self) -> list[Finding]:
         """Check the store for problems that could cost locks, as `lockstead doctor` does."""
-        return drive(self._engine.examine())
+        return drive(inspection.examine(self._engine))
 
     def release_all(self) -> int:
         """Release everything this client holds, and return the number of locks. A signal handler may call it."""

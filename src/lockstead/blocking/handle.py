@@ -6,6 +6,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
+from lockstead.core import inspection
 from lockstead.core.checks import Seconds, check_ttl
 from lockstead.core.runtime import drive
 from lockstead.errors import LockError, LockLostError, StoreError
@@ -74,7 +75,7 @@ class LockHandle(Held, Single):
 
     def info(self) -> LockInfo | None:
         """Ask the store for the current holders of the name; None if it is free."""
-        line = drive(self._engine.find(self.name))
+        line = drive(inspection.find(self._engine, self.name))
         return info.describe(line) if line else None
 
 

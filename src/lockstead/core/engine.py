@@ -16,11 +16,11 @@ from weakref import ref
 from lockstead.core import lifecycle
 from lockstead.core.keeper import Keeper, log
 from lockstead.core.lease import HELD, INHERITED, JOINING, WAITING, Claim, Lease
-from lockstead.core.model import Ask, Finding, Line, PlaceState, Refusal, Standing, Wake
+from lockstead.core.model import Ask, PlaceState, Refusal, Standing, Wake
 from lockstead.core.reentrance import Reentrance
 from lockstead.core.refusals import Busy, Missed, mismatch, overloaded, too_slow, unsupported
 from lockstead.core.retry import RetryPolicy
-from lockstead.core.store import Examinable, Repairable, Store
+from lockstead.core.store import Store
 from lockstead.core.timing import EXTEND_RETRY_DELAYS, MIN_REQUEST_TIMEOUT, POLLING, REQUEST_TIMEOUT
 from lockstead.errors import ClosedError, LockAcquisitionError, LockLostError, StoreError
 
@@ -291,28 +291,6 @@ class Engine:
             keeper.signal_loss(lease)
             raise lease.error()
 
-    async def release_claim(self, claim: Claim) -> None:
-        """Release all leases of a claim, the last first. Raises the first failure, after all were tried or handed on.
-
-        Once the store does not answer for one, the keeper releases the others.
-        """
-        failure: LockLostError | StoreError | None = None
-        left = list(claim.leases)
-        try:
-            while left:
-                try:
-                    await self.release(left.pop(), claim)
-                except LockLostError as error:
-                    failure = error
-                except StoreError as error:
-                    failure = error
-                    break
-        finally:
-            for lease in left:
-                self.keeper.release_in_background(lease)
-        if failure is not None:
-            raise failure
-
     def retire(self, lease: Lease) -> None:
         """Renew for one more ttl at most: a holder that is slow to stop must not hold for ever."""
         with self.keeper.mutex:
@@ -378,44 +356,6 @@ class Engine:
             await self.release_all()
         finally:
             await self.keeper.close(REQUEST_TIMEOUT)
-
-    async def find(self, name: str) -> Line | None:
-        """Read one line; None if it is empty. Raises DamagedError if it cannot be read."""
-        line = await self._read(name)
-        if line is not None and line.damage is not None and not line.places:
-            raise line.damage
-        return line
-
-    async def inspect(self, prefix: str) -> list[Line]:
-        """Read every line whose name starts with `prefix`."""
-        self.check_call()
-        return await self.store.inspect(prefix)
-
-    async def examine(self) -> list[Finding]:
-        """Check the store for problems that could cost locks. Raises StoreError if it does not answer."""
-        self.check_open()
-        if isinstance(self.store, Examinable):
-            return await self.store.examine()
-        await self.store.inspect("lockstead:doctor", exact=True)
-        return [Finding("ok", "store", "it answers requests")]
-
-    async def force_release(self, name: str) -> Line | None:
-        """Remove the places of the holders, and return the line as it was; clear a line that cannot be read."""
-        line = await self._read(name)
-        if line is not None:
-            if line.damage is not None:
-                if not isinstance(self.store, Repairable):
-                    raise line.damage
-                await self.store.repair(name, REQUEST_TIMEOUT)
-            for place in line.places:
-                if place.acquired_at is not None:
-                    await self.store.leave(name, place.owner, REQUEST_TIMEOUT)
-        return line
-
-    async def _read(self, name: str) -> Line | None:
-        self.check_call(name)
-        lines = await self.store.inspect(name, exact=True)
-        return lines[0] if lines else None
 
     def check(self, lease: Lease) -> None:
         """Raise unless the lease is held and trusted now."""

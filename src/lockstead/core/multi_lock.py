@@ -17,7 +17,7 @@ from lockstead.core.refusals import Busy, mismatch, not_acquired, overloaded, to
 from lockstead.core.retry import RetryPolicy
 from lockstead.core.store import MultiJoining
 from lockstead.core.timing import BATCH, CLEANUP_BUDGET, MIN_REQUEST_TIMEOUT, REQUEST_TIMEOUT
-from lockstead.errors import StoreError
+from lockstead.errors import LockLostError, StoreError
 
 
 class MultiRequest(NamedTuple):
@@ -181,6 +181,29 @@ def _apply(engine: Engine, leases: Sequence[Lease], sent: float, standings: Sequ
         engine.keeper.apply(lease, standing, sent, lease.ask.ttl)
     now = engine.runtime.now()
     return all(standing.held for standing in standings) and all(lease.is_held(now) for lease in leases)
+
+
+async def release_all(engine: Engine, claim: Claim) -> None:
+    """Release all leases of a claim, the last first. Raises the last failure, after all were tried or handed on.
+
+    Once the store does not answer for one, the keeper releases the others.
+    """
+    failure: LockLostError | StoreError | None = None
+    left = list(claim.leases)
+    try:
+        while left:
+            try:
+                await engine.release(left.pop(), claim)
+            except LockLostError as error:
+                failure = error
+            except StoreError as error:
+                failure = error
+                break
+    finally:
+        for lease in left:
+            engine.keeper.release_in_background(lease)
+    if failure is not None:
+        raise failure
 
 
 async def _abandon(engine: Engine, leases: Sequence[Lease], interruption: BaseException | None = None) -> None:

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from math import inf
 from typing import Any, Generic, TypeVar
 
+from lockstead.core import inspection
 from lockstead.core.checks import Seconds, check_seconds
 from lockstead.core.engine import Engine
 from lockstead.core.lease import Lease
@@ -101,7 +102,7 @@ class BaseElection(Generic[L]):
         return self._plan if timeout is None else self._plan.within(timeout)
 
     async def _leader(self) -> Leader | None:
-        line = await self._engine.find(self.name)
+        line = await inspection.find(self._engine, self.name)
         holders = () if line is None else info.describe(line).holders
         if not holders or holders[0].reserved:
             return None

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from lockstead.core.engine import Engine
 from lockstead.core.keeper import log
 from lockstead.core.lease import Claim, Lease
-from lockstead.core.multi_lock import acquire_all
+from lockstead.core.multi_lock import acquire_all, release_all
 from lockstead.core.refusals import Busy
 from lockstead.core.store import Reserving
 from lockstead.errors import InvalidLockError, LockError, UnsupportedError
@@ -131,7 +131,7 @@ class Handle:
             raise
 
     async def _release_leases(self) -> None:
-        await self._engine.release_claim(self._claim)
+        await release_all(self._engine, self._claim)
         for watcher in self._watching:
             self._unwatch(watcher)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
+from lockstead.core import inspection
 from lockstead.core.checks import encode_metadata
 from lockstead.core.engine import Engine
 from lockstead.core.refusals import Busy, how_to_wait
@@ -80,7 +81,7 @@ async def find(engine: Engine, name: str) -> Outcome[Any] | None:
 
     Raises InvalidInputError if it is done, but its outcome could not be stored.
     """
-    line = await engine.find(name)
+    line = await inspection.find(engine, name)
     if line is None or not line.places[0].reserved:
         return None
     described = info.describe(line)

@@ -19,6 +19,7 @@ import redis
 from lockstead import DamagedError, DistributedLock
 from lockstead.cli import main
 from lockstead.cli.outcome import Exit
+from lockstead.core import inspection
 from lockstead.core.engine import Engine
 from lockstead.core.model import GONE, Ask, RateRequest, Refusal, Renewal, Reservation, Standing
 from lockstead.core.runtime import drive
@@ -149,12 +150,12 @@ def test_a_truncated_record_is_reported_and_cleared(site: Site) -> None:
         lambda: site.join("b/1"),
         lambda: drive(site.store.leave("x", "a/1", TIMEOUT)),
         lambda: drive(site.store.reserve(Reservation("x", "a/1", 5.0), TIMEOUT)),
-        lambda: drive(site.engine.find("x")),
+        lambda: drive(inspection.find(site.engine, "x")),
     ):
         error = refused(call, repr(site.key), "'x'", remedy)
         assert (error.name, error.key, error.field) == ("x", site.key, "x")
     assert drive(site.store.renew([Renewal("x", "a/1", 5.0, 5.0)], TIMEOUT)) == [GONE]
-    cleared = drive(site.engine.force_release("x"))
+    cleared = drive(inspection.force_release(site.engine, "x"))
     assert cleared is not None
     assert cleared.damage is not None
     standing = site.join("b/1")
@@ -227,7 +228,7 @@ def test_every_script_ends_despite_circular_or_dangling_links(site: Site, knot: 
     (line,) = drive(site.store.inspect("x", exact=True))
     assert line.damage is not None
     assert site.raw.ping()
-    drive(site.engine.force_release("x"))
+    drive(inspection.force_release(site.engine, "x"))
     assert not [field for field in site.fields() if field.startswith(b"x")]
 
 
@@ -247,7 +248,7 @@ def test_an_invalid_counter_gives_no_fence(site: Site, index: int, number: float
     lines = drive(site.store.inspect())
     assert [(line.name, line.damage is None) for line in lines] == [("", False), ("x", True)]
     assert [finding.message for finding in drive(site.store.examine()) if "counter" in finding.message]
-    drive(site.engine.force_release("other"))
+    drive(inspection.force_release(site.engine, "other"))
     assert drive(site.store.renew([Renewal("x", "a/1", 600.0, 5.0)], TIMEOUT))[0] != GONE, "no holder lost anything"
     standing = site.join("b/1", "other")
     assert isinstance(standing, Standing)
@@ -258,7 +259,7 @@ def test_an_invalid_counter_gives_no_fence(site: Site, index: int, number: float
 def test_a_counter_of_other_bytes_gives_no_fence(site: Site, record: bytes) -> None:
     site.damage(OWN, record)
     refused(lambda: site.join("a/1"), "counter")
-    drive(site.engine.force_release("x"))
+    drive(inspection.force_release(site.engine, "x"))
     standing = site.join("a/1")
     assert isinstance(standing, Standing)
     assert time.time() * 1e6 - 60e6 < standing.ticket < LARGEST
@@ -269,7 +270,7 @@ def test_a_member_whose_votes_cannot_be_read_does_not_vote_until_it_is_admitted_
     member.damage(OWN, member.fields()[OWN][:-1] + b"\xff")
     refused(lambda: member.join("b/1", "other", queue=False), "counter")
     refused(lambda: drive(member.store.probe(TIMEOUT)), "counter")
-    drive(member.engine.force_release("other"))
+    drive(inspection.force_release(member.engine, "other"))
     answer = member.join("b/1", "other", queue=False)
     assert isinstance(answer, Refusal)
     assert answer.abstains
@@ -281,7 +282,7 @@ def test_a_key_of_another_type_is_named_and_left_alone(site: Site) -> None:
     calls: list[Callable[[], object]] = [
         lambda: site.join("a/1"),
         lambda: drive(site.store.inspect()),
-        lambda: drive(site.engine.force_release("x")),
+        lambda: drive(inspection.force_release(site.engine, "x")),
         lambda: drive(site.store.renew([Renewal("x", "a/1", 5.0, 5.0)], TIMEOUT)),
         lambda: drive(site.store.leave("x", "a/1", TIMEOUT)),
     ]
@@ -327,9 +328,9 @@ def test_metadata_that_is_no_object_hides_no_holder(site: Site, metadata: bytes)
 def test_an_owner_that_is_no_text_is_reported_and_cleared(site: Site) -> None:
     site.join("a/1")
     site.damage(b"x", site.fields()[b"x"].replace(b"a/1", b"a\xff1"))
-    refused(lambda: drive(site.engine.find("x")), "release x --force")
+    refused(lambda: drive(inspection.find(site.engine, "x")), "release x --force")
     assert isinstance(site.join("b/1", queue=False), Refusal)
-    drive(site.engine.force_release("x"))
+    drive(inspection.force_release(site.engine, "x"))
     assert isinstance(site.join("b/1", queue=False), Standing)
 
 
@@ -485,7 +486,7 @@ def fuzz(site: Site, chance: random.Random, rounds: int, *, is_member: bool = Fa
                     assert standing != GONE, "the name in good order is not held any more"
                     assert standing.held
             for _ in range(12):
-                if drive(site.engine.force_release("x")) is None:
+                if drive(inspection.force_release(site.engine, "x")) is None:
                     break
             assert is_free(site, is_member=is_member)
         except BaseException as error:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from lockstead import AsyncDistributedLock, DistributedLock, UnsupportedError
+from lockstead.core import inspection
 from lockstead.core.model import Capabilities
 from lockstead.core.runtime import Runtime, drive
 from lockstead.core.store import Reserving, Store
@@ -130,7 +131,7 @@ async def block(guard: Any) -> AsyncIterator[Any]:
 
 async def line(client: Any, name: str = "x") -> tuple[int, int]:
     """Count the holders of a name, and its waiters."""
-    found = await client._engine.find(name)
+    found = await inspection.find(client._engine, name)
     places = found.places if found else ()
     held = sum(place.acquired_at is not None for place in places)
     return held, len(places) - held
