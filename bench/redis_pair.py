@@ -30,7 +30,7 @@ from bench._pairs import (
 from bench._peers import ASYNC_REDIS, REDIS, async_pottery, pottery, traces_in_redis
 from bench._redis import DROP, TAKE, TTL, ThinProtocol, Wire, drop, options, take
 from lockstead.core.model import Ask
-from lockstead.stores.redis.commands import JOIN, LEAVE, pack_join
+from lockstead.stores.redis.commands import JOIN, LEAVE, pack_join, sized
 from tests.servers.redis import RedisServer
 
 FLOOR = "floor: two plain scripts"
@@ -119,8 +119,8 @@ def plain_scripts(urls: Sequence[str]) -> AbstractContextManager[Timer]:
 def own_scripts(url: str) -> AbstractContextManager[Timer]:
     wire = Wire(url)
     ask = Ask("bench", "host:12345:0123456789abcdef/1", TTL, TTL)
-    key, channel = b"floor:bucket:0", b"floor:0123456789abcdef"
-    arguments = ask.name, pack_join(ask, bytes((len(channel),)) + channel, is_member=False)
+    key, wake_up = b"floor:bucket:0", sized(b"floor:0123456789abcdef") + sized(16 * b"s")
+    arguments = ask.name, pack_join(ask, wake_up, is_member=False)
     wire.call(JOIN.pack_in_full(key, arguments))
     wire.call(LEAVE.pack_in_full(key, (ask.name, ask.owner)))
     return exchange([wire], JOIN.pack(key, arguments), LEAVE.pack(key, (ask.name, ask.owner)))
