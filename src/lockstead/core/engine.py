@@ -40,7 +40,6 @@ class Engine:
         self._identify = identify
         self._sequence = count(1)
         self._has_line = store.capabilities.fifo
-        self._has_push = store.capabilities.push
         self.reentrance = Reentrance(self.keeper)
         lifecycle.at_fork(self, in_child="_forked")
 
@@ -131,7 +130,7 @@ class Engine:
             if now >= deadline:
                 return Refusal(lease.holder)
             until = min(deadline, lease.recheck_at, now + ask.heartbeat / 2)
-            if not self._has_push:
+            if not self.store.capabilities.push:  # which may change: a pooler may keep a store from listening
                 until = min(until, now + POLLING.pause(polls, self.runtime.random()))
                 polls += 1
             wake = await self.store.wait(ask.name, ask.owner, until - now)
