@@ -207,7 +207,7 @@ class AsyncDistributedLock:
         """Hold a lock for a block: ``async with locks.lock("name"):``.
 
         If the lock is lost, the block is cancelled and raises LockLostError. Returns a guard, which also decorates
-        functions, and has `acquire` and `try_acquire`. Durations are seconds or a timedelta.
+        functions, and has `acquire`, `try_acquire` and `release`. Durations are seconds or a timedelta.
 
         ttl: how long the lock stays held if this process dies; while it runs, the lease is renewed. None: the client's.
         timeout: how long to wait; None waits without limit, 0 does not wait.

@@ -80,7 +80,11 @@ class AsyncHeld(Handle):
         watcher, self._watcher = self._watcher, None  # it refers to this handle
         if watcher is not None:
             self._unwatch(watcher)
-        ours = self._cancelled_body and await self._take_back_cancellation(error)
+        try:
+            ours = self._cancelled_body and await self._take_back_cancellation(error)
+        except BaseException:  # cancelled from outside, too
+            self._abandon()
+            raise
         try:
             await self._release_once()
         except (LockLostError, StoreError) as failure:

@@ -61,7 +61,7 @@ class AsyncOnce(Guard[AsyncLockHandle]):
         If `function` raises, it is not done: the next call runs it. Raises LockAcquisitionError after `timeout`.
         """
         check_async_work(function)
-        return await self._run(self._plan_block(), function)
+        return await self._run(self._plan_within(None), function)
 
     async def outcome(self) -> Outcome[Any] | None:
         """Look up the stored outcome; None if it is not done, or expired."""

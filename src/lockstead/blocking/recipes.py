@@ -63,7 +63,7 @@ class Once(Guard[LockHandle]):
         If `function` raises, it is not done: the next call runs it. Raises LockAcquisitionError after `timeout`.
         """
         check_work(function)
-        return self._run(self._plan_block(), function)
+        return self._run(self._plan_within(None), function)
 
     def outcome(self) -> Outcome[Any] | None:
         """Look up the stored outcome; None if it is not done, or expired."""

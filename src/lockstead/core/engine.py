@@ -61,7 +61,7 @@ class Engine:
         """
         self.runtime.check(self.keeper.mutex)
         began = self.runtime.now()
-        is_patient = ask.queue
+        is_patient = ask.queue  # otherwise nothing is waited for but the answer
         deadline = began + (timeout if is_patient else REQUEST_TIMEOUT)
         if ask.capacity != 1 or not self._has_line:
             ask = self._adapt(ask)
@@ -81,7 +81,8 @@ class Engine:
             if not can_wait or not await self._may_try_again(outcome, attempts, deadline, retry):
                 if isinstance(outcome, Missed) and outcome.was_granted:
                     raise too_slow(ask, attempts, self._waited(began, since))
-                return Busy(ask, Refusal(*outcome[:2]), attempts, self._waited(began, since))
+                refusal = Refusal(outcome.holder) if isinstance(outcome, Missed) else outcome
+                return Busy(ask, refusal, attempts, self._waited(began, since))
 
     async def _attempt(
         self, ask: Ask, claim: Claim, deadline: float, *, renew_for: float, grace: float, retry: RetryPolicy
@@ -210,12 +211,12 @@ class Engine:
     def _waited(self, began: float, since: float | None) -> float:
         return self.runtime.now() - (began if since is None else since)
 
-    async def withdraw(self, claim: Claim) -> None:
+    async def withdraw(self, claim: Claim, timeout: float) -> None:
         """End an acquisition that still waits with LockAcquisitionError, and release its place at once."""
         claim.withdrawn = True
         for lease in claim.leases:
             if lease.state is JOINING or lease.state is WAITING:
-                await self.abandon(lease)
+                await self.abandon(lease, timeout=min(timeout, REQUEST_TIMEOUT))
 
     async def reenter(self, ask: Ask, claim: Claim) -> Lease | Busy | None:
         """Re-enter a lease that this thread or task holds already: count it and extend it. None if there is none."""
@@ -240,12 +241,13 @@ class Engine:
         self.runtime.check(self.keeper.mutex)
         self.check(lease)
         sent = self.runtime.now()
-        lease.extend(sent, seconds)
+        with self.keeper.mutex:
+            lease.extend(sent, seconds)
         for pause in (*EXTEND_RETRY_DELAYS, None):
             (standing,) = await self.store.renew([lease.renewal(seconds)], REQUEST_TIMEOUT)
             self.keeper.apply(lease, standing, sent, seconds)
             self.check(lease)
-            if standing.state is PlaceState.HELD or standing.state is PlaceState.GONE:
+            if standing.state is PlaceState.HELD:
                 return
             if pause is not None:
                 await self.runtime.sleep(pause)
@@ -259,6 +261,8 @@ class Engine:
         does, without an error, if this call interrupted another one of its thread that has to end first.
         """
         keeper, now = self.keeper, self.runtime.now()
+        if lease.state is INHERITED:
+            return
         if now >= lease.trusted_until:
             keeper.check_trust_window(lease)
         is_nested = self.runtime.is_nested(keeper.mutex)
@@ -286,7 +290,8 @@ class Engine:
             raise
         # A lease that expired while it was being released is not lost.
         if not was_there and not keeper.closing and self.runtime.now() < lease.trusted_until:
-            lease.find_gone()
+            with keeper.mutex:
+                lease.find_gone()
             keeper.signal_loss(lease)
             raise lease.error()
 
@@ -330,8 +335,9 @@ class Engine:
         for lease in held:
             self.reentrance.drop(lease)
             claim = lease.claim() if lease.claim is not None else None
+            resign = None if claim is None else claim.resign  # read once: its term may end meanwhile
             try:
-                await (self.release(lease) if claim is None or claim.resign is None else claim.resign())
+                await (self.release(lease) if resign is None else resign())
             except StoreError as error:
                 failure = error
             except LockLostError:
@@ -385,17 +391,19 @@ class Engine:
         else:
             self.keeper.forget(lease)
 
-    async def abandon(self, lease: Lease, interruption: BaseException | None = None) -> None:
+    async def abandon(
+        self, lease: Lease, interruption: BaseException | None = None, timeout: float = REQUEST_TIMEOUT
+    ) -> None:
         """Release the place before returning, also while an interruption is being handled."""
         if lease.state is INHERITED:  # gevent's greenlets run on in a forked child, but the place is the parent's
             return
-        now = self.runtime.now()
         if isinstance(interruption, GeneratorExit):  # a closed generator must not await
-            lease.release(now, due=now)
+            self.keeper.release_in_background(lease)
             return
-        lease.release(now)
+        with self.keeper.mutex:
+            lease.release(self.runtime.now())
         try:
-            await self.runtime.shield(self.keeper.release(lease, REQUEST_TIMEOUT))
+            await self.runtime.shield(self.keeper.release(lease, timeout))
         except StoreError:
             self.keeper.release_in_background(lease)
         except BaseException:

@@ -3,9 +3,9 @@
 It renews held leases and waiting places in one batch, signals a loss before another client can hold, and releases
 abandoned places in the background until the store confirms it or the place must have expired.
 
-The engine asks it to `track` a lease, to `apply` an answer of the store, to `release` a place now or in the background,
-to `watch` for a loss, and to `close`. All answers go through `apply`: those to requests of the acquiring thread or
-task, and those to requests of the loop.
+The engine adds a lease to it, asks it to `apply` an answer of the store, to `release` a place now or in the background,
+to `watch` for a loss, and to `close`. What a store answers about a place goes through `Lease.apply`, whether the
+acquiring thread or task has asked, or the loop.
 """
 
 from __future__ import annotations
@@ -361,6 +361,9 @@ class Keeper:
             self.runtime.spawn(work, "lockstead-renewal", lambda: self._reschedule(renewing, releasing))
         except RuntimeError:  # no thread can be started
             await work()
+        except BaseException:
+            self._reschedule(renewing, releasing)
+            raise
 
     async def _send_requests(self, renewing: Sequence[Lease], releasing: Sequence[Lease]) -> None:
         for start in range(0, len(renewing), BATCH):
@@ -407,7 +410,7 @@ class Keeper:
 
     async def _renew(self, leases: Sequence[Lease]) -> None:
         sent = self.runtime.now()
-        renewals = [lease.renewal(min(lease.ask.ttl, lease.renew_until - sent)) for lease in leases]
+        renewals = [lease.renewal(min(lease.ask.ttl, max(lease.renew_until - sent, 0.0))) for lease in leases]
         timeout = min(REQUEST_TIMEOUT, min(map(Lease.duration, leases)) * RENEWAL_TIMEOUT_SHARE)
         standings = await self.store.renew(renewals, timeout)
         now = self.runtime.now()

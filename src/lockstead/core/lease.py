@@ -47,7 +47,7 @@ class LeaseState(Enum):
     RELEASING = auto()
     """A release is out, by the keeper or by a caller, or is due."""
     GONE = auto()
-    """Nothing of it is left on the store."""
+    """Not kept any more: nothing of it is left on the store, or what is left expires by itself."""
     INHERITED = auto()
     """A copy, in a forked child, of a lease of the parent."""
 
@@ -76,6 +76,8 @@ class Claim:
 class Lease:
     """The record of one acquisition, shared by its caller and the keeper. Only its methods change it.
 
+    The methods that change its state, and the requests that are due; the others change only what these use.
+
     | method             | called by                    | from                         | to                       |
     |--------------------|------------------------------|------------------------------|--------------------------|
     | `send_join_again`  | engine, multi-lock           | JOINING                      |                          |
@@ -84,7 +86,7 @@ class Lease:
     | `accept_push`      | keeper                       | WAITING                      | HELD                     |
     | `lose`             | keeper                       | HELD                         | LOST                     |
     | `find_gone`        | engine: release found none   | GONE                         | GONE, with a loss        |
-    | `release`          | engine, keeper               | any but GONE, INHERITED      | RELEASING                |
+    | `release`          | engine, multi-lock, keeper   | any but GONE, INHERITED      | RELEASING                |
     | `take_request`     | keeper, before it sends      | WAITING, HELD, RELEASING     |                          |
     | `retry_soon`       | keeper, after a failure      | WAITING, HELD, RELEASING     |                          |
     | `end`              | keeper, once surely gone     | any                          | GONE                     |
@@ -356,7 +358,7 @@ class Lease:
 
     @property
     def fence(self) -> int:
-        """The fencing token: the ticket of a place that was granted."""
+        """The fencing token: the ticket, once the place was granted."""
         return self.ticket
 
     def is_held(self, now: float) -> bool:

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 EXIT_BUDGET = 1.0
-"""Seconds that all clean-up at exit together may take."""
+"""Seconds that the releases at exit may take, all together, and each candidate of an election that has to resign."""
 
 
 class Exiting(Protocol):

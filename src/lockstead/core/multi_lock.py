@@ -89,7 +89,7 @@ async def _join_together(engine: Engine, request: MultiRequest) -> list[Lease] |
         ask = next(ask for ask in request.asks if ask.name == outcome.name)
         if outcome.capacity:
             raise mismatch(ask, outcome.capacity)
-        return Busy(ask, outcome, 1, engine.runtime.now() - sent)
+        return Busy(ask, outcome, 1, engine.runtime.now() - request.started)
     return None
 
 
@@ -156,8 +156,9 @@ def _check_in_time(request: MultiRequest, ask: Ask, held: int, now: float) -> No
 async def _claim_ttls(engine: Engine, request: MultiRequest, leases: Sequence[Lease]) -> bool:
     """Claim the full ttl of all in one round trip; False if one was lost meanwhile, or the outcome is unknown."""
     sent = engine.runtime.now()
-    for lease, ask in zip(leases, request.asks, strict=True):
-        lease.change_ttl(ask.ttl, sent, request.renew_for)
+    with engine.keeper.mutex:
+        for lease, ask in zip(leases, request.asks, strict=True):
+            lease.change_ttl(ask.ttl, sent, request.renew_for)
     timeout = max(min(REQUEST_TIMEOUT, request.deadline - sent), MIN_REQUEST_TIMEOUT)
     standings: list[Standing] = []
     try:
@@ -184,7 +185,7 @@ def _apply(engine: Engine, leases: Sequence[Lease], sent: float, standings: Sequ
 
 
 async def release_all(engine: Engine, claim: Claim) -> None:
-    """Release all leases of a claim, the last first. Raises the last failure, after all were tried or handed on.
+    """Release all leases of a claim, the last first. Raises the first failure, after all were tried or handed on.
 
     Once the store does not answer for one, the keeper releases the others.
     """
@@ -195,9 +196,9 @@ async def release_all(engine: Engine, claim: Claim) -> None:
             try:
                 await engine.release(left.pop(), claim)
             except LockLostError as error:
-                failure = error
+                failure = failure or error
             except StoreError as error:
-                failure = error
+                failure = failure or error
                 break
     finally:
         for lease in left:
@@ -213,8 +214,9 @@ async def _abandon(engine: Engine, leases: Sequence[Lease], interruption: BaseEx
     """
     until = engine.runtime.now() + CLEANUP_BUDGET
     left = list(leases)
-    for lease in left:  # the keeper must not renew one while another is being released
-        lease.release(engine.runtime.now())
+    with engine.keeper.mutex:
+        for lease in left:  # the keeper must not renew one while another is being released
+            lease.release(engine.runtime.now())
     try:
         while left:
             lease = left.pop()

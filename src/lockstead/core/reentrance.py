@@ -6,6 +6,7 @@ It is counted locally, and adds no place to the line.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from weakref import WeakValueDictionary
 
 from lockstead.core.keeper import Keeper
 from lockstead.core.lease import Claim, Lease
@@ -20,7 +21,7 @@ class Reentrance:
         self._keeper = keeper
         self._runtime = keeper.runtime
         self._mutex = keeper.mutex
-        self._entered: dict[tuple[Hashable, str], Lease] = {}
+        self._entered: WeakValueDictionary[tuple[Hashable, str], Lease] = WeakValueDictionary()
 
     def register(self, lease: Lease, claim: Claim) -> None:
         """Make a lease re-entrant for the running thread or task."""

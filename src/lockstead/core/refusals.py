@@ -47,7 +47,6 @@ class Missed(NamedTuple):
 
     holder: str
     """The owner that was at the head of the line."""
-    recheck: float = inf
     was_granted: bool = False
 
 

@@ -22,7 +22,7 @@ EXTEND_RETRY_DELAYS = (0.005, 0.02, 0.1)
 POLLING = RetryPolicy(retry_delay=0.005, max_delay=0.1)
 """How often a waiter polls a store that does not wake it."""
 CLEANUP_BUDGET = 0.5
-"""How long the release of several names may block the caller; the keeper releases the rest in the background."""
+"""How long undoing a multi-lock that was not acquired may block the caller; the keeper releases the rest."""
 
 BATCH = 500
 """How many renewals go into one request (a number, not a duration): a server runs nothing else meanwhile."""

@@ -60,6 +60,8 @@ class Term(Leading):
         super().__init__(engine)
         self._has_begun = self._is_over = False
         self._failure: LockError | None = None
+        self._ends_by = inf
+        """Until when its end is waited for: one ttl from the first wait."""
         self._work = Work.NOT_BEGUN
         self._mutex = engine.runtime.mutex()
         self._changed = engine.runtime.event()
@@ -132,6 +134,7 @@ class Term(Leading):
                 outcome = Work.ENDED
         finally:
             self._end_work(outcome)
+            self._callers.discard(self._engine.runtime.context())  # the thread may run other callbacks later
 
     async def _stop_leading(self) -> None:
         """Stop the work: call `on_lost`, and wait until `on_elected` has ended, for one ttl at most."""
@@ -205,8 +208,9 @@ class Term(Leading):
             return  # the thread that ends the term is the parent's, or waits for this one
         event = self._engine.runtime.event()
         self._waiters.append(event)
+        self._ends_by = min(self._ends_by, self._engine.runtime.now() + lease.ask.ttl)
         if not self._is_over:  # `_end` sets this first: none that is appended later waits
-            await event.wait(min(timeout, lease.ask.ttl))
+            await event.wait(max(min(timeout, self._ends_by - self._engine.runtime.now()), 0.0))
         if not self._is_over:
             log.warning(
                 "%s: the callbacks of the election %s have not ended after %.1f s: its lease expires %g s after the "
@@ -292,8 +296,7 @@ class Candidate(Generic[T]):
                 address = self._engine.store.address
                 log.log(level, "%s: campaign for %r failed (%s); retrying", address, self._name, reason(error, address))
             return False
-        if isinstance(outcome, Busy):  # withdrawn
-            return False
+        assert not isinstance(outcome, Busy)  # it waits without limit; a campaign that is withdrawn raises
         term._begin()
         if not self.is_active:
             term._resign()
@@ -312,7 +315,7 @@ class Candidate(Generic[T]):
         if term is None:
             return
         if not term._has_begun:
-            await self._engine.withdraw(term._claim)
+            await self._engine.withdraw(term._claim, timeout)
             return
         with suppress(LockLostError, StoreError):
             await term._resign_and_wait(timeout)
@@ -364,9 +367,9 @@ class CandidateElection(BaseElection[T]):
                 if self._candidate is not None:
                     return
                 self._candidate = candidate
-            self._running.add(self._stop)
-            if self._leave_at_exit:
-                atexit.register(self._exit)
+                self._running.add(self._stop)
+                if self._leave_at_exit:
+                    atexit.register(self._exit)
             work = partial(self._run, candidate)
             self._engine.runtime.spawn(work, "lockstead-candidate", partial(self._forget, candidate))
         except BaseException:  # no thread can be started, or an interrupt

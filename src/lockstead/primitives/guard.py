@@ -66,10 +66,6 @@ class Guard(Generic[H]):
         self._check_named()
         return self._plan if timeout is None else self._plan.within(timeout)
 
-    def _plan_block(self) -> Plan:
-        self._check_named()
-        return self._plan
-
     def _check_named(self) -> None:
         if self._names_calls:
             msg = f"{self!r} takes its name from each call: use it as a decorator only"
