@@ -415,14 +415,17 @@ class Keeper:
         standings = await self.store.renew(renewals, timeout)
         now = self.runtime.now()
         lost: list[tuple[Lease, str]] = []
+        wakes_at = inf
         with self.mutex:
             for lease, renewal, standing in zip(leases, renewals, standings, strict=True):
                 loss = lease.apply(standing, sent, renewal.ttl, now, self._pace)
                 if loss is not None:
                     lost.append((lease, loss))
+                elif lease.due is None or lease.due < wakes_at:  # mostly not: they were sent together
+                    wakes_at = min(wakes_at, lease.wakes_keeper_at())
         for lease, loss in lost:
             self.lose(lease, loss)
-        self._schedule(min(map(Lease.wakes_keeper_at, leases)))
+        self._schedule(wakes_at)
         if self._outages.outage is not None:
             pairs = zip(leases, standings, strict=True)
             answered = [lease for lease, standing in pairs if standing.state is not PlaceState.UNKNOWN]

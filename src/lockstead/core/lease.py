@@ -56,6 +56,9 @@ JOINING, WAITING, HELD, LOST, RELEASING, GONE, INHERITED = LeaseState
 """Module-level names: Python 3.11 takes 40 ns to look up a member of an enum, 15 of them in a pair."""
 
 
+PLACE_HELD = PlaceState.HELD
+
+
 class Claim:
     """What keeps leases renewed: the user's handle. A lease whose claim was garbage-collected is not renewed."""
 
@@ -168,10 +171,16 @@ class Lease:
         """
         if is_join:
             self.joins_in_doubt -= 1
+        is_held = standing.state is PLACE_HELD
         if self.state is HELD:
-            return self._apply_held(standing.state, sent, duration, now, pace)
-        if self.state is JOINING or self.state is WAITING:
-            if standing.state is PlaceState.HELD:
+            if not is_held:
+                return self._apply_to_held(standing.state, sent, now)
+            if now < self.trusted_until:  # else a late join may have made another place since
+                self._trust(sent, duration, pace)
+                if self.suspected_at >= sent:  # the answer may be older than the suspicion
+                    self.due, self.slack = now, 0.0
+        elif self.state is JOINING or self.state is WAITING:
+            if is_held:
                 self.state = HELD
                 self.ticket = standing.ticket
                 self.granted_at = now
@@ -185,13 +194,8 @@ class Lease:
                 self.retry_soon(now)
         return None
 
-    def _apply_held(self, answer: PlaceState, sent: float, duration: float, now: float, pace: float) -> str | None:
-        if answer is PlaceState.HELD:
-            if now < self.trusted_until:  # else a late join may have made another place since
-                self._trust(sent, duration, pace)
-                if self.suspected_at >= sent:  # the answer may be older than the suspicion
-                    self.due, self.slack = now, 0.0
-            return None
+    def _apply_to_held(self, answer: PlaceState, sent: float, now: float) -> str | None:
+        """Return why a lease that is held is lost by another answer than that it is, if it is."""
         if answer is PlaceState.GONE:
             return PLACE_GONE
         if answer is PlaceState.WAITING and self.granted_at is not None and sent > self.granted_at:
