@@ -6,7 +6,7 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Never, ParamSpec, TypeVar
 
 from lockstead.asynchronous.handle import AsyncHeld
 from lockstead.core.checks import Seconds
@@ -14,6 +14,7 @@ from lockstead.core.refusals import Busy
 from lockstead.primitives.callables import check_coroutine
 from lockstead.primitives.guard import Guard
 from lockstead.primitives.handle import acquired, acquired_unless_busy
+from lockstead.primitives.options import unknown_option
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,21 +27,27 @@ class AsyncLockGuard(Guard[H]):
     Every block and every call acquires it anew; tasks may share a guard.
     """
 
-    async def acquire(self, timeout: Seconds | None = None) -> H:
+    async def acquire(self, timeout: Seconds | None = None, **unknown: Never) -> H:
         """Acquire it, waiting in the queue while it is not free; return the handle.
 
         It is renewed until `release`, of the guard or of the handle. `timeout`: how long to wait, 0 does not wait; None
         uses the guard's. Raises LockAcquisitionError after that.
         """
-        handle = await acquired(self._new(self._engine), self._plan_within(timeout))
-        self._add_acquired(asyncio.current_task(), handle)
+        if unknown:
+            raise unknown_option(self.acquire, unknown)
+        plan = self._plan_within(timeout)
+        self._forget_ended()
+        handle = await acquired(self._new(self._engine), plan)
+        self._acquired.append((asyncio.current_task(), handle))
         return handle
 
     async def try_acquire(self) -> H | None:
         """Acquire it if it is free, else return None. Never waits for a holder."""
-        handle = await acquired_unless_busy(self._new(self._engine), self._plan_within(0))
+        plan = self._plan_within(0)
+        self._forget_ended()
+        handle = await acquired_unless_busy(self._new(self._engine), plan)
         if handle is not None:
-            self._add_acquired(asyncio.current_task(), handle)
+            self._acquired.append((asyncio.current_task(), handle))
         return handle
 
     async def release(self) -> None:
@@ -48,7 +55,9 @@ class AsyncLockGuard(Guard[H]):
 
         Raises InvalidLockError if nothing is held, and whatever the handle's `release` raises.
         """
-        await self._take_acquired(asyncio.current_task()).release()
+        taken: list[H] = []
+        self._take_acquired(asyncio.current_task(), taken)
+        await taken[0].release()
 
     async def __aenter__(self) -> H:
         if self._names_calls:

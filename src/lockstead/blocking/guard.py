@@ -6,7 +6,7 @@ import functools
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Never, ParamSpec, TypeVar
 
 from lockstead.blocking.handle import Held
 from lockstead.core.checks import Seconds
@@ -16,6 +16,7 @@ from lockstead.errors import LockError, LockLostError, StoreError
 from lockstead.primitives.callables import check_plain
 from lockstead.primitives.guard import Entry, Guard
 from lockstead.primitives.handle import acquired, acquired_unless_busy
+from lockstead.primitives.options import unknown_option
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,21 +29,37 @@ class LockGuard(Guard[H]):
     Every block and every call acquires it anew; threads may share a guard.
     """
 
-    def acquire(self, timeout: Seconds | None = None) -> H:
+    def acquire(self, timeout: Seconds | None = None, **unknown: Never) -> H:
         """Acquire it, waiting in the queue while it is not free; return the handle.
 
         It is renewed until `release`, of the guard or of the handle. `timeout`: how long to wait, 0 does not wait; None
         uses the guard's. Raises LockAcquisitionError after that.
         """
-        handle = drive(acquired(self._new(self._engine), self._plan_within(timeout)))
-        self._add_acquired(threading.get_ident(), handle)
-        return handle
+        if unknown:
+            raise unknown_option(self.acquire, unknown)
+        plan = self._plan_within(timeout)
+        self._forget_ended()
+        entry: Entry[H] = (threading.get_ident(), self._new(self._engine))
+        try:
+            drive(acquired(entry[1], plan))
+            self._acquired.append(entry)
+        except BaseException:
+            self._abandon(entry)
+            raise
+        return entry[1]
 
     def try_acquire(self) -> H | None:
         """Acquire it if it is free, else return None. Never waits for a holder."""
-        handle = drive(acquired_unless_busy(self._new(self._engine), self._plan_within(0)))
-        if handle is not None:
-            self._add_acquired(threading.get_ident(), handle)
+        plan = self._plan_within(0)
+        self._forget_ended()
+        entry: Entry[H] = (threading.get_ident(), self._new(self._engine))
+        try:
+            handle = drive(acquired_unless_busy(entry[1], plan))
+            if handle is not None:
+                self._acquired.append(entry)
+        except BaseException:
+            self._abandon(entry)
+            raise
         return handle
 
     def release(self) -> None:
@@ -50,7 +67,22 @@ class LockGuard(Guard[H]):
 
         Raises InvalidLockError if nothing is held, and whatever the handle's `release` raises.
         """
-        self._take_acquired(threading.get_ident()).release()
+        taken: list[H] = []
+        try:
+            self._take_acquired(threading.get_ident(), taken)
+            taken[0].release()
+        except LockError:
+            raise
+        except BaseException:  # an interrupt before the release had begun
+            for handle in taken:
+                handle._abandon()
+            raise
+
+    def _abandon(self, entry: Entry[H]) -> None:
+        """Release what an interrupted call has acquired."""
+        if entry in self._acquired:
+            self._acquired.remove(entry)
+        entry[1]._abandon()
 
     def __enter__(self) -> H:
         if self._names_calls:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from lockstead.core.checks import Seconds
@@ -32,23 +31,29 @@ class Guard(Generic[H]):
         self._acquired: list[Entry[H]] = []
         """What was acquired by hand: kept here, so that it is renewed until its release."""
 
-    def _add_acquired(self, context: Hashable, handle: H) -> None:
+    def _forget_ended(self) -> None:
+        """Keep no handle that was released by itself, or is lost."""
         for entry in list(self._acquired):
-            if entry[1]._released:  # by the handle itself
+            if not entry[1].is_held:
                 _discard(self._acquired, entry)
-        self._acquired.append((context, handle))
 
-    def _take_acquired(self, context: Hashable) -> H:
-        """Return what this thread or task acquired by hand last; else what another acquired first.
+    def _take_acquired(self, context: Hashable, taken: list[H]) -> None:
+        """Take what this thread or task acquired by hand last; else what another acquired first, and still holds.
 
+        It is added to `taken` before it is removed: an interrupt may come in between.
         Raises InvalidLockError if there is none.
         """
-        while (entry := _find(self._acquired, context)) is not None:
-            _discard(self._acquired, entry)
-            if not entry[1]._released:
-                return entry[1]
-        msg = f"{self!r} is not held: acquire it first"
-        raise InvalidLockError(msg, name=self._plan.asks[0].name)
+        while True:
+            entries = [entry for entry in list(self._acquired) if not entry[1]._released]
+            own = [entry for entry in entries if entry[0] == context]
+            entry = own[-1] if own else next((entry for entry in entries if entry[1].is_held), None)
+            if entry is None:
+                msg = f"{self!r} is not held: acquire it first"
+                raise InvalidLockError(msg, name=self._plan.asks[0].name)
+            taken.append(entry[1])
+            if _discard(self._acquired, entry):
+                return
+            taken.pop()  # another thread was first
 
     def _open_block(self, context: Hashable) -> Entry[H]:
         """Return the block of this thread or task that ends now.
@@ -89,6 +94,10 @@ def _find(entries: Sequence[Entry[H]], context: Hashable) -> Entry[H] | None:
     return own or next(iter(found), None)
 
 
-def _discard(entries: list[Entry[H]], entry: Entry[H]) -> None:
-    with suppress(ValueError):  # another thread has removed it
+def _discard(entries: list[Entry[H]], entry: Entry[H]) -> bool:
+    """Remove an entry; False if another thread has done so."""
+    try:
         entries.remove(entry)
+    except ValueError:
+        return False
+    return True

@@ -23,6 +23,7 @@ from lockstead import (
     LockHandle,
     LockLostError,
     StoreError,
+    UnknownOptionError,
 )
 from lockstead.core.lease import LeaseState
 from lockstead.core.model import Ask, PlaceState, Refusal, Standing
@@ -432,3 +433,45 @@ def test_a_place_that_was_lost_while_waiting_is_not_counted_among_what_is_held(
     assert len(handle._claim.leases) == 1
     handle.release()
     assert not locks.is_locked("x")
+
+
+def test_a_guard_releases_what_is_held_and_not_what_another_thread_has_lost(
+    locks: DistributedLock, server: MemoryServer
+) -> None:
+    lock, other = locks.lock("x"), DistributedLock(MemoryStore(ThreadRuntime(), server))
+
+    def acquire_and_lose() -> None:
+        handle = lock.acquire()
+        other.force_release("x")
+        with pytest.raises(LockLostError):
+            handle.extend(30)
+
+    for _ in range(3):
+        in_thread = threading.Thread(target=acquire_and_lose)
+        in_thread.start()
+        in_thread.join()
+    assert len(lock._acquired) == 1, "what is lost is not kept"
+    lock.acquire()
+    in_thread = threading.Thread(target=lock.release)
+    in_thread.start()
+    in_thread.join()
+    assert not locks.is_locked("x")
+
+
+def test_each_release_of_a_guard_by_other_threads_releases_another_acquisition(locks: DistributedLock) -> None:
+    permits = locks.semaphore("s", 8)
+    for _ in range(8):
+        permits.acquire()
+    threads = [threading.Thread(target=permits.release) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not locks.is_locked("s")
+
+
+def test_a_wrong_option_of_a_guard_names_the_right_one(locks: DistributedLock) -> None:
+    with pytest.raises(
+        UnknownOptionError, match=r"acquire\(\) has no option 'blocking_timeout': did you mean 'timeout'"
+    ):
+        locks.lock("x").acquire(blocking_timeout=5)  # type: ignore[arg-type]
