@@ -84,7 +84,7 @@ class ThreadRuntime:
         if threading.Lock is not self._lock_type:
             self.bind()
         step = nesting.here.__dict__.get("step")  # as in `is_nested`, without a call
-        if mutex._is_owned() or (step is not None and step.locked()):  # type: ignore[attr-defined]  # noqa: SLF001
+        if mutex._is_owned() or (step is not None and step.locked()):  # type: ignore[attr-defined]  # noqa: SLF001 (as above)
             raise NestedCallError(NESTED)
 
     def __init__(self) -> None:
