@@ -31,7 +31,7 @@ from lockstead.primitives.options import check_retry, unknown_client_option, unk
 from lockstead.primitives.plans import Defaults
 from lockstead.primitives.rate_limit import rate
 from lockstead.runtimes.threads import ThreadRuntime
-from lockstead.stores.registry import Source, open_store
+from lockstead.stores.registry import Default, Source, open_store
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,7 +40,7 @@ T = TypeVar("T")
 class DistributedLock:
     """Distributed locks by name, for threads.
 
-    store: a URL, a client object of a driver, or a store; without it LOCKSTEAD_URL, or else the user's own SQLite file.
+    store: a URL, a client object of a driver, or a store; left out: LOCKSTEAD_URL, else the user's own SQLite file.
     ttl: the default lease duration, in seconds or as a timedelta: how long locks stay held if this process dies.
     retry: how to retry when the store does not answer; None: `RetryPolicy()`.
 
@@ -68,7 +68,7 @@ class DistributedLock:
 
     def __init__(
         self,
-        store: Source | None = None,
+        store: Source | Default = Default.STORE,
         *,
         ttl: Seconds = 30.0,
         retry: RetryPolicy | None = None,

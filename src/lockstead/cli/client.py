@@ -6,7 +6,7 @@ import os
 
 from lockstead.blocking import DistributedLock
 from lockstead.cli.outcome import Exit, Failure
-from lockstead.stores.registry import redact
+from lockstead.stores.registry import Default, redact
 
 
 def open_client(url: str | None, ttl: float = 30.0) -> DistributedLock:
@@ -18,4 +18,4 @@ def open_client(url: str | None, ttl: float = 30.0) -> DistributedLock:
     if chosen.startswith("memory:"):
         msg = f"{redact(chosen)} exists inside one process only, which no other can reach: choose sqlite:// or a server"
         raise Failure(Exit.BAD_INPUT, msg)
-    return DistributedLock(url, ttl=ttl)
+    return DistributedLock(Default.STORE if url is None else url, ttl=ttl)

@@ -57,7 +57,9 @@ def build_parser() -> ArgumentParser:
             name, help=summary, description=description, epilog=f"example:\n  {example}", usage=usage, **style
         )
         subcommand.add_argument(
-            "--url", help="the store; default: $LOCKSTEAD_URL, else your own SQLite file (shared on this machine only)"
+            "--url",
+            type=_url,
+            help="the store; default: $LOCKSTEAD_URL, else your own SQLite file (shared on this machine only)",
         )
         subcommand.add_argument(
             "--json", action="store_true", help="print results as JSON, and errors as one JSON object on stderr"
@@ -185,6 +187,13 @@ def build_parser() -> ArgumentParser:
     )
     demo.add_argument("--workers", type=int, default=4, metavar="N", help="how many processes, 4 to 12 (default: 4)")
     return parser
+
+
+def _url(text: str) -> str:
+    if not text:
+        msg = "it is empty: is the variable set that it is read from? Leave --url out for the default store"
+        raise argparse.ArgumentTypeError(msg)
+    return text
 
 
 def _add_lease_options(subcommand: ArgumentParser) -> None:

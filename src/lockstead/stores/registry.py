@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from enum import Enum
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -75,6 +76,16 @@ Source = (
 )
 """What a client is made from. Only the address and the credentials of a driver's object are used, not the object."""
 
+
+class Default(Enum):
+    """What stands for a source that was not given: None may be an environment variable that is not set."""
+
+    STORE = "the store of LOCKSTEAD_URL, else the user's own SQLite file"
+
+    def __repr__(self) -> str:
+        return f"<{self.value}>"
+
+
 Opener = Callable[..., Store]
 """Opens a third-party store: `opener(url, runtime, **options)`."""
 _registered: dict[str, Opener] = {}
@@ -93,19 +104,21 @@ def register(scheme: str, opener: Opener) -> None:
     _registered[scheme] = opener
 
 
-def open_store(source: Source | None, runtime: Runtime, **options: Any) -> Store:
+def open_store(source: Source | Default, runtime: Runtime, **options: Any) -> Store:
     """Open the store of a URL, of a client object (of redis-py, for example), or of several of them for Redlock.
 
-    A store is returned as it is. Without a source, the store of LOCKSTEAD_URL is opened, else the user's own SQLite
-    file. Nothing is connected yet: the first request fails if the server is down.
+    A store is returned as it is. `Default.STORE` is the store of LOCKSTEAD_URL, else the user's own SQLite file.
+    Nothing is connected yet: the first request fails if the server is down. Raises InvalidInputError for None and "".
     """
     if isinstance(source, Store):
         if options:
             msg = f"{', '.join(options)}: give this to the store itself, which is open already"
             raise UnknownOptionError(msg, option=next(iter(options)))
         return source
-    if source is None or source == "":
+    if source is Default.STORE:
         source = os.environ.get("LOCKSTEAD_URL") or "sqlite://"
+    elif source is None or source == "":
+        raise InvalidInputError(_not_given(source))
     if not isinstance(source, str):
         return _open_by_object(source, runtime, options)
     scheme = source.partition(":")[0].lower()
@@ -119,6 +132,14 @@ def open_store(source: Source | None, runtime: Runtime, **options: Any) -> Store
         msg = f"{', '.join(options)}: {scheme}:// takes no such option"
         raise UnknownOptionError(msg, option=next(iter(options)))
     return _open_embedded(source, scheme, runtime)
+
+
+def _not_given(source: object) -> str:
+    return (
+        f"store is {source!r}: is the environment variable set that it is read from? On the user's own SQLite file, "
+        "which would be used instead, only processes of this machine share locks. For that file, leave the argument "
+        "out, or write 'sqlite://'"
+    )
 
 
 def _open_by_object(source: object, runtime: Runtime, options: dict[str, Any]) -> Store:

@@ -195,3 +195,10 @@ def test_on_postgres_the_session_of_a_holder_is_shown(lockstead: Lockstead, leas
     assert header.split()[-3:] == ["PID", "APPLICATION", "ADDRESS"]
     assert any(name in line and line.split()[-2:] == ["biller", "127.0.0.1"] for line in lines)
     assert "'biller' from 127.0.0.1" in shown
+
+
+@pytest.mark.parametrize("subcommand", ["ls", "doctor", "demo", "migrate"])
+def test_an_empty_url_is_refused(lockstead: Lockstead, subcommand: str) -> None:
+    finished = lockstead(subcommand, "--url", "")
+    assert finished.returncode == 2
+    assert "argument --url: it is empty" in finished.stderr
