@@ -122,6 +122,7 @@ MODULES = [
         (
             ("keys, for asyncio.", "keys, for threads."),
             ("value = await function()", "value = returned(await function())"),
+            ("return await function(*args, **kwargs)", "return returned(await function(*args, **kwargs))"),
             ("import check_async_work, check_coroutine\n", "import check_plain, check_work, returned\n"),
         ),
     ),

@@ -13,7 +13,7 @@ from lockstead.core.checks import Seconds
 from lockstead.core.refusals import Busy
 from lockstead.core.runtime import drive
 from lockstead.errors import LockError, LockLostError, StoreError
-from lockstead.primitives.callables import check_plain
+from lockstead.primitives.callables import check_plain, returned
 from lockstead.primitives.guard import Entry, Guard
 from lockstead.primitives.handle import acquired, acquired_unless_busy
 from lockstead.primitives.options import unknown_option
@@ -137,6 +137,6 @@ class LockGuard(Guard[H]):
         @functools.wraps(function)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
             with drive(acquired(self._new(self._engine), plan_call(*args, **kwargs), is_scoped=True)):
-                return function(*args, **kwargs)
+                return returned(function(*args, **kwargs))
 
         return guarded

@@ -45,7 +45,7 @@ class Singleton(Guard[LockHandle]):
             if handle is None:
                 return None
             with handle:
-                return function(*args, **kwargs)
+                return returned(function(*args, **kwargs))
 
         return alone
 

@@ -188,6 +188,19 @@ def test_decorating_a_generator_a_coroutine_or_a_class_is_refused(
             decorator(function)
 
 
+def test_a_decorated_wrapper_of_a_coroutine_function_is_refused_when_it_is_called(locks: DistributedLock) -> None:
+    async def work() -> None:
+        raise AssertionError
+
+    def logged() -> Any:  # as a decorator for plain functions makes of a coroutine function
+        return work()
+
+    for decorator in (locks.locked("x"), locks.singleton("x", at_most=60), locks.once("x", 60)):
+        with pytest.raises(InvalidInputError, match=r"returned a coroutine, .*work, .* use AsyncDistributedLock"):
+            decorator(logged)()
+        assert not locks.is_locked("x")
+
+
 def test_partials_and_callable_objects_are_decorated(locks: DistributedLock) -> None:
     class Job:
         def __call__(self, number: int) -> str:
