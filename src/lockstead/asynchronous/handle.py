@@ -63,7 +63,7 @@ class AsyncHeld(Handle):
 
     def _enter_body(self) -> None:
         """Have the running task cancelled if the lock is lost."""
-        self._body = body = asyncio.current_task()
+        self._body = self._claim.opened_by = body = asyncio.current_task()
         if body is not None:
             self._cancelling = body.cancelling()
             if self._claim.outer is not None:  # the lease's own claim is that of another handle

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
+from inspect import CO_GENERATOR
 from types import TracebackType
 from typing import Never, ParamSpec, TypeVar
 
@@ -94,6 +96,8 @@ class LockGuard(Guard[H]):
             busy = outcome if isinstance(outcome, Busy) else None  # here: an interrupt may come after each call
             if busy is None:
                 self._entered.append(entry)
+                if not sys._getframe(1).f_code.co_flags & CO_GENERATOR:
+                    handle._claim.opened_by = entry[0]
         except BaseException:  # for a block that was not entered, Python calls no exit
             if entry in self._entered:
                 self._entered.remove(entry)

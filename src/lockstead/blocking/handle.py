@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from inspect import CO_GENERATOR
 from types import TracebackType
 from typing import Self
 
@@ -54,6 +56,8 @@ class Held(Handle):
 
     def __enter__(self) -> Self:
         self._enter_block()
+        if not sys._getframe(1).f_code.co_flags & CO_GENERATOR:
+            self._claim.opened_by = threading.get_ident()
         return self
 
     def __exit__(

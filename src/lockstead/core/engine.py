@@ -78,7 +78,7 @@ class Engine:
                 return outcome
             late_grants += isinstance(outcome, Missed) and outcome.was_granted
             can_wait = is_patient and late_grants <= retry.max_retries
-            if not can_wait or not await self._may_try_again(outcome, attempts, deadline, retry):
+            if not can_wait or not await self._may_try_again(ask, outcome, attempts, deadline, retry):
                 if isinstance(outcome, Missed) and outcome.was_granted:
                     raise too_slow(ask, attempts, self._waited(began, since))
                 refusal = Refusal(outcome.holder) if isinstance(outcome, Missed) else outcome
@@ -125,6 +125,7 @@ class Engine:
         """Wait until the place holds or is gone (None), or the deadline has passed."""
         ask = lease.ask
         polls = 0
+        self.reentrance.check_wait(ask, lease.holder, deadline)
         while lease.state is WAITING:
             self._check_wanted(lease)
             now = self.runtime.now()
@@ -197,7 +198,7 @@ class Engine:
         return refusal
 
     async def _may_try_again(
-        self, outcome: Refusal | Missed, attempts: int, deadline: float, retry: RetryPolicy
+        self, ask: Ask, outcome: Refusal | Missed, attempts: int, deadline: float, retry: RetryPolicy
     ) -> bool:
         """Return whether to join once more, after a pause on a store that has no line to wait in."""
         left = deadline - self.runtime.now()
@@ -205,6 +206,7 @@ class Engine:
             return left > 0
         if self._has_line or left <= 0:
             return False
+        self.reentrance.check_wait(ask, outcome.holder, deadline)
         await self.runtime.sleep(min(retry.pause(attempts - 1, self.runtime.random()), outcome.recheck, left))
         return True
 

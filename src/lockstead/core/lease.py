@@ -66,6 +66,8 @@ class Claim:
     """An acquisition that still waits under this claim must end."""
     is_scoped = False
     """It belongs to a block: once it is collected the block has been left, so its leases are released at once."""
+    opened_by: Hashable = None
+    """The thread or task that has opened the block, and ends it before it does anything that comes after."""
     outer: Claim | None = None
     """The claim of a re-entered lease."""
     on_lost: Callable[[], None] | None = None

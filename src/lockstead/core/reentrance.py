@@ -9,9 +9,9 @@ from collections.abc import Hashable
 from weakref import WeakValueDictionary
 
 from lockstead.core.keeper import Keeper
-from lockstead.core.lease import Claim, Lease
+from lockstead.core.lease import HELD, Claim, Lease
 from lockstead.core.model import Ask, Refusal
-from lockstead.core.refusals import Busy, mismatch
+from lockstead.core.refusals import Busy, held_by_itself, mismatch
 
 
 class Reentrance:
@@ -48,6 +48,20 @@ class Reentrance:
             )
             return Busy(ask, Refusal(lease.ask.owner), 1, 0.0, why)
         return lease
+
+    def check_wait(self, ask: Ask, holder: str, deadline: float) -> None:
+        """Raise LockAcquisitionError if the wait is surely in vain: only the thread or task that waits could end it.
+
+        Not promised: that every such wait is found. The owner at the head of the line is looked at, no other; and a
+        handle, or a block that a generator opened, may be released by another thread or task.
+        """
+        held = self._keeper.leases.get(holder)
+        if held is None or held.state is not HELD or held.ask.weight + ask.weight <= ask.capacity:
+            return
+        ends_by_itself = deadline <= held.trusted_until or held.renew_until < deadline
+        claim = held.claim() if held.claim is not None else None
+        if claim is not None and not ends_by_itself and self._runtime.must_release(claim.opened_by):
+            raise held_by_itself(ask, held.ask)
 
     def enter(self, lease: Lease, claim: Claim) -> bool:
         """Count one more claim; False if the lease has lost its first one."""

@@ -62,6 +62,13 @@ def too_slow(ask: Ask, attempts: int, waited: float) -> LockAcquisitionError:
     return not_acquired(ask, attempts, waited, why)
 
 
+def held_by_itself(ask: Ask, held: Ask) -> LockAcquisitionError:
+    """Explain that a thread or task would wait for its own release."""
+    or_reenter = ", or acquire it both times with reentrant=True" if held.weight >= ask.weight else ""
+    why = f"this thread or task holds it itself, and would wait for its own release: release it first{or_reenter}"
+    return not_acquired(ask, 1, 0.0, why, held.owner.rpartition("/")[0])
+
+
 def overloaded(ask: Ask, attempts: int, waited: float) -> LockAcquisitionError:
     """Explain that the timeout passed while the store answered other requests; the place is released later."""
     why = (

@@ -77,6 +77,13 @@ class Runtime(Protocol):
         """Identify the running thread or task."""
         ...
 
+    def must_release(self, opened_by: Hashable) -> bool:
+        """Return whether a lease of this client cannot be released while the running thread or task waits.
+
+        That is so if it opened the lease's block, or if there is no other thread.
+        """
+        ...
+
     def spawn(
         self, work: Callable[[], Coroutine[Any, Any, None]], name: str, if_cancelled: Callable[[], None] | None = None
     ) -> None:

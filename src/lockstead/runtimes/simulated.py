@@ -252,6 +252,9 @@ class SimulatedRuntime:
     def context(self) -> Hashable:
         return self._process.current
 
+    def must_release(self, opened_by: Hashable) -> bool:
+        return opened_by is not None and opened_by == self._process.current
+
     def spawn(
         self, work: Callable[[], Coroutine[Any, Any, None]], name: str, if_cancelled: Callable[[], None] | None = None
     ) -> None:

@@ -22,9 +22,12 @@ from lockstead.core.runtime import NESTED, Event
 from lockstead.errors import NestedCallError, UnsupportedError
 from lockstead.runtimes import clock, nesting
 from lockstead.runtimes.gather import ThreadGathering
-from lockstead.runtimes.workers import Workers, start
+from lockstead.runtimes.workers import IDLE_NAME, Workers, start
 
 T = TypeVar("T")
+
+WITHOUT_CALLBACKS = {IDLE_NAME, "lockstead-keeper", "lockstead-notify", "lockstead-renewal"}
+"""The threads of ours that never call a function of the user, which might release something."""
 
 
 class _ThreadEvent:
@@ -112,6 +115,15 @@ class ThreadRuntime:
         except AttributeError:
             token = self._here.token = object()
         return token
+
+    def must_release(self, opened_by: Hashable) -> bool:
+        here = threading.get_ident()
+        if opened_by == here:
+            return True
+        if "gevent.monkey" in sys.modules:  # there may be greenlets that nothing lists
+            return False
+        own = {thread.ident for thread in threading.enumerate() if thread.name in WITHOUT_CALLBACKS}
+        return not sys._current_frames().keys() - own - {here}  # noqa: SLF001 (it also has threads that C code started)
 
     def spawn(
         self, work: Callable[[], Coroutine[Any, Any, None]], name: str, if_cancelled: Callable[[], None] | None = None
