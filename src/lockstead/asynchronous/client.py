@@ -26,10 +26,11 @@ from lockstead.primitives.identity import new_holder_id
 from lockstead.primitives.info import LockInfo
 from lockstead.primitives.naming import Naming, check_name_list, static_name
 from lockstead.primitives.options import check_retry, unknown_client_option, unknown_option
+from lockstead.primitives.pickling import recipe
 from lockstead.primitives.plans import Defaults
 from lockstead.primitives.rate_limit import rate
 from lockstead.runtimes.aio import AsyncRuntime
-from lockstead.stores.registry import Default, Source, open_store
+from lockstead.stores.registry import Default, Source, open_store, resolved
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -74,8 +75,10 @@ class AsyncDistributedLock:
         policy = RetryPolicy() if retry is None else check_retry(retry)
         self._defaults = Defaults(check_ttl(ttl), policy, check_async_callback)
         self._owns_store = not isinstance(store, Store)
+        self._source = resolved(store)
+        self._options = {"ttl": ttl, "retry": retry, **store_options}
         try:
-            opened = open_store(store, AsyncRuntime(), **store_options)
+            opened = open_store(self._source, AsyncRuntime(), **store_options)
         except UnknownOptionError as refusal:
             raise unknown_client_option(AsyncDistributedLock, refusal) from None
         if not isinstance(opened.runtime, AsyncRuntime):
@@ -684,6 +687,10 @@ class AsyncDistributedLock:
         finally:
             if self._owns_store:
                 await self._engine.store.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle how to make another client of the same store, which holds nothing. The URL may hold a password."""
+        return recipe(self, self._source, self._engine.store, self._options)
 
     async def __aenter__(self) -> Self:
         return self

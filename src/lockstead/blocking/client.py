@@ -28,10 +28,11 @@ from lockstead.primitives.identity import new_holder_id
 from lockstead.primitives.info import LockInfo
 from lockstead.primitives.naming import Naming, check_name_list, static_name
 from lockstead.primitives.options import check_retry, unknown_client_option, unknown_option
+from lockstead.primitives.pickling import recipe
 from lockstead.primitives.plans import Defaults
 from lockstead.primitives.rate_limit import rate
 from lockstead.runtimes.threads import ThreadRuntime
-from lockstead.stores.registry import Default, Source, open_store
+from lockstead.stores.registry import Default, Source, open_store, resolved
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -77,8 +78,10 @@ class DistributedLock:
         policy = RetryPolicy() if retry is None else check_retry(retry)
         self._defaults = Defaults(check_ttl(ttl), policy, check_callback)
         self._owns_store = not isinstance(store, Store)
+        self._source = resolved(store)
+        self._options = {"ttl": ttl, "retry": retry, **store_options}
         try:
-            opened = open_store(store, ThreadRuntime(), **store_options)
+            opened = open_store(self._source, ThreadRuntime(), **store_options)
         except UnknownOptionError as refusal:
             raise unknown_client_option(DistributedLock, refusal) from None
         if not isinstance(opened.runtime, ThreadRuntime):
@@ -691,6 +694,10 @@ class DistributedLock:
         finally:
             if self._owns_store:
                 drive(self._engine.store.close())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle how to make another client of the same store, which holds nothing. The URL may hold a password."""
+        return recipe(self, self._source, self._engine.store, self._options)
 
     def __enter__(self) -> Self:
         return self

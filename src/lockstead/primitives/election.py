@@ -27,6 +27,7 @@ from lockstead.core.refusals import Busy
 from lockstead.errors import InvalidInputError, StoreError
 from lockstead.primitives import info
 from lockstead.primitives.handle import Single, acquired
+from lockstead.primitives.pickling import NotPickled
 from lockstead.primitives.plans import Defaults, Plan, plan
 
 Seen = tuple[str, int] | None
@@ -83,7 +84,7 @@ class Leading(Single):
 L = TypeVar("L", bound=Leading)
 
 
-class BaseElection(Generic[L]):
+class BaseElection(NotPickled, Generic[L]):
     """An election from the view of one client."""
 
     def __init__(self, engine: Engine, new: Callable[[Engine], L], plan: Plan) -> None:

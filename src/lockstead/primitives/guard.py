@@ -10,6 +10,7 @@ from lockstead.core.engine import Engine
 from lockstead.errors import InvalidInputError, InvalidLockError
 from lockstead.primitives.handle import Handle
 from lockstead.primitives.naming import Naming, is_per_call, name_for_calls
+from lockstead.primitives.pickling import NotPickled
 from lockstead.primitives.plans import Plan
 
 H = TypeVar("H", bound=Handle)
@@ -17,7 +18,7 @@ Entry = tuple[Hashable, H]
 """The thread or task that acquired a handle, and the handle."""
 
 
-class Guard(Generic[H]):
+class Guard(NotPickled, Generic[H]):
     """Acquires a plan for a block, around every call of a function, or by hand. Threads and tasks may share a guard."""
 
     def __init__(self, plan: Plan, namings: Sequence[Naming], engine: Engine, new: Callable[[Engine], H]) -> None:

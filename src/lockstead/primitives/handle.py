@@ -15,6 +15,7 @@ from lockstead.core.multi_lock import acquire_all, release_all
 from lockstead.core.refusals import Busy
 from lockstead.core.store import Reserving
 from lockstead.errors import InvalidLockError, LockError, UnsupportedError
+from lockstead.primitives.pickling import NotPickled
 from lockstead.primitives.plans import Plan
 
 RESERVING_STORES = "use memory, SQLite, Redis or PostgreSQL (not advisory)"
@@ -23,9 +24,13 @@ RESERVING_STORES = "use memory, SQLite, Redis or PostgreSQL (not advisory)"
 H = TypeVar("H", bound="Handle")
 
 
-class Handle:
+class Handle(NotPickled):
     """One acquisition. Keep a reference while you hold the lock: a handle that is garbage-collected is not renewed."""
 
+    _instead = (
+        "the lock belongs to the client that holds it. Pass the name and the fence on, and let what is protected check "
+        "the fence; to hold the lock in another process, acquire it there"
+    )
     _released = False
     _watching: tuple[Callable[[], None], ...] = ()
 

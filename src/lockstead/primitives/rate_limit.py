@@ -19,6 +19,7 @@ from lockstead.core.store import RateLimiting
 from lockstead.core.timing import REQUEST_TIMEOUT
 from lockstead.errors import InvalidInputError, RateLimitError, StoreError, UnsupportedError
 from lockstead.primitives.naming import Naming, is_per_call, name_for_calls, static_name
+from lockstead.primitives.pickling import NotPickled
 
 MOST = 1_000_000
 """The largest limit and burst: that many costs add up with a rounding error well below `gcra.ROUNDING`."""
@@ -80,7 +81,7 @@ def rate(limit: int, per: Seconds, burst: int | None) -> Rate:
     return Rate(seconds / limit, burst)
 
 
-class Limiter:
+class Limiter(NotPickled):
     """A rate limit by name, shared by every client that uses the name. Many threads or tasks may use one limiter."""
 
     def __init__(self, engine: Engine, naming: Naming, rate: Rate, retry: RetryPolicy) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
 from typing import Any, Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from lockstead.core.runtime import Runtime
 from lockstead.core.store import Store
@@ -115,9 +115,8 @@ def open_store(source: Source | Default, runtime: Runtime, **options: Any) -> St
             msg = f"{', '.join(options)}: give this to the store itself, which is open already"
             raise UnknownOptionError(msg, option=next(iter(options)))
         return source
-    if source is Default.STORE:
-        source = os.environ.get("LOCKSTEAD_URL") or "sqlite://"
-    elif source is None or source == "":
+    source = resolved(source)
+    if source is None or source == "":
         raise InvalidInputError(_not_given(source))
     if not isinstance(source, str):
         return _open_by_object(source, runtime, options)
@@ -132,6 +131,25 @@ def open_store(source: Source | Default, runtime: Runtime, **options: Any) -> St
         msg = f"{', '.join(options)}: {scheme}:// takes no such option"
         raise UnknownOptionError(msg, option=next(iter(options)))
     return _open_embedded(source, scheme, runtime)
+
+
+def resolved(source: Source | Default) -> Source:
+    """Replace the default by its URL."""
+    return (os.environ.get("LOCKSTEAD_URL") or "sqlite://") if source is Default.STORE else source
+
+
+def portable_url(source: Source, store: Store) -> str:
+    """Return the URL of a store that was opened from that source, for any directory and environment.
+
+    Raises TypeError if no other process could open the store by a URL.
+    """
+    if not isinstance(source, str):
+        msg = f"it was made from a {type(source).__name__}, not from a URL; create a client in the other process"
+        raise TypeError(msg)
+    if isinstance(store, MemoryStore):
+        msg = "memory:// exists inside one process only; use sqlite:// or a server"
+        raise TypeError(msg)
+    return f"sqlite:///{quote(str(store.path))}" if isinstance(store, SqliteStore) else source
 
 
 def _not_given(source: object) -> str:
