@@ -53,7 +53,7 @@ def test_a_decorated_coroutine_function_makes_coroutines() -> None:
 
 def test_what_is_no_store_is_a_type_error() -> None:
     """Each `type: ignore` is needed, or mypy reports it as unused."""
-    with pytest.raises(InvalidInputError, match=r"a client is made from a URL.*redis-py.*psycopg.*SQLAlchemy.*got int"):
+    with pytest.raises(InvalidInputError, match=r"store must be a URL.*redis-py.*psycopg.*SQLAlchemy.*got int"):
         DistributedLock(42)  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="got dict"):
         DistributedLock({"host": "localhost"})  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from lockstead.core.store import Store
 from lockstead.errors import InvalidInputError, UnknownOptionError
 from lockstead.stores.memory import MemoryStore, shared_server
 from lockstead.stores.sqlite.store import SqliteStore
+from lockstead.stores.suggestions import suggestion
 
 REDIS_SCHEMES = (
     *("redis", "rediss", "valkey", "valkeys", "unix"),
@@ -121,6 +122,8 @@ def open_store(source: Source | Default, runtime: Runtime, **options: Any) -> St
     if not isinstance(source, str):
         return _open_by_object(source, runtime, options)
     scheme = source.partition(":")[0].lower()
+    if "://" not in source and scheme in SCHEMES:
+        raise _no_store(source)
     if scheme in POSTGRES_SCHEMES:
         return _open_postgres(source, runtime, options)
     if scheme in REDIS_SCHEMES:
@@ -139,15 +142,15 @@ def resolved(source: Source | Default) -> Source:
 
 
 def portable_url(source: Source, store: Store) -> str:
-    """Return the URL of a store that was opened from that source, for any directory and environment.
+    """Return the URL of a client's store that was opened from that source, for any directory and environment.
 
-    Raises TypeError if no other process could open the store by a URL.
+    Raises TypeError, as pickle does, if no other process could open the store by a URL.
     """
     if not isinstance(source, str):
-        msg = f"it was made from a {type(source).__name__}, not from a URL; create a client in the other process"
+        msg = f"this client cannot be pickled: it was made from a {type(source).__name__}, not from a URL"
         raise TypeError(msg)
     if isinstance(store, MemoryStore):
-        msg = "memory:// exists inside one process only; use sqlite:// or a server"
+        msg = "this client cannot be pickled: memory:// exists inside one process only; use sqlite:// or a server"
         raise TypeError(msg)
     return f"sqlite:///{quote(str(store.path))}" if isinstance(store, SqliteStore) else source
 
@@ -167,7 +170,9 @@ def _open_by_object(source: object, runtime: Runtime, options: dict[str, Any]) -
     for member in members:
         if not (hasattr(member, "connection_pool") or hasattr(member, "nodes_manager")):
             inside = "" if member is source else f" in a {type(source).__name__}"
-            msg = f"a client is made from {ACCEPTED}; got {type(member).__name__}{inside}"
+            if inside and isinstance(member, str):
+                inside += ": did you mean 'redlock://host1,host2,host3'?"
+            msg = f"store must be {ACCEPTED}; got {type(member).__name__}{inside}"
             raise InvalidInputError(msg)
     return _open_redis(source, runtime, options)
 
@@ -187,6 +192,9 @@ def _open_embedded(source: str, scheme: str, runtime: Runtime) -> Store:
     if parts.netloc:
         msg = f"{scheme}://…: a path needs three slashes (sqlite:///relative.db) or four (sqlite:////absolute.db)"
         raise InvalidInputError(msg)
+    if parts.path == "/:memory:":
+        msg = "sqlite:///:memory:: a lock in memory is memory://, which is shared by one process only"
+        raise InvalidInputError(msg)
     return SqliteStore(runtime, unquote(parts.path[1:]) or None)
 
 
@@ -199,9 +207,15 @@ def _opener_of(source: str, scheme: str) -> Opener:
     for entry in installed.select(name=scheme):
         opener: Opener = entry.load()
         return opener
-    schemes = (f"{scheme}://" for scheme in (*SCHEMES, *_registered, *sorted(installed.names)))
-    msg = f"{redact(source)}: no store has this scheme; there are {', '.join(schemes)}"
-    raise InvalidInputError(msg)
+    raise _no_store(source, tuple(sorted(installed.names)))
+
+
+def _no_store(source: str, installed: Sequence[str] = ()) -> InvalidInputError:
+    schemes = (*SCHEMES, *_registered, *installed)
+    problem = f"{redact(source)}: no store has this scheme" if "://" in source else "this text is not a URL"
+    hint = suggestion(source, schemes)
+    known = ", ".join(f"{scheme}://" for scheme in schemes)
+    return InvalidInputError(f"store: {problem}; {hint}{hint and ' '}there are {known}")
 
 
 def redact(url: str) -> str:

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from lockstead.core.checks import check_flag
 from lockstead.core.quoting import escaped
 from lockstead.errors import InvalidInputError, UnknownOptionError
 from lockstead.stores.postgres.table.schema import check_schema
@@ -72,6 +73,11 @@ class Options(NamedTuple):
         if unknown := set(given) - set(self._fields):
             msg = f"{', '.join(sorted(unknown))}: no such option; there are {', '.join(self._fields)}"
             raise UnknownOptionError(msg, option=min(unknown), accepted=self._fields)
+        for name in ("push", "advisory"):
+            check_flag(given.get(name, False), name)
+        if not isinstance(given.get("listen", ""), str):
+            msg = f"listen must be a URL, got {given['listen']!r:.80}"
+            raise InvalidInputError(msg)
         options = self._replace(**given)
         check_schema(options.schema)
         if options.pooler not in {"", "session"}:

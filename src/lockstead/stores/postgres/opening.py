@@ -29,6 +29,9 @@ def open_postgres(source: object, runtime: Runtime, options: Mapping[str, Any]) 
         return AdvisoryStore(runtime, address)
     subscriber = address
     if settings.listen:
+        if not settings.listen.partition("://")[0].lower().startswith("postgres"):
+            msg = "listen must be a URL that begins with postgresql://"
+            raise InvalidInputError(msg)
         subscriber, listen_settings = parse_url(settings.listen)
         subscriber = replace(subscriber, is_session_pooled=listen_settings.pooler == "session")
     return TableStore(runtime, address, schema=settings.schema, push=settings.push, subscriber=subscriber)

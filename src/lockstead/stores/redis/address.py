@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from lockstead.core.checks import check_flag
 from lockstead.core.quoting import escaped
 from lockstead.errors import InvalidInputError, UnknownOptionError
 from lockstead.stores.quorum.members import DEFAULT_NODE_TIMEOUT
@@ -100,6 +101,12 @@ class Options(NamedTuple):
         """Override the options of the URL by those given by name."""
         if unknown := set(given) - set(self._fields):
             raise UnknownOptionError(_no_such_option(unknown), option=min(unknown), accepted=self._fields)
+        for name in ("confirm_grants", "strict"):
+            check_flag(given.get(name, False), name)
+        node_timeout = given.get("node_timeout", self.node_timeout)
+        if isinstance(node_timeout, bool) or not isinstance(node_timeout, int | float):
+            msg = f"node_timeout must be a number of seconds, got {node_timeout!r:.80}"
+            raise InvalidInputError(msg)
         return self._replace(**given)
 
 
@@ -259,7 +266,15 @@ def _options(query: dict[str, str]) -> Options:
     }
     if unknown := set(query) - set(readers):
         raise ValueError(_no_such_option(unknown))
-    return Options(**{name: readers[name](value) for name, value in query.items()})
+    kinds: dict[Any, str] = {int: "a whole number", float: "a number of seconds"}
+    options: dict[str, Any] = {}
+    for name, value in query.items():
+        try:
+            options[name] = readers[name](value)
+        except ValueError:
+            msg = f"{name} must be {kinds.get(readers[name], 'true or false')}, got {value!r:.80}"
+            raise ValueError(msg) from None
+    return Options(**options)
 
 
 def _no_such_option(names: Iterable[str]) -> str:
