@@ -26,11 +26,11 @@ from lockstead.primitives.identity import new_holder_id
 from lockstead.primitives.info import LockInfo
 from lockstead.primitives.naming import Naming, check_name_list, static_name
 from lockstead.primitives.options import check_retry, unknown_client_option, unknown_option
-from lockstead.primitives.pickling import recipe
+from lockstead.primitives.pickling import remake
 from lockstead.primitives.plans import Defaults
 from lockstead.primitives.rate_limit import rate
 from lockstead.runtimes.aio import AsyncRuntime
-from lockstead.stores.registry import Default, Source, open_store, resolved
+from lockstead.stores.registry import Default, Source, open_store, portable_url, resolved
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -690,7 +690,7 @@ class AsyncDistributedLock:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle how to make another client of the same store, which holds nothing. The URL may hold a password."""
-        return recipe(self, self._source, self._engine.store, self._options)
+        return remake, (type(self), portable_url(self._source, self._engine.store), self._options)
 
     async def __aenter__(self) -> Self:
         return self

@@ -50,7 +50,7 @@ class Reentrance:
         return lease
 
     def check_wait(self, ask: Ask, holder: str, deadline: float) -> None:
-        """Raise LockAcquisitionError if the wait is surely in vain: only the thread or task that waits could end it.
+        """Raise LockAcquisitionError if surely only the thread or task that waits could end the wait.
 
         Not promised: that every such wait is found. The owner at the head of the line is looked at, no other; and a
         handle, or a block that a generator opened, may be released by another thread or task.

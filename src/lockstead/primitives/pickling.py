@@ -5,25 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NoReturn, TypeVar
 
-from lockstead.core.store import Store
-from lockstead.stores.registry import Source, portable_url
-
 C = TypeVar("C")
 
 
-def recipe(
-    client: C, source: Source, store: Store, options: Mapping[str, Any]
-) -> tuple[Callable[..., C], tuple[type[C], str, Mapping[str, Any]]]:
-    """Return what pickle makes a new client from, on the same store. Raises TypeError if another process cannot."""
-    try:
-        url = portable_url(source, store)
-    except TypeError as refusal:
-        msg = f"this {type(client).__name__} cannot be pickled: {refusal}"
-        raise TypeError(msg) from None
-    return _remake, (type(client), url, options)
-
-
-def _remake(kind: Callable[..., C], url: str, options: Mapping[str, Any]) -> C:
+def remake(kind: Callable[..., C], url: str, options: Mapping[str, Any]) -> C:
+    """Make a client again; pickle calls it in the other process."""
     return kind(url, **options)
 
 

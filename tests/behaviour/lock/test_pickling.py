@@ -67,7 +67,7 @@ def test_a_copy_finds_the_same_file_from_any_directory_and_environment(
 
 def test_a_client_that_no_other_process_could_make_says_so() -> None:
     store = open_store("memory://pickling", ThreadRuntime())
-    with pytest.raises(TypeError, match=r"^this DistributedLock cannot be pickled: it was made from a MemoryStore, not"):
+    with pytest.raises(TypeError, match=r"^this client cannot be pickled: it was made from a MemoryStore, not"):
         pickle.dumps(DistributedLock(store))
     with pytest.raises(TypeError, match=r"cannot be pickled: memory:// exists inside one process only; use sqlite"):
         pickle.dumps(DistributedLock("memory://pickling"))
