@@ -22,6 +22,7 @@ from tests.harness.clients import Harness, ask
 from tests.servers.binaries import POSTGRES_SYSTEM, postgres_flavours
 from tests.servers.ports import Port
 from tests.servers.postgres import PostgresServer, random_name
+from tests.servers.redis import RedisServer
 from tests.servers.tls import Authority
 from tests.servers.wrong_server import WrongServer
 from tests.stores.postgres.sessions import places
@@ -199,6 +200,14 @@ async def test_a_server_that_is_not_postgres_is_named(harness: Harness, caplog: 
         )
     assert str(wrong_server.port) in said
     assert "PostgreSQL" in said
+
+
+@pytest.mark.parametrize("sslmode", ["prefer", "disable", "require"])
+async def test_a_redis_server_is_named(harness: Harness, redis_server: RedisServer, sslmode: str) -> None:
+    url = f"postgresql://me:{SECRET}@127.0.0.1:{redis_server.port}/db?sslmode={sslmode}"
+    said = await refusal(harness, url, is_transient=False)
+    assert f"127.0.0.1:{redis_server.port}" in said
+    assert "this is a Redis server" in said
 
 
 async def test_a_read_only_server_is_refused(harness: Harness, server: PostgresServer) -> None:

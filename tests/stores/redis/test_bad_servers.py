@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import suppress
+from typing import Any, Self
 
 import pytest
 
-from lockstead import InvalidInputError, StoreError
+from lockstead import InvalidInputError, RetryPolicy, StoreError
 from lockstead.core.model import Ask, RateRequest, Reservation, Standing
 from lockstead.core.runtime import drive
 from lockstead.runtimes.threads import ThreadRuntime
@@ -299,10 +301,68 @@ async def test_tls_without_verification_works(harness: Harness, tls_proxy: Fault
     assert (await ask(locks.acquire("x"))).is_held
 
 
-async def test_tls_to_a_server_without_tls_is_an_error(harness: Harness, fresh_server: RedisServer) -> None:
-    said = await refusal(harness, f"rediss://127.0.0.1:{fresh_server.port}", timeout=0.5)
+class Relay:
+    """Accepts connections, but forwards nothing before it is told to."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._may_forward = threading.Event()
+        self.is_asked_in_plain_text = False
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                threading.Thread(target=self._talk, args=(near,), daemon=True).start()
+
+    def _talk(self, near: socket.socket) -> None:
+        with near, suppress(OSError):
+            first = near.recv(65536)
+            self.is_asked_in_plain_text |= first == b"PING\r\n"
+            self._may_forward.wait()
+            with socket.create_connection(("127.0.0.1", self._target)) as far:
+                far.sendall(first)
+                threading.Thread(target=_copy, args=(near, far), daemon=True).start()
+                _copy(far, near)
+
+    def forward(self) -> None:
+        self._may_forward.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+
+
+@pytest.mark.parametrize("password", ["", "other"])
+async def test_tls_to_a_server_without_tls_is_an_error_that_says_so(
+    harness: Harness, fresh_server: RedisServer, password: str
+) -> None:
+    with fresh_server.client() as client:
+        client.config_set("requirepass", password)
+    said = await refusal(harness, f"rediss://:{SECRET}@127.0.0.1:{fresh_server.port}")
     assert f"127.0.0.1:{fresh_server.port}" in said
-    fresh_server.kill()  # so that its end is not waited for
+    assert "this server answers without TLS" in said
+
+
+async def test_a_tls_server_that_is_slow_is_waited_for(harness: Harness, tls_proxy: FaultProxy) -> None:
+    with Relay(tls_proxy.port) as relay:
+        locks = harness.client(tls_proxy.url.replace(str(tls_proxy.port), str(relay.port)))
+        work = harness.start(lambda: locks.acquire("x", timeout=30, retry=RetryPolicy(max_retries=0)))
+        await harness.until(lambda: relay.is_asked_in_plain_text, "the client has looked what the server is")
+        relay.forward()
+        assert (await work.result()).is_held
 
 
 async def test_no_tls_to_a_server_that_requires_it_is_an_error(harness: Harness, tls_proxy: FaultProxy) -> None:

@@ -33,9 +33,11 @@ _ADVICE = {
 _UNTRANSLATABLE = "22P05"
 _MISSING = {"3F000", "42883", "42P01", "42703"}
 _PREFIX = re.compile(r"connection to server (at|on) .*? failed: |^FATAL: *", re.MULTILINE)
+WRONG_KIND = "not a PostgreSQL server"
 _PERMANENT = re.compile(
     "authentication failed|does not exist|pg_hba|no password|not permitted|permission denied|unrecognized|"
-    "certificate verify|does not support SSL|server certificate|invalid response|but received|invalid value|root.crt"
+    "certificate verify|does not support SSL|server certificate|invalid response|but received|invalid value|root.crt|"
+    + WRONG_KIND
 )
 _QUOTED = re.compile('"[^"\\n]*"')
 """libpq has no codes for why a connection failed, only texts; quoted names in them are removed before the search."""

@@ -20,8 +20,9 @@ from psycopg.pq.abc import PGconn, PGresult
 from lockstead.core import lifecycle
 from lockstead.errors import StoreError
 from lockstead.stores.postgres.address import LISTS, Address
-from lockstead.stores.postgres.errors import not_connected
+from lockstead.stores.postgres.errors import WRONG_KIND, not_connected
 from lockstead.stores.statements import load
+from lockstead.stores.transport.recognition import HANDSHAKE_PATIENCE, is_plain_redis
 
 Params = Sequence[bytes | None]
 Row = list[bytes | None]
@@ -119,6 +120,7 @@ class _Starting:
 
 
 def _connect(address: Address, settings: Mapping[str, Any], timeout: float, on_start: OnStart) -> PGconn:
+    look_at = time.monotonic() + HANDSHAKE_PATIENCE
     deadline = time.monotonic() + timeout
     connection = pq.PGconn.connect_start(make_conninfo("", **settings).encode())
     _starting = _Starting(connection)  # until this returns
@@ -131,7 +133,22 @@ def _connect(address: Address, settings: Mapping[str, Any], timeout: float, on_s
             return connection
         if state == pq.PollingStatus.FAILED:
             raise not_connected(address, connection.get_error_message())
-        await_socket(connection, deadline, select.POLLIN if state == pq.PollingStatus.READING else select.POLLOUT)
+        event = select.POLLIN if state == pq.PollingStatus.READING else select.POLLOUT
+        try:
+            await_socket(connection, min(deadline, look_at), event)
+        except TimeoutError:
+            if time.monotonic() >= deadline:
+                raise
+            look_at = inf
+            _check_not_redis(address, settings)
+            await_socket(connection, deadline, event)
+
+
+def _check_not_redis(address: Address, settings: Mapping[str, Any]) -> None:
+    """Raise StoreError if a server that does not answer is Redis, which waits for the end of a line."""
+    host, port = settings.get("hostaddr"), settings.get("port") or 5432
+    if host and is_plain_redis(host, int(port)):
+        raise not_connected(address, f"{WRONG_KIND}: this is a Redis server, write redis://")
 
 
 def await_socket(connection: PGconn, deadline: float, event: int = select.POLLIN) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import ssl
 import struct
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -14,9 +15,10 @@ import hiredis
 from lockstead.core import lifecycle
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.redis.address import Address
-from lockstead.stores.redis.errors import FAILURES, check_all, unknown_outcome
+from lockstead.stores.redis.errors import FAILURES, check_all, check_speaks_tls, unknown_outcome
 from lockstead.stores.redis.resp import PING, pack, published
 from lockstead.stores.transport.pool import MAX_UNCHECKED_IDLE, Pool
+from lockstead.stores.transport.recognition import HANDSHAKE_PATIENCE
 from lockstead.stores.transport.subscriber import LIVENESS_TIMEOUT
 
 CHUNK = 4096
@@ -165,11 +167,30 @@ def _open_socket(address: Address, timeout: float) -> socket.socket:
     try:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if address.tls is not None:
-            return address.tls.wrap_socket(plain, server_hostname=address.host)
+            return _secured(plain, address.tls, address, timeout)
     except BaseException:
         plain.close()
         raise
     return plain
+
+
+def _secured(plain: socket.socket, tls: ssl.SSLContext, address: Address, timeout: float) -> socket.socket:
+    """Do the TLS handshake, and look what the server is if it does not answer."""
+    secured = tls.wrap_socket(plain, server_hostname=address.host, do_handshake_on_connect=False)
+    try:
+        secured.settimeout(min(timeout, HANDSHAKE_PATIENCE))
+        try:
+            secured.do_handshake()
+        except TimeoutError:
+            if timeout <= HANDSHAKE_PATIENCE:
+                raise
+            check_speaks_tls(address)
+            secured.settimeout(timeout - HANDSHAKE_PATIENCE)
+            secured.do_handshake()
+    except BaseException:
+        secured.close()
+        raise
+    return secured
 
 
 async def connect(runtime: ThreadRuntime, address: Address, timeout: float, *commands: bytes) -> Connection:

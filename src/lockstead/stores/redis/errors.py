@@ -14,6 +14,7 @@ from lockstead.core.quoting import command_for
 from lockstead.errors import DamagedError, StoreError
 from lockstead.stores.redis.address import Address
 from lockstead.stores.transport.pipeline import CONNECTION_REFUSED, QueuedError
+from lockstead.stores.transport.recognition import WrongServerError, is_plain_redis
 
 _TRANSIENT = {"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "UNBLOCKED"}
 _ADVICE = {
@@ -106,6 +107,13 @@ def check_all(address: Address, replies: Iterable[Any]) -> None:
             raise refused(address, reply)
 
 
+def check_speaks_tls(address: Address) -> None:
+    """Raise WrongServerError if the server answers without TLS, which its URL says that it has. Blocks for a moment."""
+    if is_plain_redis(address.host, address.port):
+        msg = "this server answers without TLS, and not with it: write redis:// (redlock://) instead of rediss://"
+        raise WrongServerError(msg)
+
+
 def unknown_outcome(address: Address, error: BaseException) -> StoreError:
     """Translate a failure of the connection: whether the request was applied is unknown."""
     if isinstance(error, ssl.SSLError):
@@ -118,7 +126,7 @@ def unknown_outcome(address: Address, error: BaseException) -> StoreError:
         what = CONNECTION_REFUSED
     else:
         what = str(error) or type(error).__name__
-    is_permanent = isinstance(error, ssl.SSLCertVerificationError | hiredis.ProtocolError)
+    is_permanent = isinstance(error, ssl.SSLCertVerificationError | hiredis.ProtocolError | WrongServerError)
     is_busy = isinstance(error, QueuedError)
     failure = StoreError(f"{address}: {what}", transient=not is_permanent, overloaded=is_busy)
     failure.__cause__ = error

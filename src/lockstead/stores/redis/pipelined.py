@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, cast
 
 import hiredis
@@ -12,9 +13,10 @@ from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.redis.address import Address
 from lockstead.stores.redis.blocking import BlockingNode
-from lockstead.stores.redis.errors import FAILURES, check_all, unknown_outcome
+from lockstead.stores.redis.errors import FAILURES, check_all, check_speaks_tls, unknown_outcome
 from lockstead.stores.redis.resp import PING, pack, published
 from lockstead.stores.transport.pipeline import Pipeline, Shared
+from lockstead.stores.transport.recognition import HANDSHAKE_PATIENCE
 from lockstead.stores.transport.subscriber import OnLost, OnMessage
 
 MAX_UNSENT = 64
@@ -135,12 +137,8 @@ async def _connect(
 ) -> Connection:
     """Open a connection, log in, and send the first commands."""
     loop = runtime.bind()
-    pipeline = Connection(loop, on_reply, on_lost)
     async with asyncio.timeout(timeout):
-        if address.path:
-            await loop.create_unix_connection(lambda: pipeline, address.path)
-        else:
-            await loop.create_connection(lambda: pipeline, address.host, address.port, ssl=address.tls)
+        pipeline = await _open(runtime, address, timeout, lambda: Connection(loop, on_reply, on_lost))
         try:
             if first := [*address.greeting(), *commands]:
                 check_all(address, await pipeline.exchange(b"".join(first), len(first), timeout))
@@ -149,6 +147,19 @@ async def _connect(
             raise
     pipeline.mark_opened()
     return pipeline
+
+
+async def _open(runtime: AsyncRuntime, address: Address, timeout: float, new: Callable[[], Connection]) -> Connection:
+    """Connect; if a TLS handshake is not answered, look what the server is, and try once more."""
+    loop = runtime.bind()
+    if address.path:
+        return (await loop.create_unix_connection(new, address.path))[1]
+    if address.tls is not None and timeout > HANDSHAKE_PATIENCE:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(HANDSHAKE_PATIENCE):
+                return (await loop.create_connection(new, address.host, address.port, ssl=address.tls))[1]
+        await runtime.offload(lambda: check_speaks_tls(address))
+    return (await loop.create_connection(new, address.host, address.port, ssl=address.tls))[1]
 
 
 async def subscribe(
