@@ -28,7 +28,7 @@ async def examine(engine: Engine) -> list[Finding]:
     if isinstance(engine.store, Examinable):
         return await engine.store.examine()
     await engine.store.inspect("lockstead:doctor", exact=True)
-    return [Finding("ok", "store", "it answers requests")]
+    return [Finding("ok", engine.store.address, "it answers requests")]
 
 
 async def force_release(engine: Engine, name: str) -> Line | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 from tests.harness.command import Lockstead
+from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer
 
 
 def test_doctor_finds_nothing_wrong_with_a_sound_store(lockstead: Lockstead) -> None:
-    with RedisServer() as server:
+    with RedisServer(append_only=True) as server:
         done = lockstead("doctor", "--url", server.url)
     assert done.returncode == 0
     assert "ok" in done.stdout
@@ -17,8 +18,31 @@ def test_doctor_finds_nothing_wrong_with_a_sound_store(lockstead: Lockstead) -> 
     assert lockstead("doctor").returncode == 0
 
 
+def test_doctor_names_the_file_and_the_server_that_it_examined(
+    lockstead: Lockstead, postgres_server: PostgresServer
+) -> None:
+    assert f"sqlite:///{lockstead.database}  it answers requests" in lockstead("doctor").stdout
+    url = postgres_server.url.replace("postgresql:", "postgresql+advisory:")
+    assert f"postgresql+advisory://127.0.0.1:{postgres_server.port}" in lockstead("doctor", "--url", url).stdout
+
+
+def test_doctor_warns_of_a_server_that_persists_nothing_which_is_used_all_the_same(lockstead: Lockstead) -> None:
+    with RedisServer() as server:
+        done = lockstead("doctor", "--url", server.url, "--json")
+        used = lockstead("run", "job", "--url", f"{server.url}?strict=true", "--", "true")
+        with server.client() as client:
+            client.config_set("save", "900 1")
+        saved = lockstead("doctor", "--url", server.url)
+    (fine, finding) = json.loads(done.stdout)
+    assert (done.returncode, fine["level"], finding["level"]) == (1, "ok", "warning")
+    assert finding["subject"] == f"127.0.0.1:{server.port}"
+    assert "persists nothing" in finding["message"]
+    assert (used.returncode, used.stderr) == (0, "")
+    assert saved.returncode == 0
+
+
 def test_doctor_warns_of_a_server_that_may_evict_locks(lockstead: Lockstead) -> None:
-    with RedisServer(maxmemory="20mb", maxmemory_policy="allkeys-lru") as server:
+    with RedisServer(append_only=True, maxmemory="20mb", maxmemory_policy="allkeys-lru") as server:
         done = lockstead("doctor", "--url", server.url, "--json")
         (fine, finding) = json.loads(done.stdout)
     assert done.returncode == 1

@@ -67,7 +67,7 @@ def findings(address: Address, replies: Sequence[Any], *, is_member: bool) -> It
     if isinstance(info_text, Exception):
         yield Finding("warning", subject, f"does not report its settings: {refused(address, info_text)}")
         return
-    info = dict(line.split(":", 1) for line in info_text.decode().splitlines() if ":" in line)
+    info = _settings(info_text)
     name, version = _name_and_version(info)
     if "redis_version" in info and tuple(map(int, info["redis_version"].split(".")[:2])) < MIN_VERSION:
         yield Finding("error", subject, f"{name} {version} is too old: upgrade to Redis 6.2 or newer, or Valkey")
@@ -76,13 +76,33 @@ def findings(address: Address, replies: Sequence[Any], *, is_member: bool) -> It
     policy = info.get("maxmemory_policy", "")
     if policy.startswith("allkeys") and info.get("maxmemory", "0") != "0":
         yield Finding("warning", subject, f"maxmemory-policy {policy} may evict locks: set noeviction")
-    if is_member and info.get("aof_enabled") == "0" and save == [b"save", b""]:
+    if is_member and _persists_nothing(info, save):
         yield Finding(
             "warning",
             subject,
             "this Redlock node persists nothing: after a restart it does not vote before the longest ttl has "
             "passed: set appendonly yes and appendfsync always",
         )
+
+
+def persistence(address: Address, replies: Sequence[Any]) -> list[Finding]:
+    """Find that a server which is no member of a quorum persists nothing: no reason to refuse it."""
+    info_text, save, _ = replies
+    if isinstance(info_text, Exception) or not _persists_nothing(_settings(info_text), save):
+        return []
+    msg = (
+        "this server persists nothing: a restart takes every lock from its holder, and forgets what once and at_least "
+        "reserved: set appendonly yes"
+    )
+    return [Finding("warning", str(address), msg)]
+
+
+def _persists_nothing(info: dict[str, str], save: object) -> bool:
+    return info.get("aof_enabled") == "0" and save == [b"save", b""]
+
+
+def _settings(info_text: bytes) -> dict[str, str]:
+    return dict(line.split(":", 1) for line in info_text.decode().splitlines() if ":" in line)
 
 
 def skew(address: Address, replies: Sequence[Any]) -> list[Finding]:

@@ -68,7 +68,7 @@ from lockstead.stores.redis.commands import (
     sized,
 )
 from lockstead.stores.redis.errors import FAILURES, OWN_FIELD, code_of, damaged, refused, unknown_outcome, unreadable
-from lockstead.stores.redis.health import HEALTH_COMMANDS, HEALTH_REPLIES, Checks, findings, skew
+from lockstead.stores.redis.health import HEALTH_COMMANDS, HEALTH_REPLIES, Checks, findings, persistence, skew
 from lockstead.stores.redis.node import Node
 from lockstead.stores.redis.pipelined import PipelinedNode
 from lockstead.stores.redis.resp import Arg, pack
@@ -316,6 +316,8 @@ class RedisStore:
         for node in {id(node): node for node in [await self._node_of(key) for key in self._keys]}.values():
             replies = await self._query_health(node, INSPECTION_TIMEOUT)
             found += [*findings(node.address, replies, is_member=self._is_member), *skew(node.address, replies)]
+            if not self._is_member:
+                found += persistence(node.address, replies)
         for key in self._keys:
             subject = str((await self._node_of(key)).address)
             try:
