@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from lockstead.core.keeper import Keeper
 from lockstead.core.lease import HELD, Claim, Lease
 from lockstead.core.model import Ask, Refusal
-from lockstead.core.refusals import Busy, held_by_itself, mismatch
+from lockstead.core.refusals import Busy, held_by_itself, mismatch, unsupported_in_loop
 
 
 class Reentrance:
@@ -34,8 +34,10 @@ class Reentrance:
         """Find the lease that the running thread or task would re-enter; None if there is none.
 
         A writer may re-enter as a reader. A reader that requests the write side would wait for itself: Busy. Raises
-        CapacityMismatchError.
+        CapacityMismatchError, and UnsupportedError where it would let one task into the block of another.
         """
+        if self._runtime.in_event_loop():
+            raise unsupported_in_loop(ask)
         lease = self._entered.get((self._runtime.context(), ask.name))
         if lease is None:
             return None
@@ -58,10 +60,11 @@ class Reentrance:
         held = self._keeper.leases.get(holder)
         if held is None or held.state is not HELD or held.ask.weight + ask.weight <= ask.capacity:
             return
-        ends_by_itself = deadline <= held.trusted_until or held.renew_until < deadline
+        in_loop = self._runtime.in_event_loop()  # which even a short wait would block, and in it the holder
+        ends_by_itself = (deadline <= held.trusted_until and not in_loop) or held.renew_until < deadline
         claim = held.claim() if held.claim is not None else None
         if claim is not None and not ends_by_itself and self._runtime.must_release(claim.opened_by):
-            raise held_by_itself(ask, held.ask)
+            raise held_by_itself(ask, held.ask, in_loop=in_loop)
 
     def enter(self, lease: Lease, claim: Claim) -> bool:
         """Count one more claim; False if the lease has lost its first one."""

@@ -9,6 +9,8 @@ from lockstead.core.model import RESERVED, WHOLE, Ask, Capabilities, Refusal
 from lockstead.core.quoting import command_for
 from lockstead.errors import CapacityMismatchError, LockAcquisitionError, UnsupportedError
 
+_USE_ASYNC = "in asyncio tasks, use AsyncDistributedLock"
+
 
 class Busy(NamedTuple):
     """The name was held, or reserved, until the timeout. A value until a caller decides to raise it."""
@@ -34,7 +36,10 @@ class Busy(NamedTuple):
                 f"`{command_for(name, 'release', '--force')}`"
             )
         elif holder == holder_id:
-            why = f"this client holds it already ({holder}); release it first (or acquire a lock with reentrant=True)"
+            why = (
+                f"this client holds it already ({holder}); release it first (or acquire a lock with reentrant=True; "
+                f"{_USE_ASYNC})"
+            )
         elif holder:
             why = f"held by {holder}; {how_to_wait(name)}"
         else:
@@ -62,11 +67,20 @@ def too_slow(ask: Ask, attempts: int, waited: float) -> LockAcquisitionError:
     return not_acquired(ask, attempts, waited, why)
 
 
-def held_by_itself(ask: Ask, held: Ask) -> LockAcquisitionError:
+def held_by_itself(ask: Ask, held: Ask, *, in_loop: bool) -> LockAcquisitionError:
     """Explain that a thread or task would wait for its own release."""
+    if in_loop:
+        why = f"this thread holds it itself, and a wait would block its event loop, and the holder in it: {_USE_ASYNC}"
+        return not_acquired(ask, 1, 0.0, why, held.owner.rpartition("/")[0])
     or_reenter = ", or acquire it both times with reentrant=True" if held.weight >= ask.weight else ""
     why = f"this thread or task holds it itself, and would wait for its own release: release it first{or_reenter}"
     return not_acquired(ask, 1, 0.0, why, held.owner.rpartition("/")[0])
+
+
+def unsupported_in_loop(ask: Ask) -> UnsupportedError:
+    """Explain that tasks of one event loop are one thread to a blocking client, which would let them all in."""
+    msg = f"reentrant=True is refused inside a running event loop, whose tasks are all one thread: {_USE_ASYNC}"
+    return UnsupportedError(msg, name=ask.name)
 
 
 def overloaded(ask: Ask, attempts: int, waited: float) -> LockAcquisitionError:

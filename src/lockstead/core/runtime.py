@@ -77,6 +77,10 @@ class Runtime(Protocol):
         """Identify the running thread or task."""
         ...
 
+    def in_event_loop(self) -> bool:
+        """Return whether this is a blocking call inside an event loop, which cannot tell the loop's tasks apart."""
+        ...
+
     def must_release(self, opened_by: Hashable) -> bool:
         """Return whether a lease of this client cannot be released while the running thread or task waits.
 

@@ -107,6 +107,9 @@ class AsyncRuntime:
     def context(self) -> Hashable:
         return asyncio.current_task()
 
+    def in_event_loop(self) -> bool:
+        return False
+
     def must_release(self, opened_by: Hashable) -> bool:
         # A handle without a block may be released by a task that a callback of the loop has yet to create.
         return opened_by is not None and opened_by is asyncio.current_task()

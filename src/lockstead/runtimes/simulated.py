@@ -252,6 +252,9 @@ class SimulatedRuntime:
     def context(self) -> Hashable:
         return self._process.current
 
+    def in_event_loop(self) -> bool:
+        return False
+
     def must_release(self, opened_by: Hashable) -> bool:
         return opened_by is not None and opened_by == self._process.current
 

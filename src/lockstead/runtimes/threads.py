@@ -116,6 +116,10 @@ class ThreadRuntime:
             token = self._here.token = object()
         return token
 
+    def in_event_loop(self) -> bool:
+        asyncio = sys.modules.get("asyncio")  # a program that runs a loop has imported it
+        return asyncio is not None and asyncio._get_running_loop() is not None  # noqa: SLF001 (None, not an exception)
+
     def must_release(self, opened_by: Hashable) -> bool:
         here = threading.get_ident()
         if opened_by == here:
