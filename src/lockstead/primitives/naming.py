@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from datetime import date, datetime
 from enum import Enum
+from string import Formatter
 from typing import Any
 from uuid import UUID
 
@@ -14,6 +15,7 @@ from lockstead.errors import InvalidInputError
 from lockstead.primitives.callables import title
 
 Naming = str | Callable[..., str]
+_FORMATTER = Formatter()
 Part = str | int | UUID | date | Enum
 
 
@@ -39,6 +41,10 @@ def _encode(part: Part) -> str:
     if not text:
         msg = "a part of a lock's name must not be empty: leave it out, or give what is missing a name, such as '-'"
         raise InvalidInputError(msg)
+    return _escaped(text)
+
+
+def _escaped(text: str) -> str:
     return "".join(
         character if character.isprintable() and character not in ":%" else _percent(character) for character in text
     )
@@ -69,7 +75,8 @@ def check_name_list(namings: Iterable[Naming]) -> list[Naming]:
 def name_for_calls(naming: Naming, function: Callable[..., Any]) -> Callable[..., str]:
     """Make a function that names a call: from a template such as ``"account:{account_id}"``, or `naming` itself.
 
-    A template with an unknown parameter is refused here, not at the first call.
+    An argument is encoded as `lock_name` encodes a part, so that none can pass for two; a call whose argument is None
+    or empty is refused. A template with an unknown parameter is refused here, not at the first call.
     """
     if callable(naming):
         return naming
@@ -87,12 +94,30 @@ def name_for_calls(naming: Naming, function: Callable[..., Any]) -> Callable[...
         msg = f"{naming!r} is not a valid template: {error}; for a literal brace, write two"
         raise InvalidInputError(msg, name=naming) from error
 
+    fields = list(_FORMATTER.parse(naming))
+
     def name_call(*args: Any, **kwargs: Any) -> str:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return naming.format(**bound.arguments)
+        return "".join(
+            literal if field is None else literal + _part(naming, field, spec, conversion, bound.arguments)
+            for literal, field, spec, conversion in fields
+        )
 
     return name_call
+
+
+def _part(naming: str, field: str, spec: str | None, conversion: str | None, arguments: dict[str, Any]) -> str:
+    """Format one field of a template, and encode it as `lock_name` encodes a part."""
+    value, _ = _FORMATTER.get_field(field, (), arguments)
+    text = format(_FORMATTER.convert_field(value, conversion), (spec or "").format(**arguments))
+    if value is None or not text:
+        msg = (
+            f"{{{field}}} of the name {naming!r} is {value!r:.40} in this call: calls without it would share one lock; "
+            "give what is missing a name, such as '-'"
+        )
+        raise InvalidInputError(msg, name=naming)
+    return _escaped(text)
 
 
 class _Anything:

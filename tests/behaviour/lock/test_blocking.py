@@ -24,6 +24,7 @@ from lockstead import (
     LockLostError,
     StoreError,
     UnknownOptionError,
+    lock_name,
 )
 from lockstead.core.lease import LeaseState
 from lockstead.core.model import Ask, PlaceState, Refusal, Standing
@@ -133,6 +134,27 @@ def test_a_template_may_use_all_that_templates_can(locks: DistributedLock) -> No
         return locks.inspect()[0].name
 
     assert function(7, 3, [1, 2], "a") == "{x}:007:2:  'a'"
+
+
+def test_an_argument_is_encoded_as_lock_name_does_so_that_none_passes_for_two(locks: DistributedLock) -> None:
+    @locks.locked("file:{folder}:{name}")
+    def name_of(folder: str, name: str) -> str:
+        return locks.inspect()[0].name
+
+    for parts in (("a", "b"), ("a:b", "c"), ("a", "b:c"), ("50%", "\n"), ("a b", "ü")):
+        assert name_of(*parts) == lock_name("file", *parts)
+
+
+@pytest.mark.parametrize("missing", [None, ""])
+def test_an_argument_that_is_missing_is_no_part_of_a_name(locks: DistributedLock, missing: str | None) -> None:
+    for decorator in (
+        locks.locked("user:{user.real}"),
+        locks.once("user:{user.real}", 60),
+        locks.singleton("user:{user.real}", at_most=9),
+    ):
+        with pytest.raises(InvalidInputError, match=rf"user.real.* of the name 'user:.*' is {missing!r} in this call"):
+            decorator(lambda user: user)(Mock(real=missing))
+    assert locks.inspect() == []
 
 
 def test_a_coroutine_function_is_refused(locks: DistributedLock) -> None:
