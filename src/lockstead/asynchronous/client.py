@@ -489,6 +489,7 @@ class AsyncDistributedLock:
         name: Naming,
         *,
         at_most: Seconds,
+        ttl: Seconds | None = None,
         at_least: Seconds = 0.0,
         metadata: Mapping[str, Any] | None = None,
         **unknown: Never,
@@ -497,15 +498,18 @@ class AsyncDistributedLock:
 
         A call while the name is held or reserved returns None and does not run the job.
 
-        at_most: how long the name is held at most, so that it is free again if the process dies; a job that runs longer
-            has lost the lock (LockLostError).
+        at_most: how long the name is held at most; a job that runs longer has lost the lock (LockLostError).
+        ttl: the lease duration, renewed until `at_most`: how long the name stays held if the process dies. None: one
+            lease of `at_most`, which is not renewed.
         at_least: keep the name reserved until this long after the grant, so that processes whose clocks differ do not
             run the job twice.
         metadata: a JSON object of up to 4096 bytes that `info`, `inspect` and `lockstead ls` show.
         """
         if unknown:
             raise unknown_option(self.singleton, unknown)
-        plan = plans.single(static_name(name), self._defaults, at_most, at_least, metadata)
+        plan = plans.single(
+            static_name(name), self._defaults, at_most=at_most, ttl=ttl, at_least=at_least, metadata=metadata
+        )
         return AsyncSingleton(plan, (name,), self._engine, AsyncLockHandle)
 
     def once(

@@ -75,7 +75,6 @@ _METHOD_ADVICE = {
     ("multi_lock", "reentrant"): "a multi-lock is not re-entrant: acquire it once, and pass the handle on",
     ("once", "at_least"): "at_least is for locks: a key of once is reserved for its period",
     ("once", "reentrant"): "reentrant is for locks: a key of once is not re-entrant",
-    ("singleton", "ttl"): "at_most is how long the name is held at most, if the process dies",
     ("singleton", "timeout"): "a singleton never waits: a call while the name is held returns None",
     ("election", "timeout"): "it is an option of campaign(…) and lead(…)",
     ("rate_limiter", "timeout"): "it is an option of the limiter's acquire(…)",

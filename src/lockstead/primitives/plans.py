@@ -118,14 +118,36 @@ def check_permits(permits: int, weight: int) -> tuple[int, int]:
 
 
 def single(
-    name: str, defaults: Defaults, at_most: Seconds, at_least: Seconds, metadata: Mapping[str, Any] | None
+    name: str,
+    defaults: Defaults,
+    *,
+    at_most: Seconds,
+    ttl: Seconds | None,
+    at_least: Seconds,
+    metadata: Mapping[str, Any] | None,
 ) -> Plan:
-    """Plan for a name that is held or reserved from `at_least` to `at_most` seconds, without waiting for it."""
+    """Plan for a name that is held or reserved from `at_least` to `at_most` seconds, without waiting for it.
+
+    With `ttl` the lease is that short, and renewed meanwhile; without it, one lease lasts `at_most`.
+    """
     longest, shortest = check_ttl(at_most, "at_most"), check_seconds(at_least, "at_least")
     if shortest > longest:
         msg = f"at_least must not be longer than at_most, got {shortest:g} and {longest:g} s"
         raise InvalidInputError(msg, name=name)
-    return plan(name, defaults, ttl=longest, renew=False, timeout=NO_WAIT, at_least=shortest, metadata=metadata)
+    lease = longest if ttl is None else check_ttl(ttl)
+    if lease > longest:
+        msg = f"ttl must not be longer than at_most, got {lease:g} and {longest:g} s"
+        raise InvalidInputError(msg, name=name)
+    return plan(
+        name,
+        defaults,
+        ttl=lease,
+        max_hold=longest,
+        renew=ttl is not None,
+        timeout=NO_WAIT,
+        at_least=shortest,
+        metadata=metadata,
+    )
 
 
 def in_order(names: Iterable[str]) -> list[str]:

@@ -287,7 +287,6 @@ UNKNOWN: dict[str, str] = {
     "once reentrant": "reentrant is for locks",
     "once expire": "did you mean 'ttl'?",
     "semaphore timout": "did you mean 'timeout'?",
-    "singleton ttl": "at_most is how long",
     "singleton at_leest": "did you mean 'at_least'?",
     "election timeout": "it is an option of campaign(…) and lead(…)",
     "election on_elect": "did you mean 'on_elected'?",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
-from lockstead import LockLostError, UnsupportedError
+from lockstead import InvalidInputError, LockLostError, UnsupportedError
 from lockstead.testing.contract.rigs import Rig, as_function, ask, cannot_reserve
 
 
@@ -28,6 +29,27 @@ def test_of_many_clients_that_fire_a_tick_one_runs_it(rig: Rig) -> None:
         info = await ask(clients[0].info("cron:daily"))
         assert info.holders[0].reserved
         assert 50 < (info.expires_at - info.acquired_at).total_seconds() <= 61
+
+    rig.run(test())
+
+
+def test_a_ttl_apart_from_at_most_is_renewed_until_then(rig: Rig) -> None:
+    async def test() -> None:
+        alice, bob = rig.client(), rig.client()
+        if not alice._engine.store.capabilities.expiry:
+            return
+        job = alice.singleton("cron:daily", at_most=1.5, ttl=0.5)
+        running = await ask(job.try_acquire())
+        began = time.monotonic()
+
+        async def can_run() -> Any:
+            return await ask(bob.singleton("cron:daily", at_most=60).try_acquire())
+
+        await rig.until(can_run)
+        assert 1.2 < time.monotonic() - began < 10
+        assert not running.is_held
+        with pytest.raises(InvalidInputError, match="ttl must not be longer than at_most"):
+            alice.singleton("cron:daily", at_most=5, ttl=6)
 
     rig.run(test())
 
