@@ -21,7 +21,9 @@ SESSION_COLUMNS = ("PID", "APPLICATION", "ADDRESS")
 """Only if the store reports the connections of its holders, as PostgreSQL does."""
 SHARE_COLUMN = ("HOLDS",)
 """Only if something other than a plain lock is held, or a name is reserved."""
-SHRINKABLE = (COLUMNS.index("NAME"), COLUMNS.index("HOLDER"), COLUMNS.index("METADATA"))
+SHRINKABLE = (COLUMNS.index("METADATA"), COLUMNS.index("HOLDER"), COLUMNS.index("NAME"))
+DROPPABLE = (COLUMNS.index("METADATA"), COLUMNS.index("FENCE"))
+"""What `show` and --json show too; the name of a lock is cut only where nothing else is left to cut."""
 
 
 def ls(arguments: Namespace) -> int:
@@ -53,7 +55,7 @@ def _print_table(held: Sequence[tuple[LockInfo, Holder]]) -> None:
     if any(holder.session for _, holder in held):
         sessions = [SESSION_COLUMNS, *(_session(holder) for _, holder in held)]
         rows = [(*row, *more) for row, more in zip(rows, sessions, strict=True)]
-    header, *lines = format_table(rows, width=width, shrinkable=SHRINKABLE)
+    header, *lines = format_table(rows, width=width, shrinkable=SHRINKABLE, droppable=DROPPABLE)
     print(styled(header, BOLD, wanted=takes_colour(sys.stdout)))
     for line in lines:
         print(line)
@@ -90,12 +92,8 @@ def release(arguments: Namespace) -> int:
     """Release a lock on its holder's behalf."""
     name = arguments.name
     if not arguments.force:
-        msg = (
-            f"this takes {name!r} away from its holder and grants it to the next waiter. The holder notices only at "
-            "its next renewal: until then both clients work, and only their fences distinguish them. Make sure that "
-            "the holder is gone, then repeat the command with --force"
-        )
-        raise Failure(Exit.BAD_INPUT, msg, name=name)
+        with open_client(arguments.url) as locks:
+            raise _unforced(name, locks.info(name))
     with open_client(arguments.url) as locks:
         info = locks.force_release(name)
     if info is None:
@@ -110,6 +108,19 @@ def release(arguments: Namespace) -> int:
         if not all(holder.reserved for holder in info.holders):
             print("a holder that is still running notices the loss at its next renewal")
     return 0
+
+
+def _unforced(name: str, info: LockInfo | None) -> Failure:
+    """Name the holders, and explain what --force does to them."""
+    if info is None:
+        return _free(name)
+    holders = ", ".join(f"{_past(holder)} (fence {_fence(holder)})" for holder in info.holders) or "held by no client"
+    msg = (
+        f"{name!r} is {holders}. This takes it away and grants it to the next waiter. A holder notices only at its "
+        "next renewal: until then both clients work, and only their fences distinguish them. Make sure that the holder "
+        "is gone, then repeat the command with --force"
+    )
+    return Failure(Exit.BAD_INPUT, msg, name=name, holder=info.as_json())
 
 
 def held_for(holder: LockInfo | Holder) -> float:

@@ -142,7 +142,9 @@ def build_parser() -> ArgumentParser:
         example="lockstead release cron:backup --force",
     )
     release.add_argument("name", metavar="NAME", help="the lock's name")
-    release.add_argument("--force", action="store_true", help="do it; without this, only explain the consequences")
+    release.add_argument(
+        "--force", action="store_true", help="do it; without this, only name the holder and explain the consequences"
+    )
 
     migrate = add(
         "migrate",

@@ -50,20 +50,30 @@ def _plain(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def format_table(rows: Sequence[Sequence[str]], *, width: int | None, shrinkable: Sequence[int]) -> list[str]:
+def format_table(
+    rows: Sequence[Sequence[str]], *, width: int | None, shrinkable: Sequence[int], droppable: Sequence[int] = ()
+) -> list[str]:
     """Align rows of cells, the first being the header.
 
-    To fit `width`, the widest of the `shrinkable` columns is cut repeatedly; a very narrow terminal may still be too
-    narrow. None means no limit.
+    To fit `width`, the `shrinkable` columns are cut, in this order, each to `MIN_WIDTH`, but not the last of them
+    before the `droppable` columns were left out, in this order. A very narrow terminal may still be too narrow. None
+    means no limit.
     """
     cells = [[escaped(cell) for cell in row] for row in rows]
-    widths = [max(_width(row[column]) for row in cells) for column in range(len(cells[0]))]
-    while width is not None and sum(widths) + len(GAP) * (len(widths) - 1) > width:
-        widest = max(shrinkable, key=lambda column: widths[column])
-        if widths[widest] <= MIN_WIDTH:
+    columns = list(range(len(cells[0])))
+    natural = [max(_width(row[column]) for row in cells) for column in columns]
+    yielding, last = [column for column in shrinkable[:-1] if column in columns], shrinkable[-1]
+    for dropped in droppable:
+        least = sum(min(natural[column], MIN_WIDTH) if column in yielding else natural[column] for column in columns)
+        if width is None or least + len(GAP) * (len(columns) - 1) <= width:
             break
-        widths[widest] -= 1
-    return [GAP.join(_fit(cell, room) for cell, room in zip(row, widths, strict=True)).rstrip() for row in cells]
+        columns.remove(dropped)
+    widths = {column: natural[column] for column in columns}
+    for column in (*yielding, last):
+        if width is not None and column in widths:
+            surplus = sum(widths.values()) + len(GAP) * (len(widths) - 1) - width
+            widths[column] -= min(max(surplus, 0), max(widths[column] - MIN_WIDTH, 0))
+    return [GAP.join(_fit(row[column], room) for column, room in widths.items()).rstrip() for row in cells]
 
 
 def _fit(text: str, room: int) -> str:

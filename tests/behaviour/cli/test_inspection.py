@@ -12,6 +12,7 @@ import pytest
 
 from lockstead import DistributedLock, __version__
 from lockstead.cli import main
+from lockstead.cli.inspection import COLUMNS, DROPPABLE, SHRINKABLE
 from lockstead.cli.parser import EXIT_CODES
 from lockstead.cli.text import format_duration, format_metadata, format_table
 from tests.harness.command import Lockstead
@@ -66,7 +67,14 @@ def test_release_without_force_only_explains(lockstead: Lockstead) -> None:
     finished = lockstead("release", "job")
     assert finished.returncode == 2
     assert "--force" in finished.stderr
-    assert lockstead.info("job") is not None
+    info = lockstead.info("job")
+    assert info is not None
+    assert f"'job' is held by {info.holder_id} for 0." in finished.stderr
+    assert f"(fence {info.fence})" in finished.stderr
+    output = json.loads(lockstead("release", "job", "--json").stderr)
+    assert (output["exit_code"], output["holder"]["holder_id"]) == (2, info.holder_id)
+    free = lockstead("release", "other")
+    assert (free.returncode, free.stderr) == (1, "lockstead: 'other' is free\n")
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
@@ -172,11 +180,35 @@ def test_a_table_is_aligned_and_cut_to_the_terminal() -> None:
         "n" * 30 + "  1  " + "d" * 50,
         "日本語" * 5 + "  2",
     ]
-    assert format_table(rows, width=25, shrinkable=(0, 2)) == [
-        "NAME        N  DATA",
-        "nnnnnnnnn…  1  ddddddddd…",
-        "日本語日…   2",
+    assert format_table(rows, width=25, shrinkable=(2, 0)) == [
+        "NAME          N  DATA",
+        "nnnnnnnnnnn…  1  ddddddd…",
+        "日本語日本…   2",
     ]
+    assert format_table(rows, width=25, shrinkable=(2, 0), droppable=(2, 1)) == [
+        "NAME",
+        "n" * 24 + "…",
+        "日本語" * 4 + "…",
+    ]
+
+
+NAMES = ["invoice:2026-11-18:4711:send", "job:import:7f3a1c9e-2b6d", "cron:x"]
+
+
+@pytest.mark.parametrize(("width", "kept"), [(200, 7), (100, 7), (90, 6), (80, 5), (60, 5)])
+def test_a_narrow_terminal_shows_names_rather_than_fences_and_metadata(width: int, kept: int) -> None:
+    holder = "web-1.example.org:4711:c1cbca12"
+    more = (holder, "1794782671120869", "3.5s ago", "26s", "0", "host=web-1 release=2026.11.18 by=deploy")
+    header, *lines = format_table(
+        [COLUMNS, *((name, *more) for name in NAMES)], width=width, shrinkable=SHRINKABLE, droppable=DROPPABLE
+    )
+    assert max(map(len, lines)) <= width
+    assert [name for name in COLUMNS if name in header] == [
+        name for number, name in enumerate(COLUMNS) if kept == 7 or number not in DROPPABLE[: 7 - kept]
+    ]
+    for name, line in zip(NAMES, lines, strict=True):
+        assert line.startswith(f"{name} ") or width < 80
+        assert ("1794782671120869" in line) == (kept > 5)
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "postgresql+advisory"])
