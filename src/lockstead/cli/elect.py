@@ -13,6 +13,7 @@ from lockstead.cli.client import open_client
 from lockstead.cli.parser import parse_metadata
 from lockstead.cli.signals import Interruption, SignalQueue
 from lockstead.cli.supervisor import Supervisor, ended_by, log, release, resolve_grace
+from lockstead.cli.waiting import announce
 from lockstead.errors import LockAcquisitionError, LockLostError, StoreError
 
 RETRY_DELAY = 1.0
@@ -28,6 +29,8 @@ def elect(arguments: Namespace) -> int:
         while True:
             try:
                 with signals.raised():
+                    if not arguments.json:
+                        announce(locks, arguments.name, "to lead")
                     handle = _campaign(locks, signals, arguments.name, metadata)
             except Interruption as interruption:
                 return ended_by(interruption)

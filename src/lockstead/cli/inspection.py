@@ -102,7 +102,7 @@ def release(arguments: Namespace) -> int:
         print(json.dumps(info.as_json(), indent=2))
     else:
         for holder in info.holders:
-            print(f"released {info.name!r}, {_past(holder)} (fence {_fence(holder)})")
+            print(f"released {info.name!r}, {past(holder)} (fence {_fence(holder)})")
         if info.damage is not None:
             print(f"removed a record that could not be read: {escaped(info.damage)}")
         if not all(holder.reserved for holder in info.holders):
@@ -114,7 +114,7 @@ def _unforced(name: str, info: LockInfo | None) -> Failure:
     """Name the holders, and explain what --force does to them."""
     if info is None:
         return _free(name)
-    holders = ", ".join(f"{_past(holder)} (fence {_fence(holder)})" for holder in info.holders) or "held by no client"
+    holders = ", ".join(f"{past(holder)} (fence {_fence(holder)})" for holder in info.holders) or "held by no client"
     msg = (
         f"{name!r} is {holders}. This takes it away and grants it to the next waiter. A holder notices only at its "
         "next renewal: until then both clients work, and only their fences distinguish them. Make sure that the holder "
@@ -171,7 +171,8 @@ def _session(holder: Holder) -> tuple[str, str, str]:
     return str(holder.session.pid), holder.session.application or "-", holder.session.address or "local"
 
 
-def _past(holder: Holder) -> str:
+def past(holder: Holder) -> str:
+    """Say which client holds or reserves a name, and since when."""
     holder_id = escaped(holder.holder_id)
     if holder.reserved:
         return f"reserved by {holder_id} for another {_left(holder)}"

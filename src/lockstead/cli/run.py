@@ -13,6 +13,7 @@ from lockstead.cli.parser import parse_metadata
 from lockstead.cli.signals import Interruption, SignalQueue
 from lockstead.cli.supervisor import Supervisor, ended_by, release, resolve_grace
 from lockstead.cli.text import format_duration
+from lockstead.cli.waiting import announce
 from lockstead.errors import LockAcquisitionError, StoreError
 
 
@@ -24,6 +25,8 @@ def run(arguments: Namespace) -> int:
     with SignalQueue() as signals, open_client(arguments.url, arguments.ttl) as locks:
         try:
             with signals.raised():
+                if arguments.timeout != 0 and not arguments.json:
+                    announce(locks, arguments.name, "for")
                 handle = locks.acquire(
                     arguments.name,
                     timeout=arguments.timeout,

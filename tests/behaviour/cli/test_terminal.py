@@ -95,6 +95,19 @@ def test_control_c_ends_the_command_and_the_script_around_it(
     eventually(lambda: lockstead.info("job") is None, "it is released")
 
 
+@pytest.mark.parametrize(("subcommand", "what"), [("run", "for"), ("elect", "to lead")])
+def test_a_wait_on_a_terminal_names_what_is_waited_for_and_its_holder(
+    shell: Shell, lockstead: Lockstead, subcommand: str, what: str
+) -> None:
+    with DistributedLock(lockstead.url) as locks, locks.lock("job"):
+        shell.type(f"lockstead {subcommand} job -- echo ra''n\n")
+        shell.expect(rf"lockstead: waiting {what} 'job', held by {locks.holder_id} for \d+\.\ds\r\n")
+        eventually(lambda: (info := locks.info("job")) and info.waiting, "it waits")
+    assert "waiting" not in shell.expect(r"ran\r\n")
+    shell.type(f"lockstead {subcommand} job -- echo ra''n\n")
+    assert "waiting" not in shell.expect(r"ran\r\n")
+
+
 def test_control_c_ends_the_wait_and_the_script_around_it(shell: Shell, lockstead: Lockstead, tmp_path: Path) -> None:
     (tmp_path / "script").write_text("lockstead run job -- echo ran\necho went on\n")
     with DistributedLock(lockstead.url) as locks, locks.lock("job") as handle:
@@ -159,8 +172,10 @@ def test_a_table_on_a_terminal_has_colour_and_fits(shell: Shell, lockstead: Lock
     with DistributedLock(lockstead.url) as locks, locks.lock("job", metadata={"note": "x" * 100}):
         shell.type("lockstead ls\n")
         shell.expect("ls\r\n")
-        assert "\033[1mNAME" in shell.expect("METADATA.*\n")
-        assert "…" in shell.expect("job.*\n")
+        header = shell.expect("WAITING.*\n")
+        assert "\033[1mNAME" in header
+        assert "METADATA" not in header
+        assert len(shell.expect("job.*\n")) <= 62
         shell.type("NO_COLOR=1 lockstead ls\n")
         shell.expect("ls\r\n")
-        assert "\033" not in shell.expect("METADATA.*\n")
+        assert "\033" not in shell.expect("WAITING.*\n")
