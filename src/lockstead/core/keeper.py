@@ -171,7 +171,8 @@ class Keeper:
 
     def confirm_release(self, lease: Lease) -> None:
         """Forget a lease: the store has answered its release."""
-        self.end_outage(lease)
+        if self._outages.outage is not None:
+            self._outages.add_answers([lease], self.runtime.now())
         self.forget(lease)
 
     async def _reserve(self, store: Reserving, lease: Lease, reservation: Reservation, timeout: float) -> bool:
