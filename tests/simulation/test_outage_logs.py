@@ -1,4 +1,4 @@
-"""What the keeper logs about an outage of its store: once when it begins, and once when it ends."""
+"""Outages of the store: how long a waiter outlasts one, and what is logged when it begins and when it ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from lockstead.core.engine import Engine
 from lockstead.core.lease import Claim, Lease
-from lockstead.core.model import UNKNOWN, Ask, Renewal, Standing
+from lockstead.core.model import UNKNOWN, Ask, Refusal, Renewal, Standing
 from lockstead.core.outage import reason
 from lockstead.core.refusals import Busy
 from lockstead.core.retry import RetryPolicy
@@ -34,6 +34,11 @@ class FailingStore(SimulatedStore):
         super().__init__(process, server)
         self.address = "redis://db:6379"
         self.down: set[str] = set()
+
+    async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
+        if ask.name in self.down:
+            raise self._failure()
+        return await super().join(ask, timeout)
 
     async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
         if all(renewal.name in self.down for renewal in renewals):
@@ -63,10 +68,20 @@ class Client:
         self.engine = Engine(self.store, lambda: name)
         self.claims: list[Claim] = []
 
-    async def acquire(self, name: str, ttl: float = TTL, renew_for: float = inf) -> Lease:
+    async def acquire(
+        self,
+        name: str,
+        ttl: float = TTL,
+        renew_for: float = inf,
+        timeout: float = inf,
+        retry: RetryPolicy = RETRY,
+        *,
+        queue: bool = True,
+    ) -> Lease:
         claim = Claim()
         self.claims.append(claim)
-        outcome = await self.engine.acquire(Ask(name, "", ttl, 3.0), claim, renew_for=renew_for, retry=RETRY)
+        ask = Ask(name, "", ttl, 3.0, queue=queue)
+        outcome = await self.engine.acquire(ask, claim, timeout=timeout, renew_for=renew_for, retry=retry)
         if isinstance(outcome, Busy):
             raise outcome.error(self.engine.holder_id)
         return outcome
@@ -362,3 +377,52 @@ def test_a_release_that_fails_when_the_client_is_closed_says_why_and_when_the_le
 )
 def test_a_line_names_its_store_once(address: str, text: str, shown: str) -> None:
     assert reason(StoreError(text), address) == shown
+
+
+@pytest.mark.parametrize("is_in_line", [False, True], ids=["joining", "waiting"])
+def test_a_waiter_outlasts_an_outage_of_30_s_with_the_default_policy(
+    world: World, server: SimulatedServer, alice: Client, logged: Callable[[], list[str]], is_in_line: bool
+) -> None:
+    bob = Client(world, server, "bob")
+
+    async def scenario() -> None:
+        await alice.acquire("known")
+        first = await bob.acquire("x")
+        if not is_in_line:
+            alice.store.down = {"x"}
+        waits = alice.process.start(alice.acquire("x", retry=RetryPolicy()))
+        await alice.sleep(0.1)
+        alice.store.down = {"x"}
+        await alice.sleep(30.0)
+        assert not waits.finished
+        alice.store.down = set()
+        await bob.engine.release(first)
+        began = alice.process.now()
+        await alice.until(lambda: waits.finished)
+        assert alice.process.now() - began < RetryPolicy().max_delay + 0.5
+        assert waits.outcome().fence > first.fence
+        assert [bool(re.search("unreachable", message)) for message in logged()] == [True, False]
+        assert re.search("reachable again after (29|30)\\.[0-9] s: 1 lease kept, 0 lost", logged()[1])
+
+    alice.run(scenario())
+
+
+def test_a_waiter_fails_at_its_timeout_and_what_does_not_wait_fails_soon(
+    world: World, server: SimulatedServer, alice: Client
+) -> None:
+    async def fails_after(work: Coroutine[Any, Any, Lease]) -> float:
+        began = alice.process.now()
+        with pytest.raises(StoreError):
+            await work
+        return alice.process.now() - began
+
+    async def scenario() -> None:
+        alice.store.down = {"x"}
+        assert await fails_after(alice.acquire("x", timeout=40, retry=RetryPolicy())) < 1, "a first contact"
+        await alice.acquire("known")
+        assert 39.5 < await fails_after(alice.acquire("x", timeout=40, retry=RetryPolicy())) <= 40
+        assert await fails_after(alice.acquire("x", timeout=0, queue=False, retry=RetryPolicy())) < 1
+        alice.store.error = StoreError("db:6379: wrong password")
+        assert await fails_after(alice.acquire("x", timeout=40, retry=RetryPolicy())) < 0.1, "not transient"
+
+    alice.run(scenario())

@@ -40,6 +40,7 @@ class Engine:
         self._identify = identify
         self._sequence = count(1)
         self._has_line = store.capabilities.fifo
+        self._was_answered = False
         self.reentrance = Reentrance(self.keeper)
         lifecycle.at_fork(self, in_child="_forked")
 
@@ -69,7 +70,9 @@ class Engine:
         while True:
             attempts += 1
             try:
-                outcome = await self._attempt(ask, claim, deadline, renew_for=renew_for, grace=grace, retry=retry)
+                outcome = await self._attempt(
+                    ask, claim, deadline, is_patient, renew_for=renew_for, grace=grace, retry=retry
+                )
             except StoreError as error:
                 if is_patient and self.is_late(error, deadline, retry):
                     raise overloaded(ask, attempts, self._waited(began, since)) from error
@@ -85,7 +88,15 @@ class Engine:
                 return Busy(ask, refusal, attempts, self._waited(began, since))
 
     async def _attempt(
-        self, ask: Ask, claim: Claim, deadline: float, *, renew_for: float, grace: float, retry: RetryPolicy
+        self,
+        ask: Ask,
+        claim: Claim,
+        deadline: float,
+        is_patient: bool,  # noqa: FBT001 (a keyword costs more)
+        *,
+        renew_for: float,
+        grace: float,
+        retry: RetryPolicy,
     ) -> Lease | Refusal | Missed:
         """Join; granted: return. Wait; granted: return. Otherwise nothing is left of the attempt."""
         lease = self.track(ask, claim, renew_for, grace)
@@ -97,12 +108,16 @@ class Engine:
                     lease.ask, max(min(REQUEST_TIMEOUT, deadline - sent), MIN_REQUEST_TIMEOUT)
                 )
             except StoreError as error:
-                pause = self._pause_after(error, 0, deadline, retry)
+                pause = self._pause_after(error, 0, deadline, retry, lease if is_patient else None)
                 if pause is None:
                     raise
             if pause is not None:  # not above: an exception that is being handled keeps the caller's handle alive
                 await self.runtime.sleep(pause)
-                answer, sent = await self.with_retries(self._join_again, lease, deadline, retry, retries=1)
+                waiting = lease if is_patient else None
+                answer, sent = await self.with_retries(
+                    self._join_again, lease, deadline, retry, retries=1, waiting=waiting
+                )
+            self._was_answered = True
             if isinstance(answer, Refusal):
                 lease.join_answered()
                 refusal = answer
@@ -140,7 +155,7 @@ class Engine:
                 return None
             should_ask = wake or polls or self.runtime.now() >= min(deadline, lease.recheck_at)
             if should_ask and lease.state is WAITING:
-                standing, sent = await self.with_retries(self._recheck, lease, deadline, retry)
+                standing, sent = await self.with_retries(self._recheck, lease, deadline, retry, waiting=lease)
                 self.keeper.apply(lease, standing, sent, ask.ttl)
         return None
 
@@ -161,24 +176,44 @@ class Engine:
         retry: RetryPolicy,
         *,
         retries: int = 0,
+        waiting: Lease | None = None,
     ) -> tuple[T, float]:
-        """Repeat a request until it is answered; return the answer and when that request was sent."""
+        """Repeat a request until it is answered; return the answer and when that request was sent.
+
+        `waiting`: the place that the request is about, if it is a waiter's; see `_pause_after`.
+        """
         while True:
             sent = self.runtime.now()
             try:
-                return await send(what, max(min(REQUEST_TIMEOUT, deadline - sent), MIN_REQUEST_TIMEOUT)), sent
+                answer = await send(what, max(min(REQUEST_TIMEOUT, deadline - sent), MIN_REQUEST_TIMEOUT))
             except StoreError as error:
-                pause = self._pause_after(error, retries, deadline, retry)
+                pause = self._pause_after(error, retries, deadline, retry, waiting)
                 if pause is None:
                     raise
+            else:
+                if waiting is not None:
+                    self.keeper.end_outage(waiting)
+                return answer, sent
             retries += 1
             await self.runtime.sleep(pause)
 
-    def _pause_after(self, error: StoreError, retries: int, deadline: float, retry: RetryPolicy) -> float | None:
-        """Return how long to pause before a request is repeated; None if it must not be, or cannot be in time."""
-        pause = retry.pause(retries, self.runtime.random())
-        is_final = not error.transient or retries >= retry.max_retries or self.runtime.now() + pause >= deadline
-        return None if is_final else pause
+    def _pause_after(
+        self, error: StoreError, retries: int, deadline: float, retry: RetryPolicy, waiting: Lease | None
+    ) -> float | None:
+        """Return how long to pause before a request is repeated; None if it must not be, or cannot be in time.
+
+        A waiter outlasts an outage, for as long as its deadline allows: its last request is sent just before that.
+        Unless the store has never answered: its address may be wrong. A single failure, such as that of a connection
+        that was idle for long, is no outage.
+        """
+        if not error.transient:
+            return None
+        pause, left = retry.pause(retries, self.runtime.random()), deadline - self.runtime.now()
+        if waiting is None or not self._was_answered:
+            return None if retries >= retry.max_retries or pause >= left else pause
+        if retries:
+            self.keeper.begin_outage(error, waiting)
+        return min(pause, left - MIN_REQUEST_TIMEOUT) if left > MIN_REQUEST_TIMEOUT else None
 
     async def _clear(self, lease: Lease, claim: Claim, refusal: Refusal | None) -> Refusal | Missed:
         """Leave nothing of an attempt that failed, and return why it did.

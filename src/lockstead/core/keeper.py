@@ -91,6 +91,15 @@ class Keeper:
             self._schedule(lease.wakes_keeper_at())
         return is_held
 
+    def begin_outage(self, error: StoreError, lease: Lease) -> None:
+        """Log that an outage begins, unless it is known: a waiter's request failed, and will be repeated."""
+        self._outages.add_failure(error, [lease], self.runtime.now())
+
+    def end_outage(self, lease: Lease) -> None:
+        """Log that an outage is over, if there is one that ends with an answer about this place."""
+        if self._outages.outage is not None:
+            self._outages.add_answers([lease], self.runtime.now())
+
     def check_trust_window(self, lease: Lease) -> None:
         """Mark a lease lost whose trust window has closed, before any caller relies on it."""
         if lease.state is HELD and self.runtime.now() >= lease.trusted_until:

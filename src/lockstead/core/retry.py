@@ -14,10 +14,11 @@ MAX_BACKOFF = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Retry a request that the store did not answer: at most `max_retries` times in a row, with exponential backoff.
+    """Retry a single request that the store did not answer: at most `max_retries` times, with exponential backoff.
 
+    A waiter is bounded by its timeout, not by `max_retries`: it goes on through an outage, with the same pauses.
     Contention needs no retries on a store with a queue. On a store without one, such as Redlock, a waiter polls with
-    the same pauses, for as long as its timeout allows.
+    the same pauses, too.
     """
 
     max_retries: int = 3

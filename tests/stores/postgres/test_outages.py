@@ -58,7 +58,7 @@ async def test_requests_on_a_session_that_was_just_ended_say_that_it_was(
     locks = harness.client(named(server.url, me), advisory=advisory, retry=ONCE)
     await ask((await locks.acquire("x")).release())
     assert server.terminate(me)
-    results = await asyncio.gather(*(locks.acquire(name) for name in "abcdef"), return_exceptions=True)
+    results = await asyncio.gather(*(locks.acquire(name, timeout=0) for name in "abcdef"), return_exceptions=True)
     failures = [result for result in results if isinstance(result, BaseException)]
     assert failures
     for failure in failures:
@@ -296,14 +296,47 @@ async def test_a_server_that_is_gone_for_good_is_an_error_for_waiters_and_a_loss
     harness: Harness, fresh: PostgresServer
 ) -> None:
     handle = await hold(harness, fresh.url)
-    waiting = harness.start(hold(harness, fresh.url))
+    locks, began = harness.client(fresh.url), time.monotonic()
+    waiting = harness.start(lambda: locks.acquire("x", timeout=2.5))
     await harness.waits(harness.client(fresh.url), "x")
     fresh.kill()
     with pytest.raises(StoreError, match=str(fresh.port)):
         await waiting.result()
+    assert 2.0 < waiting.ended_at - began < 2.5 + SLACK
     await harness.until(handle.lost.is_set, "the loss is signalled", within=TTL + SLACK)
     with pytest.raises(LockLostError):
         await ask(handle.release())
+
+
+@pytest.mark.parametrize("advisory", [False, True], ids=["table", "advisory"])
+async def test_a_waiter_outlasts_a_restart_however_few_retries_its_requests_have(
+    harness: Harness, fresh: PostgresServer, advisory: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A lease of the table outlives it, and the waiter keeps its turn; an advisory lock ends with its session."""
+    if advisory:
+        del harness.options["schema"]
+    locks = harness.client(fresh.url, advisory=advisory, retry=ONCE)
+    handle = await ask(harness.client(fresh.url, advisory=advisory).acquire("x", ttl=30))
+    waiting = harness.start(lambda: locks.acquire("x"))
+    await harness.waits(harness.client(fresh.url, advisory=advisory), "x")
+    caplog.clear()
+    fresh.kill()
+    await harness.sleep(1.5)
+    assert not waiting.is_done
+    fresh.restart()
+    if not advisory:
+        await harness.waits(harness.client(fresh.url), "x")
+        await ask(handle.release())
+    assert (await waiting.result()).fence > handle.fence
+    assert sum("unreachable" in record.message for record in caplog.records) <= 1, "the holder sent nothing"
+
+
+async def test_a_first_contact_that_fails_is_an_error_soon(harness: Harness, fresh: PostgresServer) -> None:
+    fresh.kill()
+    began = time.monotonic()
+    with pytest.raises(StoreError, match="refused"):
+        await ask(harness.client(fresh.url).acquire("x"))
+    assert time.monotonic() - began < 1 + SLACK
 
 
 @pytest.fixture

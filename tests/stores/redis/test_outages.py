@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lockstead import LockLostError, StoreError
+from lockstead import LockLostError, RetryPolicy, StoreError
 from lockstead.core.model import Ask
 from tests.harness.clients import Harness, ask
 from tests.servers.redis import RedisServer
@@ -168,14 +168,84 @@ async def test_a_server_that_is_gone_for_good_is_an_error_for_waiters_and_a_loss
     harness: Harness, fresh_server: RedisServer
 ) -> None:
     handle = await hold(harness, fresh_server)
-    waiting = harness.start(hold(harness, fresh_server))
+    locks, began = harness.client(fresh_server.url), time.monotonic()
+    waiting = harness.start(lambda: locks.acquire("x", timeout=2.5))
     await harness.waits(harness.client(fresh_server.url), "x")
     fresh_server.kill()
     with pytest.raises(StoreError, match=str(fresh_server.port)):
         await waiting.result()
+    assert 2.0 < waiting.ended_at - began < 2.5 + SLACK
     await harness.until(handle.lost.is_set, "the loss is signalled", within=TTL + SLACK)
     with pytest.raises(LockLostError):
         await ask(handle.release())
+
+
+@pytest.mark.parametrize("outage", [1.5, 4.5], ids="{}s".format)
+async def test_a_waiter_outlasts_a_restart_however_few_retries_its_requests_have(
+    harness: Harness, start: Start, outage: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = start(append_only=True)
+    handle = await hold(harness, server, ttl=30)
+    locks = harness.client(server.url, retry=RetryPolicy(max_retries=0))
+    waiting = harness.start(lambda: locks.acquire("x"))
+    await harness.waits(harness.client(server.url), "x")
+    caplog.clear()
+    server.kill()
+    await harness.sleep(outage)
+    assert not waiting.is_done
+    server.restart()
+    await harness.waits(harness.client(server.url), "x")
+    await harness.until(lambda: reports(caplog, "reachable again"), "the waiter reports the end of the outage")
+    assert (reports(caplog, "unreachable"), reports(caplog, "reachable again")) == (1, 1), "the holder sent nothing"
+    await ask(handle.release())
+    assert (await waiting.result()).fence > handle.fence
+
+
+def reports(caplog: pytest.LogCaptureFixture, text: str) -> int:
+    return sum(text in record.message for record in caplog.records if record.levelname == "WARNING")
+
+
+async def test_a_client_that_was_answered_before_waits_for_a_server_that_is_down(
+    harness: Harness, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = start(append_only=True)
+    locks = harness.client(server.url)
+    await ask((await ask(locks.acquire("x"))).release())
+    server.kill()
+    waiting = harness.start(lambda: locks.acquire("x", timeout=20))
+    with pytest.raises(StoreError, match="refused"):
+        await ask(locks.try_acquire("x"))
+    await harness.sleep(1.0)
+    assert not waiting.is_done
+    server.restart()
+    handle = await waiting.result()
+    assert (reports(caplog, "unreachable"), reports(caplog, "reachable again")) == (1, 1)
+    await ask(handle.release())
+
+
+async def test_a_first_contact_that_fails_is_an_error_soon(harness: Harness, fresh_server: RedisServer) -> None:
+    fresh_server.kill()
+    began = time.monotonic()
+    with pytest.raises(StoreError, match="refused"):
+        await ask(harness.client(fresh_server.url).acquire("x"))
+    assert time.monotonic() - began < 1 + SLACK
+
+
+async def test_a_waiter_outlasts_a_primary_that_is_read_only_for_a_while(
+    harness: Harness, fresh_server: RedisServer
+) -> None:
+    locks = harness.client(fresh_server.url)
+    handle = await ask(locks.acquire("x", ttl=30))
+    waiting = harness.start(lambda: harness.client(fresh_server.url).acquire("y", timeout=20))
+    await ask((await waiting.result()).release())
+    with fresh_server.client() as client:
+        client.replicaof("127.0.0.1", 1)
+        waiting = harness.start(lambda: locks.acquire("y", timeout=20))
+        await harness.sleep(1.0)
+        assert not waiting.is_done
+        client.replicaof("no", "one")
+    await ask((await waiting.result()).release())
+    await ask(handle.release())
 
 
 async def test_a_clock_stepped_far_forward_ends_every_lease_and_fences_grow(harness: Harness, start: Start) -> None:

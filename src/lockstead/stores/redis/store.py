@@ -128,6 +128,7 @@ class RedisStore:
         self._min_replicas = min_replicas
         self._strict = strict
         self._is_member = is_member
+        self._was_writable = False
         self._rate_prefix = f"{key_prefix}:rate:"
         kind = "member" if is_member else "bucket"
         self._keys = [f"{key_prefix}:{kind}:{n}".encode() for n in range(BUCKETS if deployment.is_cluster else 1)]
@@ -183,6 +184,7 @@ class RedisStore:
             if not error.transient:
                 self._subscriber.forget(ask.owner)
             raise
+        self._was_writable = True
         return _outcome(reply)
 
     async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
@@ -535,6 +537,8 @@ class RedisStore:
             if self._route.may_change:
                 self._route.invalidate(node)
                 error.transient = True
+            elif self._was_writable and code_of(reply) == "READONLY":
+                error.transient = True  # a failover is under way: the address will lead to the new primary
         return error
 
     async def _check(self, node: Node, timeout: float) -> None:
