@@ -269,8 +269,7 @@ def test_a_reservation_that_fails_on_a_member_after_the_decision_is_released_the
     reserve = ReserveRound(quorum._members, departure, placement, Reservation("x", "me/1", 30.0), 5.0)
 
     def fail(number: int) -> None:
-        reserve.votes[number] = StoreError("no answer", transient=True)
-        reserve.on_vote(number, StoreError("no answer", transient=True))
+        reserve.take(number, StoreError("no answer", transient=True))
 
     def pending() -> list[int]:
         return [number for number, node in enumerate(quorum._members._states) if node.pending_releases]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from lockstead.core import lifecycle
 from lockstead.core.model import Membership
-from lockstead.core.runtime import Runtime
+from lockstead.core.runtime import Outcomes, Runtime
 from lockstead.core.store import Member
 from lockstead.errors import DamagedError
 from lockstead.stores.quorum.placement import Departure
@@ -316,8 +316,9 @@ class Members:
             log.info("Redlock node %s has been admitted: it votes", state.name)
 
     async def _probe_all(self) -> list[Membership | None]:
-        coroutines = [self._attempt(number, lambda member: member.probe(self._timeout)) for number in self.numbers]
-        return await self.runtime.gather(coroutines, lambda _: False, 0.0)
+        probes = [self._attempt(number, lambda member: member.probe(self._timeout)) for number in self.numbers]
+        outcomes = await Outcomes(probes).gather(self.runtime)
+        return [None if isinstance(outcome, Exception) else outcome for outcome in outcomes]
 
     async def _attempt(self, number: int, send: Callable[[Member], Awaitable[Membership]]) -> Membership | None:
         state = self._states[number]

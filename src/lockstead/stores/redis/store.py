@@ -34,7 +34,7 @@ from lockstead.core.model import (
     Wake,
 )
 from lockstead.core.outage import reason
-from lockstead.core.runtime import Runtime
+from lockstead.core.runtime import Outcomes, Runtime
 from lockstead.core.timing import INSPECTION_TIMEOUT
 from lockstead.errors import DamagedError, InvalidInputError, StoreError
 from lockstead.runtimes.aio import AsyncRuntime
@@ -499,17 +499,10 @@ class RedisStore:
         """Call a script on several keys concurrently. A failed call is an exception in the list; raises if all fail."""
         confirmed = self._min_replicas > 0
 
-        async def call(key: bytes, args: tuple[Arg, ...]) -> Any:
-            try:
-                return await self._call(_Call(command, key, args, confirmed), timeout)
-            except Exception as error:
-                return error
-
-        if len(calls) == 1:
-            replies = [await call(*calls[0])]
-        else:
-            coroutines = [call(key, args) for key, args in calls]
-            replies = await self.runtime.gather(coroutines, lambda _: False, 0.0)
+        requests = [_Call(command, key, args, confirmed) for key, args in calls]
+        if len(requests) == 1:
+            return [await self._call(requests[0], timeout)]
+        replies: list[Any] = await Outcomes([self._call(request, timeout) for request in requests]).gather(self.runtime)
         failures = [reply for reply in replies if isinstance(reply, Exception)]
         if failures and len(failures) == len(replies):
             raise failures[0]
