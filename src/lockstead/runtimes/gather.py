@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from math import ceil, inf
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from lockstead.core.runtime import PENDING, Gathered, InFlight, Runtime
 
@@ -41,11 +41,14 @@ class ThreadGathering(Generic[T]):
         try:
             for number in numbers:
                 try:
-                    work = self._requests.send(number)
+                    work: Any = self._requests.send(number)
                 except Exception as error:
                     self._requests.take(number, error)
+                    continue
+                if type(work) is CoroutineType:
+                    self._run(number, work)
                 else:
-                    self._wait_or_run(number, work)
+                    self._waiting[work.fileno()] = number, work
             while self._waiting:
                 if until == inf and self._requests.is_decided():
                     until = now() + grace
@@ -85,16 +88,12 @@ class ThreadGathering(Generic[T]):
             if outcome is PENDING:
                 waiting[request.fileno()] = number, request
             elif type(outcome) is CoroutineType:
-                self._wait_or_run(number, outcome)
+                self._run(number, outcome)
             else:
                 self._requests.take(number, outcome)
 
-    def _wait_or_run(self, number: int, work: Work[T] | InFlight[T]) -> None:
-        """Wait for what is in flight; run a coroutine until it waits, too, or ends."""
-        if type(work) is not CoroutineType:
-            in_flight = cast("InFlight[T]", work)
-            self._waiting[in_flight.fileno()] = number, in_flight
-            return
+    def _run(self, number: int, work: Work[T]) -> None:
+        """Run a coroutine until it waits for a socket, or ends."""
         request = _Stepped(self._runtime, work)
         outcome: Any
         try:

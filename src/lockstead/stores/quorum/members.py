@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from lockstead.core import lifecycle
 from lockstead.core.model import Membership
 from lockstead.core.runtime import Outcomes, Runtime
-from lockstead.core.store import Member
+from lockstead.core.store import Member, Sending
 from lockstead.errors import DamagedError
 from lockstead.stores.quorum.placement import Departure
 
@@ -74,6 +74,7 @@ class Members:
         self.runtime = runtime
         self.majority = len(members) // 2 + 1
         self.stores = members
+        self.senders = [member if isinstance(member, Sending) else None for member in members]
         self.numbers = range(len(members))
         self._states = [_MemberState(name, member) for name, member in zip(names, members, strict=True)]
         self._timeout = timeout

@@ -79,13 +79,18 @@ class JoinRound(Round[Standing | Refusal]):
 
     def send(self, number: int) -> Request[Standing | Refusal]:
         self._in_doubt.add(number)  # before anything can interrupt
-        return self.members.stores[number].join(self._request, self._timeout)
+        sender = self.members.senders[number]
+        in_flight = None if sender is None else sender.send_join(self._request, self._timeout)
+        return in_flight or self.members.stores[number].join(self._request, self._timeout)
 
     def take(self, number: int, outcome: Standing | Refusal | Exception) -> None:
-        super().take(number, outcome)
-        if isinstance(outcome, Standing):
+        if type(outcome) is Standing:
+            self.votes[number] = outcome
             self._placement.granted.add(number)
-        elif isinstance(outcome, Refusal):
+            self._in_doubt.discard(number)
+            return
+        super().take(number, outcome)
+        if isinstance(outcome, Refusal):
             if outcome.abstains:
                 self.members.start_admission()
         elif not isinstance(outcome, StoreError) or outcome.transient:
@@ -150,7 +155,11 @@ class LeaveRound(Round[bool]):
 
     def send(self, number: int) -> Request[bool]:
         name, owner, _, _, tombstones = self._departure
-        return self.members.stores[number].leave(name, owner, self._timeout, tombstones.get(number, 0.0))
+        if number in tombstones:
+            return self.members.stores[number].leave(name, owner, self._timeout, tombstones[number])
+        sender = self.members.senders[number]
+        in_flight = None if sender is None else sender.send_leave(name, owner, self._timeout)
+        return in_flight or self.members.stores[number].leave(name, owner, self._timeout)
 
     def take(self, number: int, outcome: bool | Exception) -> None:  # noqa: FBT001 (a vote, as of any round)
         super().take(number, outcome)

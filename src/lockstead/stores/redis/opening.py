@@ -7,8 +7,10 @@ from typing import Any
 
 from lockstead.core.runtime import Runtime
 from lockstead.core.store import Store
+from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.quorum.store import Quorum
 from lockstead.stores.redis.address import Options, from_client, parse_url
+from lockstead.stores.redis.member import BlockingMember
 from lockstead.stores.redis.store import RedisStore
 
 
@@ -24,8 +26,9 @@ def open_redis(source: object, runtime: Runtime, options: Mapping[str, Any]) -> 
         )
         settings = Options()
     settings = settings.changed(options)
+    kind = BlockingMember if is_quorum and isinstance(runtime, ThreadRuntime) else RedisStore
     stores = [
-        RedisStore(
+        kind(
             runtime,
             deployment,
             key_prefix=settings.key_prefix,

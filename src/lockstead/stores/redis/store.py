@@ -166,7 +166,7 @@ class RedisStore:
             return await self._join_in_full(ask, deadline - self._now(), (node, reply))
         if type(ticket := reply[1]) is int and ticket:
             return _new(Standing, (HELD, ticket, reply[0] / 1e6, "", inf))
-        return _outcome(reply)
+        return parse_outcome(reply)
 
     async def _join_in_full(
         self, ask: Ask, timeout: float, refusal: tuple[Node, Exception] | None = None
@@ -183,7 +183,7 @@ class RedisStore:
             if not error.transient:
                 self._subscriber.forget(ask.owner)
             raise
-        return _outcome(reply)
+        return parse_outcome(reply)
 
     async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
         if self._only_key:
@@ -566,7 +566,7 @@ def _secret(_: str) -> bytes:
     return os.urandom(SECRET_SIZE)
 
 
-def _outcome(reply: Any) -> Standing | Refusal:
+def parse_outcome(reply: Any) -> Standing | Refusal:
     """Parse the reply of join.lua."""
     answer = reply[1]
     if answer == 0:
