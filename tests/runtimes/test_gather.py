@@ -303,6 +303,27 @@ def test_one_thread_finishes_the_stragglers() -> None:
     peer.close()
 
 
+@pytest.mark.parametrize("silent", [0, 1, 2])
+def test_a_silent_request_delays_the_decided_by_no_more_than_the_grace(silent: int) -> None:
+    peer = Peer()
+    works = [peer.read("silent" if number == silent else "quick", 0.5 * (number == silent)) for number in range(3)]
+    began = monotonic()
+    results = drive(gather(peer.runtime, works, two_ended, 0.05))
+    assert monotonic() - began < 0.25
+    assert [number for number, result in enumerate(results) if result is None] == [silent]
+    eventually(lambda: len(peer.ended) == 3, "all have ended", within=5)
+    peer.close()
+
+
+def test_what_is_decided_from_the_outset_is_not_waited_for_beyond_the_grace() -> None:
+    peer = Peer()
+    began = monotonic()
+    assert drive(gather(peer.runtime, [peer.read("silent", 0.5)], lambda _: True, 0.01)) == [None]
+    assert monotonic() - began < 0.25
+    eventually(lambda: len(peer.ended) == 1, "it has ended", within=5)
+    peer.close()
+
+
 def test_a_silent_socket_is_given_up_at_its_deadline() -> None:
     peer = Peer()
     began = monotonic()

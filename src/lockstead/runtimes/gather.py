@@ -1,9 +1,12 @@
-"""Concurrent coroutines: what `Runtime.gather` is made of.
+"""Concurrent requests: what `Runtime.gather` is made of.
 
-Coroutines are stepped by hand, because a thread or a task for each costs more. An acquire and release on five Redlock
-nodes, measured interleaved on one CPU, takes so many times as long without it:
+A thread sends all its requests, then polls for the replies to those in flight. Coroutines are stepped by hand, because
+a thread or a task for each costs more. An acquire and release on five Redlock nodes, measured interleaved on one CPU,
+takes so many times as long without it:
 
 - threads, with a pool of threads in place of `ThreadGathering`: 1.24 (CPU time of the client: 1.43);
+- threads, with a coroutine on every node in place of `InFlight`: 1.11 (CPU time: 1.19);
+- threads, without `_await_last`: 1.05 (CPU time: 1.08);
 - asyncio, with a task in place of `_Stepper`: 1.11 (CPU time: 1.14); uvloop: 1.01 (CPU time: 1.03).
 """
 
@@ -49,18 +52,29 @@ class ThreadGathering(Generic[T]):
                     self._run(number, work)
                 else:
                     self._waiting[work.fileno()] = number, work
+            moment = now()
+            if grace and len(self._waiting) > 1:
+                self._await_last(moment + grace)
+                self._poll(moment)
             while self._waiting:
                 if until == inf and self._requests.is_decided():
-                    until = now() + grace
+                    until = moment + grace
                 if now() >= until:
                     break
                 self._poll(until)
+                moment = now()
         finally:
             if self._waiting:
                 try:
                     self._runtime.spawn(self._finish, "lockstead-stragglers")
                 except RuntimeError:  # no thread can be started
                     await self._finish()
+
+    def _await_last(self, until: float) -> None:
+        """Wait for the last request that was sent: mostly the replies to all are there by then, to receive at once."""
+        poller = select.poll()
+        poller.register(next(reversed(self._waiting)), select.POLLIN)
+        poller.poll(ceil((until - self._runtime.now()) * 1000))
 
     async def _finish(self) -> None:
         while self._waiting:

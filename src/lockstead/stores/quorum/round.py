@@ -162,10 +162,12 @@ class LeaveRound(Round[bool]):
         return in_flight or self.members.stores[number].leave(name, owner, self._timeout)
 
     def take(self, number: int, outcome: bool | Exception) -> None:  # noqa: FBT001 (a vote, as of any round)
-        super().take(number, outcome)
-        if not isinstance(outcome, Exception):
+        if type(outcome) is bool:
+            self.votes[number] = outcome
             self._placement.granted.discard(number)
-        elif not isinstance(outcome, DamagedError):  # a damaged line has no place to release
+            return
+        super().take(number, outcome)
+        if not isinstance(outcome, DamagedError):  # a damaged line has no place to release
             self.members.queue_release(number, self._departure)
 
     def is_decided(self) -> bool:
@@ -271,4 +273,6 @@ def count(votes: Votes[T], kind: type) -> int:
 
 def fill_unasked(votes: Votes[bool], asked: Sequence[int]) -> list[bool | Exception | None]:
     """Add the answer of the members that have no place, and so were not asked: False."""
+    if len(asked) == len(votes):
+        return list(votes)
     return [vote if number in asked else False for number, vote in enumerate(votes)]
