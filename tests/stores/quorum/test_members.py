@@ -157,7 +157,7 @@ def test_a_member_may_be_admitted_by_another_thread_meanwhile(
         assert locks.try_acquire("x")
         servers[0].lose_data()
 
-        def meanwhile(_: str, name: str) -> None:
+        def meanwhile(_: str, name: str, why: str) -> None:
             assert name == nodes._states[0].name
             nodes._note_admitted(nodes._states[0], Membership("", 0, 0.0, 0.0))
 
