@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from math import inf
 from time import monotonic, sleep
 from typing import Any
 
 import pytest
 
-from lockstead.core.runtime import drive
+from lockstead.core.runtime import Outcomes, Runtime, drive
 from lockstead.errors import StoreError
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.simulated import Cancelled, Process, SimulatedRuntime, World
@@ -28,6 +28,32 @@ def never(results: Any) -> bool:
 
 def two_ended(results: Any) -> bool:
     return sum(result is not None for result in results) >= 2
+
+
+class Listed:
+    """Coroutines that are gathered until `decided` of the results so far; None for those that have not ended."""
+
+    def __init__(self, works: Sequence[Coroutine[Any, Any, Any]], decided: Callable[[Any], bool]) -> None:
+        self.results: list[Any] = [None] * len(works)
+        self._works = works
+        self._decided = decided
+
+    def send(self, number: int) -> Coroutine[Any, Any, Any]:
+        return self._works[number]
+
+    def take(self, number: int, outcome: Any) -> None:
+        self.results[number] = outcome
+
+    def is_decided(self) -> bool:
+        return self._decided(self.results)
+
+
+async def gather(
+    runtime: Runtime, works: Sequence[Coroutine[Any, Any, Any]], decided: Callable[[Any], bool], grace: float
+) -> list[Any]:
+    requests = Listed(works, decided)
+    await runtime.gather(requests, range(len(works)), grace)
+    return requests.results.copy()
 
 
 def run_simulated(test: Callable[[SimulatedRuntime], Coroutine[Any, Any, None]]) -> None:
@@ -58,11 +84,11 @@ def test_tasks_overlap_and_the_slow_go_on_after_the_decision(run: Any, unit: flo
             return units
 
         began = runtime.now()
-        assert await runtime.gather([work(3), work(1), work(2)], never, 0.0) == [3, 1, 2]
+        assert await gather(runtime, [work(3), work(1), work(2)], never, 0.0) == [3, 1, 2]
         assert 3 * unit <= runtime.now() - began < 6 * unit
         ended.clear()
         began = runtime.now()
-        results = await runtime.gather([work(1), work(20), work(2), work(6)], two_ended, unit)
+        results = await gather(runtime, [work(1), work(20), work(2), work(6)], two_ended, unit)
         assert results == [1, None, 2, None]
         assert 3 * unit <= runtime.now() - began < 6 * unit
         await runtime.sleep(25 * unit)
@@ -82,7 +108,7 @@ def test_in_a_simulation_a_cancelled_caller_leaves_its_works_running() -> None:
             return 1
 
         async def caller() -> None:
-            await runtime.gather([work(), work()], never, 0.0)
+            await gather(runtime, [work(), work()], never, 0.0)
 
         task = runtime._process.start(caller())
         await runtime.sleep(0.5)
@@ -106,7 +132,7 @@ def test_under_asyncio_a_cancelled_caller_leaves_its_works_running() -> None:
 
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
-                await runtime.gather([work(), work()], never, 0.0)
+                await gather(runtime, [work(), work()], never, 0.0)
         await asyncio.sleep(0.1)
         assert ended == [1, 1]
 
@@ -129,7 +155,7 @@ def test_under_asyncio_works_let_others_go_first_and_end_with_what_they_await() 
             return "found"
 
         asyncio.get_running_loop().call_later(0.01, lost.cancel)
-        assert await runtime.gather([polite("a"), waits(), polite("b")], never, 0.0) == ["a", None, "b"]
+        assert await gather(runtime, [polite("a"), waits(), polite("b")], never, 0.0) == ["a", None, "b"]
         assert order == ["a", "b", "a", "b"]
 
     run_asyncio(test)
@@ -151,18 +177,50 @@ def test_gathered_requests_to_a_closed_node_each_get_a_timeout() -> None:
                     return str(error)
                 return "answered"
 
-            for error in await runtime.gather([work(), work()], never, 0.0):
+            for error in await gather(runtime, [work(), work()], never, 0.0):
                 assert error is not None
                 assert error.endswith("no answer in time")
 
     run_asyncio(test)
 
 
+async def fail(message: str, after: float, runtime: Runtime) -> str:
+    await runtime.sleep(after)
+    raise StoreError(message)
+
+
+def outcomes(found: list[Any]) -> list[str]:
+    return [str(outcome) if isinstance(outcome, StoreError) else outcome for outcome in found]
+
+
+@pytest.mark.parametrize("run", [run_simulated, run_asyncio])
+def test_what_ends_with_an_exception_has_it_as_its_outcome(run: Any) -> None:
+    async def test(runtime: Any) -> None:
+        async def work() -> str:
+            await runtime.sleep(0.01)
+            return "worked"
+
+        found = await Outcomes([fail("at once", 0.0, runtime), work(), fail("late", 0.02, runtime)]).gather(runtime)
+        assert outcomes(found) == ["at once", "worked", "late"]
+
+    run(test)
+
+
+@pytest.mark.parametrize("runtime", [ThreadRuntime(), AsyncRuntime()], ids=["threads", "no loop"])
+def test_without_other_tasks_what_raises_has_its_exception_as_outcome(runtime: Runtime) -> None:
+    async def work(number: int) -> int:
+        if number == 2:
+            raise StoreError("it failed")
+        return number
+
+    assert outcomes(drive(Outcomes([work(1), work(2), work(3)]).gather(runtime))) == [1, "it failed", 3]
+
+
 def test_without_a_loop_works_are_done_inline() -> None:
     async def work(number: int) -> int:
         return number
 
-    assert drive(AsyncRuntime().gather([work(1), work(2)], never, 0.0)) == [1, 2]
+    assert drive(gather(AsyncRuntime(), [work(1), work(2)], never, 0.0)) == [1, 2]
 
 
 class Peer:
@@ -216,7 +274,7 @@ def test_only_the_thread_that_gathers_may_suspend_and_only_in_its_coroutines() -
         await runtime.readable(near, inf)
         return "waited"
 
-    assert drive(runtime.gather([work(), wait()], decided, 0.0)) == ["worked", "waited"]
+    assert drive(gather(runtime, [work(), wait()], decided, 0.0)) == ["worked", "waited"]
     assert answers == [False, True, False]
     assert not runtime.is_gathering()
     near.close()
@@ -228,7 +286,7 @@ def test_one_thread_reads_from_many_sockets_side_by_side() -> None:
     before = threading.active_count()
     began = monotonic()
     works = [peer.read(str(number), 0.1, messages=3) for number in range(5)]
-    assert drive(peer.runtime.gather(works, never, 0.0)) == ["0", "1", "2", "3", "4"]
+    assert drive(gather(peer.runtime, works, never, 0.0)) == ["0", "1", "2", "3", "4"]
     assert monotonic() - began < 1.0, "one after another would take 1.5 s"
     assert threading.active_count() <= before + 15
     assert not any("stragglers" in thread.name for thread in threading.enumerate())
@@ -238,10 +296,31 @@ def test_one_thread_reads_from_many_sockets_side_by_side() -> None:
 def test_one_thread_finishes_the_stragglers() -> None:
     peer = Peer()
     works = [peer.read("slow", 0.3), peer.read("a", 0.01), peer.read("b", 0.02), peer.read("slower", 0.4)]
-    assert drive(peer.runtime.gather(works, two_ended, 0.01)) == [None, "a", "b", None]
+    assert drive(gather(peer.runtime, works, two_ended, 0.01)) == [None, "a", "b", None]
     assert sum("stragglers" in thread.name for thread in threading.enumerate()) == 1
     eventually(lambda: len(peer.ended) == 4, "all have ended", within=5)
     assert peer.ended == ["a", "b", "slow", "slower"]
+    peer.close()
+
+
+@pytest.mark.parametrize("silent", [0, 1, 2])
+def test_a_silent_request_delays_the_decided_by_no_more_than_the_grace(silent: int) -> None:
+    peer = Peer()
+    works = [peer.read("silent" if number == silent else "quick", 0.5 * (number == silent)) for number in range(3)]
+    began = monotonic()
+    results = drive(gather(peer.runtime, works, two_ended, 0.05))
+    assert monotonic() - began < 0.25
+    assert [number for number, result in enumerate(results) if result is None] == [silent]
+    eventually(lambda: len(peer.ended) == 3, "all have ended", within=5)
+    peer.close()
+
+
+def test_what_is_decided_from_the_outset_is_not_waited_for_beyond_the_grace() -> None:
+    peer = Peer()
+    began = monotonic()
+    assert drive(gather(peer.runtime, [peer.read("silent", 0.5)], lambda _: True, 0.01)) == [None]
+    assert monotonic() - began < 0.25
+    eventually(lambda: len(peer.ended) == 1, "it has ended", within=5)
     peer.close()
 
 
@@ -249,7 +328,7 @@ def test_a_silent_socket_is_given_up_at_its_deadline() -> None:
     peer = Peer()
     began = monotonic()
     works = [peer.read("silent", 1.0, timeout=0.05), peer.read("a", 0.01)]
-    assert drive(peer.runtime.gather(works, never, 0.0)) == ["silent timed out", "a"]
+    assert drive(gather(peer.runtime, works, never, 0.0)) == ["silent timed out", "a"]
     assert monotonic() - began < 0.5
     sleep(1.0)
     peer.close()
@@ -268,7 +347,7 @@ def test_a_socket_closed_by_another_thread_does_not_hang_the_rest() -> None:
         return "read"
 
     near.close()
-    assert drive(runtime.gather([work()], never, 0.0)) == ["closed"]
+    assert drive(gather(runtime, [work()], never, 0.0)) == ["closed"]
     far.close()
 
 
@@ -284,7 +363,7 @@ def test_what_tls_has_read_ahead_counts_as_readable() -> None:
             await runtime.readable(sock, inf)
             return "went on"
 
-        assert drive(runtime.gather([work()], never, 0.0)) == ["went on"]
+        assert drive(gather(runtime, [work()], never, 0.0)) == ["went on"]
 
 
 def test_gathered_coroutines_may_block_or_gather_again() -> None:
@@ -292,13 +371,13 @@ def test_gathered_coroutines_may_block_or_gather_again() -> None:
     runtime = peer.runtime
 
     async def inner() -> str:
-        return str(await runtime.gather([peer.read("a", 0.02), peer.read("b", 0.01)], never, 0.0))
+        return str(await gather(runtime, [peer.read("a", 0.02), peer.read("b", 0.01)], never, 0.0))
 
     async def blocks() -> str:
         await runtime.sleep(0.01)
         return "slept"
 
-    assert drive(runtime.gather([blocks(), inner(), peer.read("c", 0.01)], never, 0.0)) == ["slept", "['a', 'b']", "c"]
+    assert drive(gather(runtime, [blocks(), inner(), peer.read("c", 0.01)], never, 0.0)) == ["slept", "['a', 'b']", "c"]
     peer.close()
 
 
@@ -309,7 +388,7 @@ def test_an_interrupted_caller_leaves_its_works_to_the_background() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        drive(peer.runtime.gather([peer.read("a", 0.02), peer.read("b", 0.03)], interrupted, 0.0))
+        drive(gather(peer.runtime, [peer.read("a", 0.02), peer.read("b", 0.03)], interrupted, 0.0))
     eventually(lambda: len(peer.ended) == 2, "both have ended", within=5)
     assert peer.ended == ["a", "b"]
     peer.close()

@@ -279,7 +279,7 @@ def test_a_member_that_came_back_empty_votes_only_when_it_is_safe(
 
     with caplog.at_level(logging.INFO, "lockstead"):
         setup.run(scenario())
-    assert "Redlock node m0 has restarted empty" in caplog.text
+    assert "Redlock node m0 is new or has restarted empty" in caplog.text, "bob has never seen it vote"
 
 
 def test_a_member_that_stops_answering_is_logged_once_and_once_when_it_is_back(
@@ -324,10 +324,10 @@ def test_a_member_that_is_back_empty_is_not_logged_as_working(setup: Setup, capl
         await until(setup, lambda: logged("m0 fails"))
         setup.members[0].lose_data()
         alice.is_cut_off_from()
-        await until(setup, lambda: logged("m0 answers again"))
-        (line,) = logged("again")
+        await until(setup, lambda: logged("m0 answers now"))
+        (line,) = logged("nodes work")
         pattern = (
-            r"Redlock node m0 answers again but restarted empty, and does not vote yet, after \d+\.\d s: "
+            r"Redlock node m0 answers now but has restarted empty, and does not vote yet, after \d+\.\d s: "
             rf"{total - 1} of {total} nodes work"
         )
         assert re.fullmatch(pattern, line)
@@ -339,6 +339,41 @@ def test_a_member_that_is_back_empty_is_not_logged_as_working(setup: Setup, capl
 
     with caplog.at_level(logging.INFO, "lockstead"):
         setup.run(scenario())
+
+
+def test_new_members_that_several_clients_meet_at_once_are_not_logged_as_empty(
+    setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    clients = [setup.client(f"client{number}") for number in range(8)]
+
+    async def scenario() -> None:
+        for client in clients:
+            client.process.start(client.acquire())
+            await clients[0].runtime.sleep(0.0007)
+        await until(setup, lambda: len(setup.holders()) == len(setup.members))
+        await clients[0].runtime.sleep(8.0)
+
+    with caplog.at_level(logging.INFO, "lockstead"):
+        setup.run(scenario())
+    assert "m0 has been admitted: it votes" in caplog.text
+    assert "empty" not in caplog.text
+
+
+def test_a_member_that_was_empty_before_a_client_knew_it_may_be_new(
+    setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    alice, bob = setup.client("alice"), setup.client("bob")
+
+    async def scenario() -> None:
+        await alice.engine.release(await alice.acquire(ttl=60.0))
+        setup.members[0].lose_data()
+        await bob.engine.release(await bob.acquire())
+        assert "empty" not in caplog.text
+        await bob.runtime.sleep(5.0)
+
+    setup.run(scenario())
+    said = [record.getMessage() for record in caplog.records if "empty" in record.getMessage()]
+    assert said == ["Redlock node m0 is new or has restarted empty: it does not vote until admitted"]
 
 
 def test_a_member_that_never_answered_is_no_warning(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import AbstractContextManager
 from socket import socket
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 NESTED = (
     "called by a signal handler or a finalizer in the middle of another call of this thread, which has to end first: "
@@ -40,6 +41,65 @@ class Event(Protocol):
     async def wait(self, timeout: float) -> bool:
         """Return True once the event is set, and reset it; False after `timeout` seconds, which may be infinite."""
         ...
+
+
+PENDING: Final[Any] = object()
+"""What `InFlight.receive` returns while the reply is not complete."""
+
+
+class InFlight(Protocol[T_co]):
+    """A request that a thread has sent, and whose reply it has not received."""
+
+    deadline: float
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable once there is a part of the reply."""
+        ...
+
+    def receive(self) -> T_co | Coroutine[Any, Any, T_co]:
+        """Receive a part of the reply. Returns PENDING, the result, or a coroutine that goes on to get it.
+
+        Raises once the deadline is over.
+        """
+        ...
+
+
+class Gathered(Protocol[T]):
+    """Requests that are sent together, each under a number, and what takes their outcomes."""
+
+    def send(self, number: int) -> Coroutine[Any, Any, T] | InFlight[T]:
+        """Send the request, or return a coroutine that does. Only in a thread it may be in flight."""
+        ...
+
+    def take(self, number: int, outcome: T | Exception) -> None:
+        """Take the result of a request, or the exception that ended it. Does not raise."""
+        ...
+
+    def is_decided(self) -> bool:
+        """Return whether to wait for no further outcome."""
+        ...
+
+
+class Outcomes(Generic[T]):
+    """Requests of which all outcomes are waited for."""
+
+    def __init__(self, coroutines: Sequence[Coroutine[Any, Any, T]]) -> None:
+        self._coroutines = coroutines
+        self._outcomes: list[T | Exception] = [LookupError("it has not ended")] * len(coroutines)
+
+    async def gather(self, runtime: Runtime) -> list[T | Exception]:
+        """Run them concurrently and return their results, or the exceptions they ended with."""
+        await runtime.gather(self, range(len(self._coroutines)), 0.0)
+        return self._outcomes
+
+    def send(self, number: int) -> Coroutine[Any, Any, T]:
+        return self._coroutines[number]
+
+    def take(self, number: int, outcome: T | Exception) -> None:
+        self._outcomes[number] = outcome
+
+    def is_decided(self) -> bool:
+        return False
 
 
 class Runtime(Protocol):
@@ -112,13 +172,12 @@ class Runtime(Protocol):
         """Await work that runs to its end even if the caller is cancelled meanwhile."""
         ...
 
-    async def gather(
-        self, coroutines: Sequence[Coroutine[Any, Any, T]], decided: Callable[[Sequence[T | None]], bool], grace: float
-    ) -> list[T | None]:
-        """Run coroutines that never raise concurrently; return their results, None for those that have not ended.
+    async def gather(self, requests: Gathered[T], numbers: Sequence[int], grace: float) -> None:
+        """Send the requests with these numbers, then wait for their outcomes as they come.
 
-        Returns when all have ended, or `grace` seconds after `decided` was first true of the results so far. The
-        rest run to their end in the background, even if the caller is cancelled.
+        Returns when all have ended, or `grace` seconds after it was first decided. The rest end in the background,
+        even if the caller is cancelled, and their outcomes are taken then. An interrupt while they are being sent
+        leaves the others unsent.
         """
         ...
 

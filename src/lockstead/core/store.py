@@ -19,7 +19,7 @@ from lockstead.core.model import (
     Standing,
     Wake,
 )
-from lockstead.core.runtime import Runtime
+from lockstead.core.runtime import InFlight, Runtime
 
 
 @runtime_checkable
@@ -140,6 +140,18 @@ class RateLimiting(Protocol):
         Judged by the server's clock: a backward step drains nothing, and starves no client. Not idempotent.
         """
         ...
+
+
+@runtime_checkable
+class Sending(Protocol):
+    """A member that can send a request without waiting for its reply, so that others are sent theirs meanwhile.
+
+    Each returns None if nothing was sent, as no connection is ready for it: then `join` or `leave` does it all.
+    """
+
+    def send_join(self, ask: Ask, timeout: float) -> InFlight[Standing | Refusal] | None: ...
+
+    def send_leave(self, name: str, owner: str, timeout: float) -> InFlight[bool] | None: ...
 
 
 class Member(Store, Reserving, Protocol):

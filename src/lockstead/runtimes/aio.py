@@ -10,9 +10,9 @@ from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from math import inf
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from lockstead.core.runtime import Event
+from lockstead.core.runtime import Event, Gathered
 from lockstead.errors import LockError, UnsupportedError
 from lockstead.runtimes import clock
 from lockstead.runtimes.gather import gather_tasks, step
@@ -139,14 +139,17 @@ class AsyncRuntime:
     async def shield(self, work: Coroutine[Any, Any, T]) -> T:
         return await asyncio.shield(self._task(work, "lockstead-shield"))
 
-    async def gather(
-        self, coroutines: Sequence[Coroutine[Any, Any, T]], decided: Callable[[Sequence[T | None]], bool], grace: float
-    ) -> list[T | None]:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return [await coroutine for coroutine in coroutines]
-        return await gather_tasks(self, step, coroutines, decided, grace)
+    async def gather(self, requests: Gathered[T], numbers: Sequence[int], grace: float) -> None:
+        if _running_loop() is not None:
+            await gather_tasks(self, step, requests, numbers, grace)
+            return
+        for number in numbers:
+            outcome: T | Exception
+            try:
+                outcome = await cast("Coroutine[Any, Any, T]", requests.send(number))  # it is no thread
+            except Exception as error:
+                outcome = error
+            requests.take(number, outcome)
 
     async def offload(self, function: Callable[[], T]) -> T:
         try:

@@ -14,7 +14,7 @@ from math import inf
 from socket import socket
 from typing import Any, Generic, TypeVar
 
-from lockstead.core.runtime import Event
+from lockstead.core.runtime import Event, Gathered
 from lockstead.runtimes.gather import gather_tasks
 
 T = TypeVar("T")
@@ -279,14 +279,12 @@ class SimulatedRuntime:
         await task.done
         return task.outcome()
 
-    async def gather(
-        self, coroutines: Sequence[Coroutine[Any, Any, T]], decided: Callable[[Sequence[T | None]], bool], grace: float
-    ) -> list[T | None]:
-        def start(work: Coroutine[Any, Any, T], ended: Callable[[T | None], None]) -> None:
+    async def gather(self, requests: Gathered[T], numbers: Sequence[int], grace: float) -> None:
+        def start(work: Any, ended: Callable[[Any], None]) -> None:
             task = self._process.start(work)
-            task.on_end = lambda: ended(task.result)
+            task.on_end = lambda: ended(task.result if task.error is None else task.error)
 
-        return await gather_tasks(self, start, coroutines, decided, grace)
+        await gather_tasks(self, start, requests, numbers, grace)
 
     async def offload(self, function: Callable[[], T]) -> T:
         return function()

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, suppress
 from math import inf
 from typing import Any, TypeVar
 
-from lockstead.core.runtime import NESTED, Event
+from lockstead.core.runtime import NESTED, Event, Gathered
 from lockstead.errors import NestedCallError, UnsupportedError
 from lockstead.runtimes import clock, nesting
 from lockstead.runtimes.gather import ThreadGathering
@@ -149,11 +149,9 @@ class ThreadRuntime:
     async def shield(self, work: Coroutine[Any, Any, T]) -> T:
         return await work
 
-    async def gather(
-        self, coroutines: Sequence[Coroutine[Any, Any, T]], decided: Callable[[Sequence[T | None]], bool], grace: float
-    ) -> list[T | None]:
-        """Run coroutines in this thread. Those that wait by `readable` overlap, the others run one after another."""
-        return await ThreadGathering(self, coroutines).run(decided, grace)
+    async def gather(self, requests: Gathered[T], numbers: Sequence[int], grace: float) -> None:
+        """Run all in this thread. Those that wait by `readable` or are `InFlight` overlap, the others do not."""
+        await ThreadGathering(self, requests).run(numbers, grace)
 
     def is_gathering(self) -> bool:
         """Return whether this thread has other coroutines to run while one waits by `readable`."""

@@ -157,7 +157,7 @@ def test_a_member_may_be_admitted_by_another_thread_meanwhile(
         assert locks.try_acquire("x")
         servers[0].lose_data()
 
-        def meanwhile(_: str, name: str) -> None:
+        def meanwhile(_: str, name: str, why: str) -> None:
             assert name == nodes._states[0].name
             nodes._note_admitted(nodes._states[0], Membership("", 0, 0.0, 0.0))
 
@@ -269,8 +269,7 @@ def test_a_reservation_that_fails_on_a_member_after_the_decision_is_released_the
     reserve = ReserveRound(quorum._members, departure, placement, Reservation("x", "me/1", 30.0), 5.0)
 
     def fail(number: int) -> None:
-        reserve.votes[number] = StoreError("no answer", transient=True)
-        reserve.on_vote(number, StoreError("no answer", transient=True))
+        reserve.take(number, StoreError("no answer", transient=True))
 
     def pending() -> list[int]:
         return [number for number, node in enumerate(quorum._members._states) if node.pending_releases]

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from lockstead.core import lifecycle
 from lockstead.core.model import Membership
-from lockstead.core.runtime import Runtime
-from lockstead.core.store import Member
+from lockstead.core.runtime import Outcomes, Runtime
+from lockstead.core.store import Member, Sending
 from lockstead.errors import DamagedError
 from lockstead.stores.quorum.placement import Departure
 
@@ -30,6 +30,8 @@ whatever their timeouts."""
 ADMISSION_WAIT = 2.5
 """Seconds between finding a member empty and asking the others for what it lost. Longer than any round: every round the
 member had voted in is over by then, so each other member that voted in it has a record of it."""
+NEW_SERVERS_WAIT = 1.0
+"""Seconds before a member that never voted is logged as empty: new servers are admitted one after another, but soon."""
 MIN_PROBE_INTERVAL = 0.05
 """Seconds before an unreachable member is probed for the first time: one that is back soon is used again soon."""
 MAX_PROBE_INTERVAL = 1.0
@@ -63,8 +65,21 @@ class _MemberState:
     """More releases were pending than are kept, and this was logged."""
     abstains: bool = False
     """It answered the last probe, but does not vote."""
+    has_voted: bool = False
+    """It has voted since this client first probed it: if it is empty now, it has lost its data."""
+    logged_token: str = ""
+    """The token under which it was last logged as empty."""
     found_empty: tuple[str, float] | None = None
     """The token under which it waits to be admitted or to vote, and when it was found empty."""
+
+    def take(self, membership: Membership) -> None:
+        """Take the answer to a probe."""
+        self.abstains = membership.votes_in > 0
+        self.has_voted |= not self.abstains
+
+    @property
+    def why_empty(self) -> str:
+        return "has restarted empty" if self.has_voted else "is new or has restarted empty"
 
 
 class Members:
@@ -74,6 +89,7 @@ class Members:
         self.runtime = runtime
         self.majority = len(members) // 2 + 1
         self.stores = members
+        self.senders = [member if isinstance(member, Sending) else None for member in members]
         self.numbers = range(len(members))
         self._states = [_MemberState(name, member) for name, member in zip(names, members, strict=True)]
         self._timeout = timeout
@@ -157,7 +173,7 @@ class Members:
                     logged_at_level = self._log_failure(number)
                 continue
             state.has_answered = True
-            state.abstains = membership.votes_in > 0
+            state.take(membership)
             if state.abstains:
                 self.start_admission()
             with self._mutex:
@@ -183,7 +199,7 @@ class Members:
         return level
 
     def _log_recovery(self, state: _MemberState, seconds: float, level: int) -> None:
-        what = "answers again but restarted empty, and does not vote yet," if state.abstains else "works again"
+        what = f"answers now but {state.why_empty}, and does not vote yet," if state.abstains else "works again"
         log.log(
             level,
             "Redlock node %s %s after %.1f s: %d of %d nodes work",
@@ -279,8 +295,8 @@ class Members:
             found = state.found_empty  # another thread may have had it admitted by now
             if found is None or found[0] != membership.token:
                 found = state.found_empty = membership.token, now
-                if admitted:
-                    log.warning("Redlock node %s has restarted empty: it does not vote until readmitted", state.name)
+            if admitted and (state.has_voted or now - found[1] >= NEW_SERVERS_WAIT):
+                self._log_empty(state, membership.token)
             waiting.append((number, membership, found[1]))
         ticket = max((each.ticket for each in admitted), default=0)
         longest = max((each.longest for each in admitted), default=0.0)
@@ -289,6 +305,11 @@ class Members:
             if sent - since >= required_wait:
                 memberships[number] = await self._admit(number, membership, ticket, longest)
         return memberships
+
+    def _log_empty(self, state: _MemberState, token: str) -> None:
+        if state.logged_token != token:
+            state.logged_token = token
+            log.warning("Redlock node %s %s: it does not vote until admitted", state.name, state.why_empty)
 
     def _required_wait(self, admitted: int, waited: Sequence[float]) -> float:
         """Return how long a member must have waited before this round to be admitted by its answers."""
@@ -316,8 +337,9 @@ class Members:
             log.info("Redlock node %s has been admitted: it votes", state.name)
 
     async def _probe_all(self) -> list[Membership | None]:
-        coroutines = [self._attempt(number, lambda member: member.probe(self._timeout)) for number in self.numbers]
-        return await self.runtime.gather(coroutines, lambda _: False, 0.0)
+        probes = [self._attempt(number, lambda member: member.probe(self._timeout)) for number in self.numbers]
+        outcomes = await Outcomes(probes).gather(self.runtime)
+        return [None if isinstance(outcome, Exception) else outcome for outcome in outcomes]
 
     async def _attempt(self, number: int, send: Callable[[Member], Awaitable[Membership]]) -> Membership | None:
         state = self._states[number]
@@ -326,7 +348,7 @@ class Members:
         except Exception as error:
             self.note_failure(number, error)
             return None
-        state.abstains = membership.votes_in > 0
+        state.take(membership)
         return membership
 
     async def health(self) -> list[MemberHealth]:

@@ -50,6 +50,8 @@ class Placement:
         return sorted(self.granted | self.members_in_doubt())
 
     def departure(self, name: str, owner: str, now: float) -> Departure:
+        if not any(self.in_doubt):
+            return Departure(name, owner, sorted(self.granted), self.until, {})
         late_request_window = max(self.until - now, LATE_REQUEST_WINDOW)
         tombstones = dict.fromkeys(self.members_in_doubt(), late_request_window)
         return Departure(name, owner, self.members(), self.until, tombstones)

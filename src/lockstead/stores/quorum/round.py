@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Coroutine, Sequence
+from typing import Any, Generic, TypeVar
 
 from lockstead.core.model import Ask, Line, Refusal, Renewal, Reservation, Standing
-from lockstead.core.store import Member, Repairable
+from lockstead.core.runtime import InFlight
+from lockstead.core.store import Repairable
 from lockstead.errors import DamagedError, StoreError
 from lockstead.stores.quorum.members import VOTE_GRACE, Members
 from lockstead.stores.quorum.placement import Departure, Placement
 
 T = TypeVar("T")
+Request = Coroutine[Any, Any, T] | InFlight[T]
 Votes = Sequence[T | Exception | None]
 """Each member's answer; None where there is none yet."""
 
@@ -31,8 +33,14 @@ class Round(ABC, Generic[T]):
         self.votes: list[T | Exception | None] = [None] * len(members)
 
     @abstractmethod
-    def send(self, number: int, member: Member) -> Awaitable[T]:
-        """Send the request to one member."""
+    def send(self, number: int) -> Request[T]:
+        """Send the request to one member, or return a coroutine that does."""
+
+    def take(self, number: int, outcome: T | Exception) -> None:
+        """Take a vote: every one, even if it arrives after the decision."""
+        self.votes[number] = outcome
+        if isinstance(outcome, Exception):
+            self.members.note_failure(number, outcome)
 
     @abstractmethod
     def is_decided(self) -> bool:
@@ -42,41 +50,21 @@ class Round(ABC, Generic[T]):
         """Return whether the suspected members need not be asked."""
         return self.is_decided()
 
-    def before_send(self, numbers: Sequence[int]) -> None:
-        """Note which members are about to be asked, before anything can interrupt."""
-
-    def on_vote(self, number: int, vote: T | Exception) -> None:
-        """Note a vote: every one, even if it arrives after the decision."""
-
     async def run(self) -> Votes[T]:
         """Ask concurrently until it is decided; suspected members only if the others do not suffice.
 
         What is not answered by then is awaited in the background.
         """
+        gather = self.members.runtime.gather
         trusted, suspected = self.members.by_health(self.asked)
-        await self._ask(trusted)
+        await gather(self, trusted, VOTE_GRACE)
         if suspected:
             if self.is_sufficient():
                 for number in suspected:
                     self.votes[number] = UnaskedError(self.members.error_of(number), transient=True)
             else:
-                await self._ask(suspected)
+                await gather(self, suspected, VOTE_GRACE)
         return self.votes.copy()  # to which no late vote is added
-
-    async def _ask(self, numbers: Sequence[int]) -> None:
-        self.before_send(numbers)
-        coroutines = [self._vote(number) for number in numbers]
-        await self.members.runtime.gather(coroutines, lambda _: self.is_decided(), VOTE_GRACE)
-
-    async def _vote(self, number: int) -> None:
-        vote: T | Exception
-        try:
-            vote = await self.send(number, self.members.stores[number])
-        except Exception as error:
-            self.members.note_failure(number, error)
-            vote = error
-        self.votes[number] = vote
-        self.on_vote(number, vote)
 
 
 class JoinRound(Round[Standing | Refusal]):
@@ -89,19 +77,23 @@ class JoinRound(Round[Standing | Refusal]):
         self._placement = placement
         self._in_doubt = placement.begin_attempt()
 
-    def send(self, number: int, member: Member) -> Awaitable[Standing | Refusal]:
-        return member.join(self._request, self._timeout)
+    def send(self, number: int) -> Request[Standing | Refusal]:
+        self._in_doubt.add(number)  # before anything can interrupt
+        sender = self.members.senders[number]
+        in_flight = None if sender is None else sender.send_join(self._request, self._timeout)
+        return in_flight or self.members.stores[number].join(self._request, self._timeout)
 
-    def before_send(self, numbers: Sequence[int]) -> None:
-        self._in_doubt.update(numbers)
-
-    def on_vote(self, number: int, vote: Standing | Refusal | Exception) -> None:
-        if isinstance(vote, Standing):
+    def take(self, number: int, outcome: Standing | Refusal | Exception) -> None:
+        if type(outcome) is Standing:
+            self.votes[number] = outcome
             self._placement.granted.add(number)
-        elif isinstance(vote, Refusal):
-            if vote.abstains:
+            self._in_doubt.discard(number)
+            return
+        super().take(number, outcome)
+        if isinstance(outcome, Refusal):
+            if outcome.abstains:
                 self.members.start_admission()
-        elif not isinstance(vote, StoreError) or vote.transient:
+        elif not isinstance(outcome, StoreError) or outcome.transient:
             return  # it may have given a place all the same
         self._in_doubt.discard(number)
 
@@ -124,8 +116,8 @@ class RenewRound(Round[list[Standing]]):
         self._renewals = renewals
         self._timeout = timeout
 
-    def send(self, number: int, member: Member) -> Awaitable[list[Standing]]:
-        return member.renew(self._renewals, self._timeout)
+    def send(self, number: int) -> Request[list[Standing]]:
+        return self.members.stores[number].renew(self._renewals, self._timeout)
 
     def is_decided(self) -> bool:
         """Return whether each place is on a majority, or cannot be."""
@@ -144,8 +136,8 @@ class WriteBackRound(Round[list[Standing]]):
         self._ticket = ticket
         self._timeout = timeout
 
-    def send(self, number: int, member: Member) -> Awaitable[list[Standing]]:
-        return member.renew(self._renewals, self._timeout)
+    def send(self, number: int) -> Request[list[Standing]]:
+        return self.members.stores[number].renew(self._renewals, self._timeout)
 
     def is_decided(self) -> bool:
         standings = [standing for (standing,) in answers(self.votes)]
@@ -161,14 +153,21 @@ class LeaveRound(Round[bool]):
         self._placement = placement
         self._timeout = timeout
 
-    def send(self, number: int, member: Member) -> Awaitable[bool]:
+    def send(self, number: int) -> Request[bool]:
         name, owner, _, _, tombstones = self._departure
-        return member.leave(name, owner, self._timeout, tombstones.get(number, 0.0))
+        if number in tombstones:
+            return self.members.stores[number].leave(name, owner, self._timeout, tombstones[number])
+        sender = self.members.senders[number]
+        in_flight = None if sender is None else sender.send_leave(name, owner, self._timeout)
+        return in_flight or self.members.stores[number].leave(name, owner, self._timeout)
 
-    def on_vote(self, number: int, vote: object) -> None:
-        if not isinstance(vote, Exception):
+    def take(self, number: int, outcome: bool | Exception) -> None:  # noqa: FBT001 (a vote, as of any round)
+        if type(outcome) is bool:
+            self.votes[number] = outcome
             self._placement.granted.discard(number)
-        elif not isinstance(vote, DamagedError):  # a damaged line has no place to release
+            return
+        super().take(number, outcome)
+        if not isinstance(outcome, DamagedError):  # a damaged line has no place to release
             self.members.queue_release(number, self._departure)
 
     def is_decided(self) -> bool:
@@ -200,16 +199,17 @@ class ReserveRound(Round[bool]):
         self._timeout = timeout
         self._is_settled = False
 
-    def send(self, number: int, member: Member) -> Awaitable[bool]:
+    def send(self, number: int) -> Request[bool]:
         tombstone = self._departure.tombstones.get(number, 0.0)
-        return member.reserve(self._reservation._replace(tombstone=tombstone), self._timeout)
+        return self.members.stores[number].reserve(self._reservation._replace(tombstone=tombstone), self._timeout)
 
-    def on_vote(self, number: int, vote: object) -> None:
-        if not isinstance(vote, Exception):
+    def take(self, number: int, outcome: bool | Exception) -> None:  # noqa: FBT001 (as above)
+        super().take(number, outcome)
+        if not isinstance(outcome, Exception):
             self._placement.granted.discard(number)
-            if vote:
+            if outcome:
                 self._placement.reserved.add(number)
-        elif self._is_settled and not isinstance(vote, DamagedError):
+        elif self._is_settled and not isinstance(outcome, DamagedError):
             self.members.queue_release(number, self._departure)
 
     def is_reserved(self) -> bool:
@@ -237,8 +237,8 @@ class InspectRound(Round[list[Line]]):
         self._prefix = prefix
         self._exact = exact
 
-    def send(self, number: int, member: Member) -> Awaitable[list[Line]]:
-        return member.inspect(self._prefix, exact=self._exact)
+    def send(self, number: int) -> Request[list[Line]]:
+        return self.members.stores[number].inspect(self._prefix, exact=self._exact)
 
     def is_decided(self) -> bool:
         return None not in self.votes
@@ -253,7 +253,8 @@ class RepairRound(Round[bool]):
         self._name = name
         self._timeout = timeout
 
-    async def send(self, number: int, member: Member) -> bool:
+    async def send(self, number: int) -> bool:
+        member = self.members.stores[number]
         if isinstance(member, Repairable):
             await member.repair(self._name, self._timeout)
         return True
@@ -272,4 +273,6 @@ def count(votes: Votes[T], kind: type) -> int:
 
 def fill_unasked(votes: Votes[bool], asked: Sequence[int]) -> list[bool | Exception | None]:
     """Add the answer of the members that have no place, and so were not asked: False."""
+    if len(asked) == len(votes):
+        return list(votes)
     return [vote if number in asked else False for number, vote in enumerate(votes)]

@@ -40,7 +40,9 @@ class Connection:
         self._feed, self._gets = reader.feed, reader.gets
         self._send, self._recv = opened.sendall, opened.recv
         is_plain = type(opened).__module__ == "socket"  # neither TLS nor gevent's, which never blocks in the kernel
-        self._is_timed_by_kernel = os.name == "posix" and is_plain
+        self._is_timed_by_kernel = self.can_poll = os.name == "posix" and is_plain
+        """Whether it can be polled for a reply: nothing is read ahead, and other greenlets need not run."""
+        self.fileno = opened.fileno
         if self._is_timed_by_kernel:
             opened.settimeout(None)
         lifecycle.inherited.add(self)
@@ -67,14 +69,29 @@ class Connection:
             if (reply := self._gets()) is not False:
                 return reply
 
-    async def exchange(self, payload: bytes, count: int, timeout: float) -> list[Any]:
-        deadline = self._now() + timeout
+    def send(self, payload: bytes, timeout: float) -> None:
+        """Send a command whose reply is received later: the first half of an exchange."""
         if timeout != self._timeout:
             self._limit(timeout)
         try:
             self._send(payload)
         except BlockingIOError:  # SO_SNDTIMEO is over
             raise TimeoutError from None
+
+    def receive_part(self) -> Any:
+        """Receive at least a part of the reply: False until it is complete. Raises TimeoutError."""
+        try:
+            data = self._recv(CHUNK)
+        except BlockingIOError:
+            raise TimeoutError from None
+        if not data:
+            self._handle_end()
+        self._feed(data)
+        return self._gets()
+
+    async def exchange(self, payload: bytes, count: int, timeout: float) -> list[Any]:
+        deadline = self._now() + timeout
+        self.send(payload, timeout)
         replies: list[Any] = []
         while True:
             if self._is_gathering():
@@ -226,6 +243,7 @@ class BlockingNode:
         self._runtime = runtime
         self._gathering = runtime.gathering
         self._pool: Pool[Connection] = Pool(runtime)
+        self.give_back = self._pool.give_back
         self.refresh = self._pool.drop
         self.close = self._pool.close
 
@@ -237,7 +255,7 @@ class BlockingNode:
                 connection, timeout = await self._connect(timeout)
             replies = await connection.exchange(payload, count, timeout)
         except BaseException as error:
-            self._handle_failure(connection, error)
+            self.handle_failure(connection, error)
             if isinstance(error, FAILURES):
                 raise unknown_outcome(self.address, error) from error
             raise
@@ -263,7 +281,7 @@ class BlockingNode:
             else:
                 reply = connection.exchange_one(payload, timeout)
         except BaseException as error:
-            self._handle_failure(connection, error)
+            self.handle_failure(connection, error)
             raise
         if pool.is_closed:
             connection.close()
@@ -272,13 +290,33 @@ class BlockingNode:
             pool.idle.append(connection)
         return reply
 
+    def send(self, payload: bytes, timeout: float) -> Connection | None:
+        """Send one command on an idle connection, and return it to receive the reply. None if there is none."""
+        pool = self._pool
+        try:
+            connection = pool.idle.pop()
+        except IndexError:
+            return None
+        try:
+            if self._runtime.now() >= connection.idle_since + MAX_UNCHECKED_IDLE and connection.is_broken():
+                connection.close()
+                return None
+            if not connection.can_poll:
+                pool.give_back(connection)
+                return None
+            connection.send(payload, timeout)
+        except BaseException as error:
+            self.handle_failure(connection, error)
+            raise
+        return connection
+
     async def _connect(self, timeout: float) -> tuple[Connection, float]:
         """Open a connection, and return how much of the timeout is left."""
         deadline = self._runtime.now() + timeout
         connection = await connect(self._runtime, self.address, timeout)
         return connection, deadline - self._runtime.now()
 
-    def _handle_failure(self, connection: Connection | None, error: BaseException) -> None:
+    def handle_failure(self, connection: Connection | None, error: BaseException) -> None:
         if connection is not None:
             connection.close()
         if isinstance(error, FAILURES) and not isinstance(error, TimeoutError):

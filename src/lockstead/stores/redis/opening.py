@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lockstead.core.runtime import Runtime
 from lockstead.core.store import Store
+from lockstead.errors import InvalidInputError
+from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.quorum.store import Quorum
-from lockstead.stores.redis.address import Options, from_client, parse_url
+from lockstead.stores.redis.address import Deployment, Options, from_client, parse_url
+from lockstead.stores.redis.member import BlockingMember
 from lockstead.stores.redis.store import RedisStore
 
 
@@ -24,8 +29,11 @@ def open_redis(source: object, runtime: Runtime, options: Mapping[str, Any]) -> 
         )
         settings = Options()
     settings = settings.changed(options)
+    if is_quorum:
+        _refuse_duplicates(deployments)
+    kind = BlockingMember if is_quorum and isinstance(runtime, ThreadRuntime) else RedisStore
     stores = [
-        RedisStore(
+        kind(
             runtime,
             deployment,
             key_prefix=settings.key_prefix,
@@ -40,3 +48,19 @@ def open_redis(source: object, runtime: Runtime, options: Mapping[str, Any]) -> 
         return stores[0]
     names = [str(deployment.addresses[0]) for deployment in deployments]
     return Quorum(runtime, stores, names, node_timeout=settings.node_timeout)
+
+
+def _refuse_duplicates(deployments: Sequence[Deployment]) -> None:
+    """Refuse a server that would vote twice: the loss of it alone would be that of two nodes."""
+    servers = Counter(str(_without_database(each)) for each in deployments)
+    for server, times in servers.items():
+        if times > 1:
+            msg = (
+                f"{server} is named {times} times: the nodes of redlock:// have to be different servers, which fail "
+                "independently of each other"
+            )
+            raise InvalidInputError(msg)
+
+
+def _without_database(deployment: Deployment) -> Deployment:
+    return deployment._replace(addresses=[replace(each, database=0) for each in deployment.addresses])

@@ -34,7 +34,7 @@ from lockstead.core.model import (
     Wake,
 )
 from lockstead.core.outage import reason
-from lockstead.core.runtime import Runtime
+from lockstead.core.runtime import Outcomes, Runtime
 from lockstead.core.timing import INSPECTION_TIMEOUT
 from lockstead.errors import DamagedError, InvalidInputError, StoreError
 from lockstead.runtimes.aio import AsyncRuntime
@@ -167,7 +167,7 @@ class RedisStore:
             return await self._join_in_full(ask, deadline - self._now(), (node, reply))
         if type(ticket := reply[1]) is int and ticket:
             return _new(Standing, (HELD, ticket, reply[0] / 1e6, "", inf))
-        return _outcome(reply)
+        return parse_outcome(reply)
 
     async def _join_in_full(
         self, ask: Ask, timeout: float, refusal: tuple[Node, Exception] | None = None
@@ -185,7 +185,7 @@ class RedisStore:
                 self._subscriber.forget(ask.owner)
             raise
         self._was_writable = True
-        return _outcome(reply)
+        return parse_outcome(reply)
 
     async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
         if self._only_key:
@@ -503,17 +503,10 @@ class RedisStore:
         """Call a script on several keys concurrently. A failed call is an exception in the list; raises if all fail."""
         confirmed = self._min_replicas > 0
 
-        async def call(key: bytes, args: tuple[Arg, ...]) -> Any:
-            try:
-                return await self._call(_Call(command, key, args, confirmed), timeout)
-            except Exception as error:
-                return error
-
-        if len(calls) == 1:
-            replies = [await call(*calls[0])]
-        else:
-            coroutines = [call(key, args) for key, args in calls]
-            replies = await self.runtime.gather(coroutines, lambda _: False, 0.0)
+        requests = [_Call(command, key, args, confirmed) for key, args in calls]
+        if len(requests) == 1:
+            return [await self._call(requests[0], timeout)]
+        replies: list[Any] = await Outcomes([self._call(request, timeout) for request in requests]).gather(self.runtime)
         failures = [reply for reply in replies if isinstance(reply, Exception)]
         if failures and len(failures) == len(replies):
             raise failures[0]
@@ -579,7 +572,7 @@ def _secret(_: str) -> bytes:
     return os.urandom(SECRET_SIZE)
 
 
-def _outcome(reply: Any) -> Standing | Refusal:
+def parse_outcome(reply: Any) -> Standing | Refusal:
     """Parse the reply of join.lua."""
     answer = reply[1]
     if answer == 0:
