@@ -87,7 +87,11 @@ class StoreError(LockError):
     retried. Otherwise the store refused it: nothing was done, and an operator has to fix the cause.
 
     ``overloaded``: the store answers other requests, but did not process this one in time.
+
+    ``was_sent``: False if there was no connection to send it on, so that it surely was not applied.
     """
+
+    was_sent = True
 
     def __init__(self, message: str, *, name: str = "", transient: bool = False, overloaded: bool = False) -> None:
         super().__init__(message, name=name)

@@ -108,6 +108,7 @@ class Engine:
                     lease.ask, max(min(REQUEST_TIMEOUT, deadline - sent), MIN_REQUEST_TIMEOUT)
                 )
             except StoreError as error:
+                lease.join_failed(error)
                 pause = self._pause_after(error, 0, deadline, retry, lease if is_patient else None)
                 if pause is None:
                     raise
@@ -125,8 +126,8 @@ class Engine:
                 self.keeper.apply(lease, answer, sent, ask.ttl, is_join=True)
             if lease.state is WAITING:
                 refusal = await self._wait_in_line(lease, deadline, retry)
-        except StoreError as error:
-            self.drop(lease, error)
+        except StoreError:
+            self.drop(lease)
             self.check_open(ask.name)
             raise
         except BaseException as interruption:
@@ -162,7 +163,11 @@ class Engine:
     async def _join_again(self, lease: Lease, timeout: float) -> Standing | Refusal:
         self._check_wanted(lease)
         lease.send_join_again()
-        return await self.store.join(lease.ask, timeout)
+        try:
+            return await self.store.join(lease.ask, timeout)
+        except StoreError as error:
+            lease.join_failed(error)
+            raise
 
     async def _recheck(self, lease: Lease, timeout: float) -> Standing:
         (standing,) = await self.store.renew([lease.renewal(lease.ask.ttl)], timeout)
@@ -421,9 +426,9 @@ class Engine:
                 lifecycle.at_exit.add(keeper)
         return lease
 
-    def drop(self, lease: Lease, error: StoreError) -> None:
-        """Release a place in the background that may exist; one that the store refused does not."""
-        if error.transient or lease.joins_in_doubt != 1:
+    def drop(self, lease: Lease) -> None:
+        """Release a place in the background that may exist; one that was refused, or never requested, does not."""
+        if lease.joins_in_doubt or lease.state is not JOINING:
             self.keeper.release_in_background(lease)
         else:
             self.keeper.forget(lease)

@@ -20,7 +20,7 @@ from lockstead.core.timing import (
     SLACK,
     margin,
 )
-from lockstead.errors import InvalidLockError, LockLostError
+from lockstead.errors import InvalidLockError, LockLostError, StoreError
 
 EXPIRED = "its lease expired after renewal had stopped (max_hold, renew=False or a dropped handle)"
 NOT_RENEWED = "it could not be renewed in time"
@@ -162,6 +162,11 @@ class Lease:
 
     def join_answered(self) -> None:
         self.joins_in_doubt -= 1
+
+    def join_failed(self, error: StoreError) -> None:
+        """Leave a join in doubt, unless the store refused it, or it was not sent."""
+        if not error.transient or not error.was_sent:
+            self.joins_in_doubt -= 1
 
     def apply(
         self, standing: Standing, sent: float, duration: float, now: float, pace: float, *, is_join: bool = False

@@ -75,7 +75,8 @@ async def _join_together(engine: Engine, request: MultiRequest) -> list[Lease] |
         )
     except StoreError as error:
         for lease in leases:
-            engine.drop(lease, error)
+            lease.join_failed(error)
+            engine.drop(lease)
         if request.asks[0].queue and engine.is_late(error, request.deadline, request.retry):
             raise overloaded(request.asks[0], 1, engine.runtime.now() - request.started) from error
         raise

@@ -302,7 +302,7 @@ async def test_tls_without_verification_works(harness: Harness, tls_proxy: Fault
 
 
 class Relay:
-    """Accepts connections, but forwards nothing before it is told to."""
+    """Accepts connections, but forwards nothing before `forward` is called."""
 
     def __init__(self, port: int) -> None:
         self._target = port

@@ -98,6 +98,7 @@ def not_connected(address: Address, message: str) -> StoreError:
     advice = next((advice for cause, advice in _CAUSES.items() if cause.search(words)), "")
     is_permanent = _PERMANENT.search(words) is not None
     failure = StoreError(f"{address}: {text}{advice and f' ({advice})'}", transient=not is_permanent)
+    failure.was_sent = False
     failure.__cause__ = psycopg.OperationalError(message)
     return failure
 

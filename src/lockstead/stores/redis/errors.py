@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Iterable
+from socket import gaierror
 from typing import Any
 
 import hiredis
@@ -129,5 +130,6 @@ def unknown_outcome(address: Address, error: BaseException) -> StoreError:
     is_permanent = isinstance(error, ssl.SSLCertVerificationError | hiredis.ProtocolError | WrongServerError)
     is_busy = isinstance(error, QueuedError)
     failure = StoreError(f"{address}: {what}", transient=not is_permanent, overloaded=is_busy)
+    failure.was_sent = not isinstance(error, ConnectionRefusedError | FileNotFoundError | gaierror | WrongServerError)
     failure.__cause__ = error
     return failure

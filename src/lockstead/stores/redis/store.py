@@ -340,7 +340,7 @@ class RedisStore:
             for ask in asks:
                 await self.leave(ask.name, ask.owner, timeout)
         except StoreError as error:
-            error.transient = True  # the places may still exist
+            error.transient = error.was_sent = True  # the places may still exist
             raise
         names = ", ".join(repr(ask.name) for ask in asks)
         return StoreError(f"{shortfall}; released again: {names}", name=asks[0].name)
