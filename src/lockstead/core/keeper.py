@@ -20,7 +20,7 @@ from weakref import WeakMethod, ref
 from lockstead.core import lifecycle
 from lockstead.core.clock_step import ClockComparison
 from lockstead.core.lease import EXPIRED, HELD, JOINING, NOT_RENEWED, RELEASING, WAITING, Claim, Lease
-from lockstead.core.model import PlaceState, Reservation, Standing
+from lockstead.core.model import PlaceState, Refusal, Reservation, Standing
 from lockstead.core.outage import OutageLog, reason
 from lockstead.core.runtime import Event, drive
 from lockstead.core.store import Reserving, Store, Watching
@@ -63,8 +63,10 @@ class Keeper:
         self._idle_since = -inf
         self._outages = OutageLog(self.store.address, self.mutex, self.leases)
 
-    def forget(self, lease: Lease) -> None:
-        """Stop keeping a lease whose place is surely gone."""
+    def forget(self, lease: Lease, *, is_answered: bool = False) -> None:
+        """Stop keeping a lease whose place is surely gone, by the store's answer just now if `is_answered`."""
+        if is_answered and self._outages.outage is not None:
+            self._outages.add_answers([lease], self.runtime.now())
         with self.mutex:
             self.leases.pop(lease.ask.owner, None)
             lease.end()
@@ -73,14 +75,25 @@ class Keeper:
             if not self.leases:
                 lifecycle.at_exit.discard(self)
 
-    def apply(self, lease: Lease, standing: Standing, sent: float, duration: float, *, is_join: bool = False) -> None:
-        """Apply the answer to a request for that duration, sent then; a loss is signalled."""
+    def apply_join(self, lease: Lease, answer: Standing | Refusal, sent: float) -> Refusal | None:
+        """Apply the answer to a join sent then; return it if it is a refusal."""
         with self.mutex:
-            loss = lease.apply(standing, sent, duration, self.runtime.now(), self._pace, is_join=is_join)
+            if isinstance(answer, Refusal):
+                lease.join_answered()
+                return answer
+            lease.apply(answer, sent, lease.ask.ttl, self.runtime.now(), self._pace, is_join=True)
             due = lease.due
+        if due is None or due < self._wakes_at:
+            self._schedule(lease.wakes_keeper_at())
+        return None
+
+    def apply(self, lease: Lease, standing: Standing, sent: float, duration: float) -> None:
+        """Apply the answer to a renewal for that duration, sent then; a loss is signalled."""
+        with self.mutex:
+            loss = lease.apply(standing, sent, duration, self.runtime.now(), self._pace)
         if loss is not None:
             self.lose(lease, loss)
-        elif due is None or due < self._wakes_at:
+        elif lease.due is None or lease.due < self._wakes_at:
             self._schedule(lease.wakes_keeper_at())
 
     def accept_push(self, lease: Lease) -> bool:
@@ -157,14 +170,8 @@ class Keeper:
             was_there = await self.store.leave(
                 ask.name, ask.owner, timeout, lease.tombstone() if lease.joins_in_doubt else 0.0
             )
-        self.confirm_release(lease)
+        self.forget(lease, is_answered=True)
         return was_there
-
-    def confirm_release(self, lease: Lease) -> None:
-        """Forget a lease: the store has answered its release."""
-        if self._outages.outage is not None:
-            self._outages.add_answers([lease], self.runtime.now())
-        self.forget(lease)
 
     async def _reserve(self, store: Reserving, lease: Lease, reservation: Reservation, timeout: float) -> bool:
         try:
