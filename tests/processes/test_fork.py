@@ -19,6 +19,7 @@ from tests.harness.sqlite import rows
         pytest.param("inert", id="the_childs_copy_of_a_handle_is_inert"),
         pytest.param("inherited_with", id="a_child_that_leaves_the_with_block_releases_nothing"),
         pytest.param("identity", id="the_child_is_a_client_of_its_own"),
+        pytest.param("secrets", id="the_child_draws_no_secret_that_its_parent_will_use"),
         pytest.param("waits_for_its_parent", id="a_child_waits_for_its_parent_and_is_woken"),
         pytest.param("child_exits_hard", id="a_child_that_ends_by_os_exit_releases_nothing"),
         pytest.param("child_exits", id="a_child_that_ends_by_sys_exit_releases_nothing"),

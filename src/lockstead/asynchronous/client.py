@@ -126,22 +126,23 @@ class AsyncDistributedLock:
         """
         if unknown:
             raise unknown_option(self.acquire, unknown)
-        plan = plans.plan(
-            name,
-            self._defaults,
-            ttl=ttl,
-            timeout=timeout,
-            metadata=metadata,
-            max_hold=max_hold,
-            at_least=at_least,
-            renew=renew,
-            reentrant=reentrant,
-            on_lost=on_lost,
-            retry=retry,
-        )
         handle = AsyncLockHandle(self._engine)
         try:  # as `acquired`, without a coroutine of its own: 0.5 µs
-            outcome = await handle._acquire(plan)
+            outcome = await handle._acquire(  # not kept in a variable: the garbage collector scans what waits
+                plans.plan(
+                    name,
+                    self._defaults,
+                    ttl=ttl,
+                    timeout=timeout,
+                    metadata=metadata,
+                    max_hold=max_hold,
+                    at_least=at_least,
+                    renew=renew,
+                    reentrant=reentrant,
+                    on_lost=on_lost,
+                    retry=retry,
+                )
+            )
             busy = outcome if isinstance(outcome, Busy) else None
         except BaseException:
             handle._abandon()

@@ -18,10 +18,16 @@ from lockstead.core.keeper import Keeper, log
 from lockstead.core.lease import HELD, INHERITED, JOINING, WAITING, Claim, Lease
 from lockstead.core.model import Ask, PlaceState, Refusal, Standing, Wake
 from lockstead.core.reentrance import Reentrance
-from lockstead.core.refusals import Busy, Missed, mismatch, overloaded, too_slow, unsupported
+from lockstead.core.refusals import Busy, Missed, mismatch, overloaded, unsupported
 from lockstead.core.retry import RetryPolicy
 from lockstead.core.store import Store
-from lockstead.core.timing import EXTEND_RETRY_DELAYS, MIN_REQUEST_TIMEOUT, POLLING, REQUEST_TIMEOUT
+from lockstead.core.timing import (
+    EXTEND_RETRY_DELAYS,
+    MIN_REQUEST_TIMEOUT,
+    POLLING,
+    REQUEST_TIMEOUT,
+    request_timeout,
+)
 from lockstead.errors import ClosedError, LockAcquisitionError, LockLostError, StoreError
 
 _new_tuple = tuple.__new__
@@ -44,7 +50,7 @@ class Engine:
         self.reentrance = Reentrance(self.keeper)
         lifecycle.at_fork(self, in_child="_forked")
 
-    async def acquire(
+    async def acquire(  # noqa: C901 (each branch but the two returns is a call of what is named for it)
         self,
         ask: Ask,
         claim: Claim,
@@ -53,89 +59,52 @@ class Engine:
         renew_for: float = inf,
         grace: float = 0.0,
         retry: RetryPolicy,
-        since: float | None = None,
+        waited: float = 0.0,
     ) -> Lease | Busy:
-        """Wait in line until the place is granted. Busy: the name was held until the timeout.
+        """Join the line; granted: return. Wait; granted: return. Busy: the name was held until the timeout.
 
-        Whatever it raises, and however it is interrupted, no place stays behind. `since`: when the caller began to
-        wait, if earlier.
+        Whatever it raises, and however it is interrupted, no place stays behind. `waited`: for how long the caller
+        has waited before. One coroutine: each one more that is suspended is an object that the garbage collector scans.
         """
-        self.runtime.check(self.keeper.mutex)
-        began = self.runtime.now()
+        keeper, now = self.keeper, self.runtime.now
+        self.runtime.check(keeper.mutex)
         is_patient = ask.queue  # otherwise nothing is waited for but the answer
+        began = sent = now()
         deadline = began + (timeout if is_patient else REQUEST_TIMEOUT)
         if ask.capacity != 1 or not self._has_line:
             ask = self._adapt(ask)
         attempts = late_grants = 0
         while True:
             attempts += 1
+            lease = self.track(ask, claim, renew_for, grace)
+            pause = refusal = None
             try:
-                outcome = await self._attempt(
-                    ask, claim, deadline, is_patient, renew_for=renew_for, grace=grace, retry=retry
-                )
-            except StoreError as error:
+                try:
+                    answer = await self.store.join(lease.ask, request_timeout(deadline - sent))
+                except StoreError as error:
+                    lease.join_failed(error)
+                    pause = self._pause_after(error, 0, deadline, retry, lease if is_patient else None)
+                    if pause is None:
+                        raise
+                if pause is not None:  # not above: an exception that is being handled keeps the caller's handle alive
+                    answer, sent = await self._join_again(lease, pause, deadline, retry, is_patient=is_patient)
+                self._was_answered = True
+                refusal = keeper.apply_join(lease, answer, sent)
+                if lease.state is WAITING:
+                    refusal = await self._wait_in_line(lease, deadline, retry)
+            except BaseException as error:
+                await self._undo(lease, error)
                 if is_patient and self.is_late(error, deadline, retry):
-                    raise overloaded(ask, attempts, self._waited(began, since)) from error
+                    raise overloaded(ask, attempts, now() - began + waited) from error
                 raise
-            if isinstance(outcome, Lease):
-                return outcome
-            late_grants += isinstance(outcome, Missed) and outcome.was_granted
+            if lease.state is HELD and now() < lease.trusted_until and not keeper.closing:
+                return lease
+            missed = await self._clear(lease, claim, refusal)
+            late_grants += missed.was_granted
             can_wait = is_patient and late_grants <= retry.max_retries
-            if not can_wait or not await self._may_try_again(ask, outcome, attempts, deadline, retry):
-                if isinstance(outcome, Missed) and outcome.was_granted:
-                    raise too_slow(ask, attempts, self._waited(began, since))
-                refusal = Refusal(outcome.holder) if isinstance(outcome, Missed) else outcome
-                return Busy(ask, refusal, attempts, self._waited(began, since))
-
-    async def _attempt(
-        self,
-        ask: Ask,
-        claim: Claim,
-        deadline: float,
-        is_patient: bool,  # noqa: FBT001 (a keyword costs more)
-        *,
-        renew_for: float,
-        grace: float,
-        retry: RetryPolicy,
-    ) -> Lease | Refusal | Missed:
-        """Join; granted: return. Wait; granted: return. Otherwise nothing is left of the attempt."""
-        lease = self.track(ask, claim, renew_for, grace)
-        refusal = pause = None
-        try:
-            sent = self.runtime.now()
-            try:
-                answer = await self.store.join(
-                    lease.ask, max(min(REQUEST_TIMEOUT, deadline - sent), MIN_REQUEST_TIMEOUT)
-                )
-            except StoreError as error:
-                lease.join_failed(error)
-                pause = self._pause_after(error, 0, deadline, retry, lease if is_patient else None)
-                if pause is None:
-                    raise
-            if pause is not None:  # not above: an exception that is being handled keeps the caller's handle alive
-                await self.runtime.sleep(pause)
-                waiting = lease if is_patient else None
-                answer, sent = await self.with_retries(
-                    self._join_again, lease, deadline, retry, retries=1, waiting=waiting
-                )
-            self._was_answered = True
-            if isinstance(answer, Refusal):
-                lease.join_answered()
-                refusal = answer
-            else:
-                self.keeper.apply(lease, answer, sent, ask.ttl, is_join=True)
-            if lease.state is WAITING:
-                refusal = await self._wait_in_line(lease, deadline, retry)
-        except StoreError:
-            self.drop(lease)
-            self.check_open(ask.name)
-            raise
-        except BaseException as interruption:
-            await self.abandon(lease, interruption)
-            raise
-        if lease.state is HELD and self.runtime.now() < lease.trusted_until and not self.keeper.closing:
-            return lease
-        return await self._clear(lease, claim, refusal)
+            if not can_wait or not await self._may_try_again(ask, missed, attempts, deadline, retry):
+                return missed.busy(ask, attempts, now() - began + waited)
+            sent = now()
 
     async def _wait_in_line(self, lease: Lease, deadline: float, retry: RetryPolicy) -> Refusal | None:
         """Wait until the place holds or is gone (None), or the deadline has passed."""
@@ -160,7 +129,15 @@ class Engine:
                 self.keeper.apply(lease, standing, sent, ask.ttl)
         return None
 
-    async def _join_again(self, lease: Lease, timeout: float) -> Standing | Refusal:
+    async def _join_again(
+        self, lease: Lease, pause: float, deadline: float, retry: RetryPolicy, *, is_patient: bool
+    ) -> tuple[Standing | Refusal, float]:
+        """Repeat a join that was not answered; return the answer and when that request was sent."""
+        await self.runtime.sleep(pause)
+        waiting = lease if is_patient else None
+        return await self.with_retries(self._send_join_again, lease, deadline, retry, retries=1, waiting=waiting)
+
+    async def _send_join_again(self, lease: Lease, timeout: float) -> Standing | Refusal:
         self._check_wanted(lease)
         lease.send_join_again()
         try:
@@ -190,7 +167,7 @@ class Engine:
         while True:
             sent = self.runtime.now()
             try:
-                answer = await send(what, max(min(REQUEST_TIMEOUT, deadline - sent), MIN_REQUEST_TIMEOUT))
+                answer = await send(what, request_timeout(deadline - sent))
             except StoreError as error:
                 pause = self._pause_after(error, retries, deadline, retry, waiting)
                 if pause is None:
@@ -220,8 +197,16 @@ class Engine:
             self.keeper.begin_outage(error, waiting)
         return min(pause, left - MIN_REQUEST_TIMEOUT) if left > MIN_REQUEST_TIMEOUT else None
 
-    async def _clear(self, lease: Lease, claim: Claim, refusal: Refusal | None) -> Refusal | Missed:
-        """Leave nothing of an attempt that failed, and return why it did.
+    async def _undo(self, lease: Lease, error: BaseException) -> None:
+        """Leave nothing of an attempt that was interrupted or failed. Raises ClosedError if the client was closed."""
+        if isinstance(error, StoreError):
+            self.drop(lease)
+            self.check_open(lease.ask.name)
+        else:
+            await self.abandon(lease, error)
+
+    async def _clear(self, lease: Lease, claim: Claim, refusal: Refusal | None) -> Missed:
+        """Leave nothing of an attempt by which nothing is held, and return why.
 
         Raises CapacityMismatchError for a line of another capacity, ClosedError if the client was closed meanwhile.
         """
@@ -231,27 +216,22 @@ class Engine:
             await self.abandon(lease)
         claim.leases = claim.leases[:-1]
         self.check_open(lease.ask.name)
-        if refusal is None:
-            return Missed(lease.holder, was_granted=lease.granted_at is not None)
-        if refusal.capacity:
+        if refusal is not None and refusal.capacity:
             raise mismatch(lease.ask, refusal.capacity)
-        return refusal
+        return Missed(refusal, lease.holder, was_granted=refusal is None and lease.granted_at is not None)
 
     async def _may_try_again(
-        self, ask: Ask, outcome: Refusal | Missed, attempts: int, deadline: float, retry: RetryPolicy
+        self, ask: Ask, missed: Missed, attempts: int, deadline: float, retry: RetryPolicy
     ) -> bool:
         """Return whether to join once more, after a pause on a store that has no line to wait in."""
         left = deadline - self.runtime.now()
-        if isinstance(outcome, Missed):
+        if missed.refusal is None:
             return left > 0
         if self._has_line or left <= 0:
             return False
-        self.reentrance.check_wait(ask, outcome.holder, deadline)
-        await self.runtime.sleep(min(retry.pause(attempts - 1, self.runtime.random()), outcome.recheck, left))
+        self.reentrance.check_wait(ask, missed.refusal.holder, deadline)
+        await self.runtime.sleep(min(retry.pause(attempts - 1, self.runtime.random()), missed.refusal.recheck, left))
         return True
-
-    def _waited(self, began: float, since: float | None) -> float:
-        return self.runtime.now() - (began if since is None else since)
 
     async def withdraw(self, claim: Claim, timeout: float) -> None:
         """End an acquisition that still waits with LockAcquisitionError, and release its place at once."""
@@ -323,7 +303,7 @@ class Engine:
                 was_there = await keeper.release(lease, REQUEST_TIMEOUT)
             else:  # the same, without a coroutine of its own
                 was_there = await self.store.leave(lease.ask.name, lease.ask.owner, REQUEST_TIMEOUT)
-                keeper.confirm_release(lease)
+                keeper.forget(lease, is_answered=True)
         except StoreError:
             keeper.release_in_background(lease)
             raise
@@ -415,8 +395,8 @@ class Engine:
         keeper = self.keeper
         owner = f"{self.holder_id}/{next(self._sequence)}"
         claimed = ref(claim, keeper.claim_dropped) if claim.is_scoped else ref(claim)
-        own = _new_tuple(Ask, (ask[0], owner, *ask[2:]))  # the constructor of a named tuple takes 0.2 µs more
-        lease = Lease(own, claimed, renew_for, grace)
+        # As `ask._replace(owner=owner)`, which takes 1 µs more.
+        lease = Lease(_new_tuple(Ask, (ask[0], owner, *ask[2:])), claimed, renew_for, grace)
         claim.leases += (lease,)
         with keeper.mutex:
             if keeper.closing or claim.withdrawn:
@@ -452,9 +432,9 @@ class Engine:
             self.keeper.release_in_background(lease)
             raise
 
-    def is_late(self, error: StoreError, deadline: float, retry: RetryPolicy) -> bool:
+    def is_late(self, error: BaseException, deadline: float, retry: RetryPolicy) -> bool:
         """Return whether the caller's timeout was too short for a store that is overloaded, but answers."""
-        return error.overloaded and self.runtime.now() + retry.max_delay >= deadline
+        return isinstance(error, StoreError) and error.overloaded and self.runtime.now() + retry.max_delay >= deadline
 
     @property
     def is_closed(self) -> bool:

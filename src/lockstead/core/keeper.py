@@ -1,4 +1,4 @@
-"""The keeper: one loop per client that renews and releases every place the client has in any line.
+"""The keeper: renews and releases every place that one client has in any line, in one loop (`core/loop.py`).
 
 It renews held leases and waiting places in one batch, signals a loss before another client can hold, and releases
 abandoned places in the background until the store confirms it or the place must have expired.
@@ -20,29 +20,21 @@ from weakref import WeakMethod, ref
 from lockstead.core import lifecycle
 from lockstead.core.clock_step import ClockComparison
 from lockstead.core.lease import EXPIRED, HELD, JOINING, NOT_RENEWED, RELEASING, WAITING, Claim, Lease
-from lockstead.core.model import PlaceState, Reservation, Standing
+from lockstead.core.loop import RenewalLoop
+from lockstead.core.model import PlaceState, Refusal, Reservation, Standing
 from lockstead.core.outage import OutageLog, reason
-from lockstead.core.runtime import Event, drive
+from lockstead.core.runtime import drive
 from lockstead.core.store import Reserving, Store, Watching
-from lockstead.core.timing import (
-    BATCH,
-    KEEPER_IDLE_TIMEOUT,
-    KEEPER_RESTART_DELAY,
-    MAX_IDLE_SLEEP,
-    MIN_IDLE_SLEEP,
-    RENEWAL_TIMEOUT_SHARE,
-    REQUEST_TIMEOUT,
-)
+from lockstead.core.timing import BATCH, RENEWAL_TIMEOUT_SHARE, REQUEST_TIMEOUT
 from lockstead.errors import StoreError
 
 log = logging.getLogger("lockstead")
 
 
-class Keeper:
+class Keeper(RenewalLoop):
     def __init__(self, store: Store, *, leave_at_exit: bool) -> None:
+        super().__init__(store.runtime, store.address)
         self.store = store
-        self.runtime = store.runtime
-        self.closing = False
         self.leave_at_exit = leave_at_exit
         self._clocks = ClockComparison(store.address)
         self.reset()
@@ -53,18 +45,15 @@ class Keeper:
     def reset(self) -> None:
         """Start without leases: at first, and in a forked child, in which no other thread exists."""
         self.mutex = self.runtime.mutex()
-        self.leases: dict[str, Lease] = {}
-        self._running = False
-        self._event: Event | None = None
-        self._wakes_at = inf  # infinite also while the loop is awake, or not running
-        self._next_due_at = inf  # no lease needs a request or a check before then
-        self._idle_sleep = MAX_IDLE_SLEEP
+        self.leases = {}
+        self._reset_loop()
         self._pace = self.runtime.random()
-        self._idle_since = -inf
         self._outages = OutageLog(self.store.address, self.mutex, self.leases)
 
-    def forget(self, lease: Lease) -> None:
-        """Stop keeping a lease whose place is surely gone."""
+    def forget(self, lease: Lease, *, is_answered: bool = False) -> None:
+        """Stop keeping a lease whose place is surely gone, by the store's answer just now if `is_answered`."""
+        if is_answered and self._outages.outage is not None:
+            self._outages.add_answers([lease], self.runtime.now())
         with self.mutex:
             self.leases.pop(lease.ask.owner, None)
             lease.end()
@@ -73,14 +62,25 @@ class Keeper:
             if not self.leases:
                 lifecycle.at_exit.discard(self)
 
-    def apply(self, lease: Lease, standing: Standing, sent: float, duration: float, *, is_join: bool = False) -> None:
-        """Apply the answer to a request for that duration, sent then; a loss is signalled."""
+    def apply_join(self, lease: Lease, answer: Standing | Refusal, sent: float) -> Refusal | None:
+        """Apply the answer to a join sent then; return it if it is a refusal."""
         with self.mutex:
-            loss = lease.apply(standing, sent, duration, self.runtime.now(), self._pace, is_join=is_join)
+            if isinstance(answer, Refusal):
+                lease.join_answered()
+                return answer
+            lease.apply(answer, sent, lease.ask.ttl, self.runtime.now(), self._pace, is_join=True)
             due = lease.due
+        if due is None or due < self._wakes_at:
+            self._schedule(lease.wakes_keeper_at())
+        return None
+
+    def apply(self, lease: Lease, standing: Standing, sent: float, duration: float) -> None:
+        """Apply the answer to a renewal for that duration, sent then; a loss is signalled."""
+        with self.mutex:
+            loss = lease.apply(standing, sent, duration, self.runtime.now(), self._pace)
         if loss is not None:
             self.lose(lease, loss)
-        elif due is None or due < self._wakes_at:
+        elif lease.due is None or lease.due < self._wakes_at:
             self._schedule(lease.wakes_keeper_at())
 
     def accept_push(self, lease: Lease) -> bool:
@@ -166,14 +166,8 @@ class Keeper:
             was_there = await self.store.leave(
                 ask.name, ask.owner, timeout, lease.tombstone() if lease.joins_in_doubt else 0.0
             )
-        self.confirm_release(lease)
+        self.forget(lease, is_answered=True)
         return was_there
-
-    def confirm_release(self, lease: Lease) -> None:
-        """Forget a lease: the store has answered its release."""
-        if self._outages.outage is not None:
-            self._outages.add_answers([lease], self.runtime.now())
-        self.forget(lease)
 
     async def _reserve(self, store: Reserving, lease: Lease, reservation: Reservation, timeout: float) -> bool:
         try:
@@ -208,13 +202,6 @@ class Keeper:
                 with suppress(RuntimeError):  # no thread can be started, or no loop: the lease expires after its ttl
                     self.runtime.call_in_owner(partial(self.release_in_background, lease))
 
-    def stop(self) -> None:
-        """End the loop once no lease is left to keep."""
-        with self.mutex:
-            self.closing = True
-        if self._event is not None:
-            self._event.set()
-
     async def close(self, budget: float) -> None:
         """Release every place, in any state, within `budget` seconds, and end the loop."""
         self.stop()
@@ -241,83 +228,6 @@ class Keeper:
     def exit(self, budget: float) -> None:
         """Release everything: the interpreter is about to exit."""
         drive(self.close(budget))
-
-    def _schedule(self, moment: float) -> None:
-        if moment >= self._wakes_at:
-            return
-        try:
-            now = self.runtime.now()
-            with self.mutex:
-                starting, self._running = not self._running, True
-                asleep = self._wakes_at < inf
-                self._next_due_at = min(self._next_due_at, moment)
-                if moment > now + MIN_IDLE_SLEEP:
-                    self._idle_sleep = min(self._idle_sleep, moment - now)
-                former = self._event
-                if starting:
-                    event = self._event = self.runtime.event()
-                    self._idle_since = now
-            if former is not None and (asleep or starting):  # also ends an older loop that may still be running
-                former.set()
-            if starting:
-                self._start(event)
-        except BaseException:  # no thread can be started, or an interrupt, maybe after the loop was started
-            self._running = False
-            raise
-
-    def _start(self, event: Event) -> None:
-        cancelled = WeakMethod(self._was_cancelled)
-        work = partial(_keep, ref(self, lambda _: event.set()), event)
-        self.runtime.spawn(work, "lockstead-keeper", lambda: call() if (call := cancelled()) else None)
-
-    async def run(self, event: Event) -> float | None:
-        """Do what is due, and return how long to wait for the event; None ends the loop."""
-        if self._event is not event:  # another loop was started, because this one was not known to be running
-            return None
-        try:
-            return await self._tick()
-        except Exception:
-            log.exception("%s: renewal loop failed; retrying in %g s", self.store.address, KEEPER_RESTART_DELAY)
-            with self.mutex:
-                self._next_due_at = -inf  # the scan may not have reached every lease
-            await self.runtime.sleep(KEEPER_RESTART_DELAY)
-            return 0.0
-
-    def _was_cancelled(self) -> None:
-        """Restart soon: all tasks of the loop were cancelled, but the loop is still in use."""
-        with self.mutex:
-            self._running, self._wakes_at = False, inf
-        self.runtime.call_later(KEEPER_RESTART_DELAY, self._restart)
-
-    def _restart(self) -> None:
-        if self.leases:
-            self._schedule(self.runtime.now())
-
-    async def _tick(self) -> float | None:
-        """Do what is due, and return the seconds until something else is; None ends the loop."""
-        with self.mutex:
-            self._wakes_at = inf
-        now = self.runtime.now()
-        if now >= self._next_due_at:
-            with self.mutex:
-                self._next_due_at = inf
-            due, next_at = self._scan(now)
-            with self.mutex:
-                self._next_due_at = min(self._next_due_at, next_at)
-            if due:
-                await self._dispatch(due)
-                return 0.0
-        if self.leases:
-            self._idle_since = now
-        elif self.closing or now > self._idle_since + KEEPER_IDLE_TIMEOUT:
-            with self.mutex:
-                self._running = bool(self.leases)
-                return 0.0 if self._running else None
-        with self.mutex:
-            if self._next_due_at == inf:
-                self._next_due_at = now + self._idle_sleep
-            self._wakes_at = self._next_due_at
-            return self._next_due_at - now
 
     def _scan(self, now: float) -> tuple[list[Lease], float]:
         """Scan every lease: signal losses, and return the leases that are due and when the next one will be.
@@ -442,14 +352,3 @@ class Keeper:
         theirs = next((standing.now for standing in standings if standing.now), None)
         if theirs is not None:
             self._clocks.compare(sent, now, theirs)
-
-
-async def _keep(keeper: ref[Keeper], event: Event) -> None:
-    """Run a keeper's loop while the keeper exists: asleep, the loop holds no reference to it."""
-    while (running := keeper()) is not None:
-        pause = await running.run(event)
-        if pause is None:
-            return
-        del running
-        if pause > 0:
-            await event.wait(pause)

@@ -280,7 +280,7 @@ class Lease:
         if self.state is not RELEASING:
             self.state = RELEASING
             late = LATE_REQUEST_WINDOW if self.joins_in_doubt else REQUEST_TIMEOUT
-            self.gone_by = min(self.gone_by, max(self.trusted_until, self.extended_until, now + self.ask.ttl) + late)
+            self.gone_by = max(self.trusted_until, self.extended_until, now + self.ask.ttl) + late
 
     def take_request(self) -> None:
         """Have its request sent now."""

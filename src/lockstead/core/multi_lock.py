@@ -16,7 +16,7 @@ from lockstead.core.model import Ask, Refusal, Standing
 from lockstead.core.refusals import Busy, mismatch, not_acquired, overloaded, too_slow
 from lockstead.core.retry import RetryPolicy
 from lockstead.core.store import MultiJoining
-from lockstead.core.timing import BATCH, CLEANUP_BUDGET, MIN_REQUEST_TIMEOUT, REQUEST_TIMEOUT
+from lockstead.core.timing import BATCH, CLEANUP_BUDGET, REQUEST_TIMEOUT, request_timeout
 from lockstead.errors import LockLostError, StoreError
 
 
@@ -135,7 +135,7 @@ async def _acquire_in_order(engine: Engine, request: MultiRequest) -> list[Lease
             left = max(request.deadline - now, 0.0)
             short = ask._replace(ttl=ask.heartbeat)
             outcome = await engine.acquire(
-                short, request.claim, timeout=left, retry=request.retry, since=request.started
+                short, request.claim, timeout=left, retry=request.retry, waited=now - request.started
             )
             if isinstance(outcome, Busy):
                 await _abandon(engine, leases)
@@ -160,7 +160,7 @@ async def _claim_ttls(engine: Engine, request: MultiRequest, leases: Sequence[Le
     with engine.keeper.mutex:
         for lease, ask in zip(leases, request.asks, strict=True):
             lease.change_ttl(ask.ttl, sent, request.renew_for)
-    timeout = max(min(REQUEST_TIMEOUT, request.deadline - sent), MIN_REQUEST_TIMEOUT)
+    timeout = request_timeout(request.deadline - sent)
     standings: list[Standing] = []
     try:
         for start in range(0, len(leases), BATCH):

@@ -48,11 +48,20 @@ class Busy(NamedTuple):
 
 
 class Missed(NamedTuple):
-    """A place was given, but is gone: it expired in line, or its grant arrived too late."""
+    """One attempt that gave nothing."""
 
+    refusal: Refusal | None
+    """None: a place was given, but is gone. It expired in line, or its grant arrived too late."""
     holder: str
     """The owner that was at the head of the line."""
-    was_granted: bool = False
+    was_granted: bool
+    """Whether its grant arrived too late."""
+
+    def busy(self, ask: Ask, attempts: int, waited: float) -> Busy:
+        """Return it as the outcome of the acquisition. Raises LockAcquisitionError if the store is too slow."""
+        if self.was_granted:
+            raise too_slow(ask, attempts, waited)
+        return Busy(ask, self.refusal or Refusal(self.holder), attempts, waited)
 
 
 def not_acquired(ask: Ask, attempts: int, waited: float, why: str, holder: str = "") -> LockAcquisitionError:

@@ -62,3 +62,8 @@ MAX_SIGNAL_DELAY = 0.01
 def margin(duration: float) -> float:
     """Bound the drift between our clock and the store's over a duration, plus how late a loss may be signalled."""
     return DRIFT * duration + MAX_SIGNAL_DELAY
+
+
+def request_timeout(left: float) -> float:
+    """Return how long one request may take whose caller has that much time left."""
+    return REQUEST_TIMEOUT if left >= REQUEST_TIMEOUT else max(left, MIN_REQUEST_TIMEOUT)

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 
 from lockstead import DistributedLock, InvalidLockError, LockHandle, LockLostError
+from lockstead.stores.redis import store
 from tests.harness.forks import in_child, succeeds
 
 warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
@@ -97,6 +98,17 @@ def identity() -> None:
     handle.check()
     with locks.lock("other") as later:
         assert later.fence > handle.fence
+
+
+def secrets() -> None:
+    """What wakes a waiter of the parent must not be what wakes one of the child."""
+    drawn = [store._secret("")]  # and others with it, for later
+    readable, writable = os.pipe()
+    succeeds(in_child(lambda: os.write(writable, b"".join(store._secret("") for _ in range(store.SECRETS_PER_DRAW)))))
+    childs = os.read(readable, 1 << 16)
+    drawn += [store._secret("") for _ in range(store.SECRETS_PER_DRAW)]
+    assert len(set(drawn)) == len(drawn)
+    assert not [secret for secret in drawn if secret in childs]
 
 
 def waits_for_its_parent() -> None:

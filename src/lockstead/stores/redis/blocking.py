@@ -47,9 +47,8 @@ class Connection:
             opened.settimeout(None)
         lifecycle.inherited.add(self)
 
-    def exchange_one(self, payload: bytes, timeout: float) -> Any:
+    def exchange_one(self, payload: bytes, timeout: float, deadline: float) -> Any:
         """Send one command and read its reply, which mostly arrives in one piece."""
-        deadline = self._now() + timeout
         if timeout != self._timeout:
             self._limit(timeout)
         try:
@@ -262,16 +261,16 @@ class BlockingNode:
         self._pool.give_back(connection)
         return replies
 
-    async def ask_one(self, payload: bytes, timeout: float) -> Any:
+    async def ask_one(self, payload: bytes, timeout: float, now: float) -> Any:
         """Send one command and return its reply. Takes and gives back a connection as the pool does, without a call."""
         connection = None
-        pool, now = self._pool, self._runtime.now
+        pool, deadline = self._pool, now + timeout
         try:
             try:
                 connection = pool.idle.pop()
             except IndexError:  # there is none, or other threads were first
                 connection, timeout = await self._connect(timeout)
-            if now() >= connection.idle_since + MAX_UNCHECKED_IDLE and connection.is_broken():
+            if now >= connection.idle_since + MAX_UNCHECKED_IDLE and connection.is_broken():
                 connection.close()
                 connection = pool.take()
             if connection is None:
@@ -279,14 +278,14 @@ class BlockingNode:
             if self._gathering and self._runtime.is_gathering():
                 (reply,) = await connection.exchange(payload, 1, timeout)
             else:
-                reply = connection.exchange_one(payload, timeout)
+                reply = connection.exchange_one(payload, timeout, deadline)
         except BaseException as error:
             self.handle_failure(connection, error)
             raise
         if pool.is_closed:
             connection.close()
         else:
-            connection.idle_since = now()
+            connection.idle_since = now  # a little early, but without reading the clock: 0.06 µs
             pool.idle.append(connection)
         return reply
 

@@ -22,8 +22,10 @@ class Node(Protocol):
         """
         ...
 
-    def ask_one(self, payload: bytes, timeout: float) -> Awaitable[Any]:
+    def ask_one(self, payload: bytes, timeout: float, now: float) -> Awaitable[Any]:
         """Send one packed command and return its reply, which may be an error reply: the path of every acquisition.
+
+        `now`: when the timeout began, read from the runtime's clock a moment ago, so that it is not read again.
 
         Raises StoreError, and one of `FAILURES` as it is, after which the request may have been applied.
         """

@@ -10,6 +10,7 @@ from typing import Any, cast
 import hiredis
 
 from lockstead.runtimes.aio import AsyncRuntime
+from lockstead.runtimes.clock import now
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.redis.address import Address
 from lockstead.stores.redis.blocking import BlockingNode
@@ -55,22 +56,22 @@ class Connection(Pipeline, asyncio.Protocol):
         self._send(payload, is_idle=len(self._requests) == count)
         return answer
 
-    def exchange_one(self, payload: bytes, timeout: float) -> asyncio.Future[Any]:
+    def exchange_one(self, payload: bytes, timeout: float, now: float) -> asyncio.Future[Any]:
         """Send one command: all in one function, as every acquisition does it."""
         if self._is_lost:
             raise ConnectionResetError(self._reason)
-        loop = self._loop
-        answer = loop.create_future()
-        sent = loop.time()
-        deadline = sent + timeout
-        self._requests.append((answer, sent, deadline))
+        answer = self._loop.create_future()
+        deadline = now + timeout
+        requests, outbox = self._requests, self._outbox
+        requests.append((answer, now, deadline))
         if deadline < self._timer_at:
             self._set_timer(deadline)
-        outbox = self._outbox
         if outbox and len(outbox) < MAX_UNSENT:
             outbox.append(payload)
+        elif len(requests) == 1:
+            self._transport.write(payload)
         else:
-            self._send(payload, is_idle=len(self._requests) == 1)
+            self._send(payload, is_idle=False)
         return answer
 
     def _send(self, payload: bytes, *, is_idle: bool) -> None:
@@ -109,7 +110,7 @@ class Connection(Pipeline, asyncio.Protocol):
         except hiredis.ProtocolError as error:
             self.close(error)
         if was_answered:
-            self._answered_at = self._loop.time()
+            self._answered_at = now()
             self._has_answered = True
         if self._is_retired and not requests:
             self.close()
@@ -202,7 +203,7 @@ class PipelinedNode:
         except FAILURES as error:
             raise unknown_outcome(self.address, error) from error
 
-    def ask_one(self, payload: bytes, timeout: float) -> Awaitable[Any]:
+    def ask_one(self, payload: bytes, timeout: float, now: float) -> Awaitable[Any]:
         pipeline = self._shared.connection  # None once this is closed
         try:
             loop = asyncio.get_running_loop()
@@ -210,7 +211,7 @@ class PipelinedNode:
             return self._ask_one_anew(payload, timeout)
         if pipeline is None or not pipeline.is_good or pipeline.loop is not loop:
             return self._ask_one_anew(payload, timeout)
-        return pipeline.exchange_one(payload, timeout)
+        return pipeline.exchange_one(payload, timeout, now)
 
     async def _ask_one_anew(self, payload: bytes, timeout: float) -> Any:
         """Send one command where there is no connection to use: none is open, this is closed, or no loop is running."""

@@ -91,6 +91,7 @@ FIELDS_PER_REPAIR = 1000
 ASKING = pack(("ASKING",))
 SECRET_SIZE = 16
 """Bytes: too many to guess."""
+SECRETS_PER_DRAW = 64
 HELD = PlaceState.HELD
 _new = tuple.__new__
 """Makes a named tuple without a call of a Python function: for every acquisition and every renewal."""
@@ -149,7 +150,7 @@ class RedisStore:
         node = self._route.primary
         if node is None or not node.is_checked or self._min_replicas:
             return await self._join_in_full(ask, timeout)
-        deadline = self._now() + timeout
+        now = self._now()
         wake_up = NO_WAKE_UP
         if ask.queue:
             message = self._subscriber.expect(ask.owner)
@@ -157,14 +158,14 @@ class RedisStore:
         name, packed = ask.name.encode(), self._pack_join(ask, wake_up, is_member=self._is_member)
         payload = WITH_TWO_ARGS % (self._join_head, len(name), name, len(packed), packed)
         try:
-            reply = await node.ask_one(payload, timeout)
+            reply = await node.ask_one(payload, timeout, now)
         except FAILURES as error:
             raise self._failed(node, unknown_outcome(node.address, error), ask.owner) from error
         except StoreError as error:
             self._failed(node, error, ask.owner)
             raise
         if type(reply) is not list:
-            return await self._join_in_full(ask, deadline - self._now(), (node, reply))
+            return await self._join_in_full(ask, now + timeout - self._now(), (node, reply))
         if type(ticket := reply[1]) is int and ticket:
             return _new(Standing, (HELD, ticket, reply[0] / 1e6, "", inf))
         return parse_outcome(reply)
@@ -213,18 +214,18 @@ class RedisStore:
         node = self._route.primary
         if node is None or not node.is_checked or tombstone:
             return await self._leave_in_full(name, owner, timeout, tombstone)
-        deadline = self._now() + timeout
+        now = self._now()
         encoded, encoded_owner = name.encode(), owner.encode()
         payload = WITH_TWO_ARGS % (self._leave_head, len(encoded), encoded, len(encoded_owner), encoded_owner)
         try:
-            reply = await node.ask_one(payload, timeout)
+            reply = await node.ask_one(payload, timeout, now)
         except FAILURES as error:
             raise self._failed(node, unknown_outcome(node.address, error)) from error
         except StoreError as error:
             self._failed(node, error)
             raise
         if type(reply) is not int:
-            return await self._leave_in_full(name, owner, deadline - self._now(), refusal=(node, reply))
+            return await self._leave_in_full(name, owner, now + timeout - self._now(), refusal=(node, reply))
         self._subscriber.forget(owner)
         return reply == 1
 
@@ -567,9 +568,22 @@ class _UnconfirmedError(StoreError):
     """Applied, but not confirmed by as many replicas as required."""
 
 
+_drawn: list[bytes] = []
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drawn.clear)  # the parent uses them
+
+
 def _secret(_: str) -> bytes:
-    """Make a message that only the server can send to the waiter: owners are not secret, and can be guessed."""
-    return os.urandom(SECRET_SIZE)
+    """Make a message that only the server can send to the waiter: owners are not secret, and can be guessed.
+
+    Drawn many at a time: 0.1 µs each, where the system call for one takes 0.5.
+    """
+    try:
+        return _drawn.pop()
+    except IndexError:
+        drawn = os.urandom(SECRETS_PER_DRAW * SECRET_SIZE)
+        _drawn.extend(drawn[start : start + SECRET_SIZE] for start in range(SECRET_SIZE, len(drawn), SECRET_SIZE))
+        return drawn[:SECRET_SIZE]
 
 
 def parse_outcome(reply: Any) -> Standing | Refusal:

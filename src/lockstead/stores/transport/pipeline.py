@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from lockstead.core import lifecycle
 from lockstead.runtimes.aio import AsyncRuntime
+from lockstead.runtimes.clock import now
 
 MAX_ANSWER_AGE = 0.25
 """Seconds since its last answer within which a server counts as busy; after that it counts as unreachable."""
@@ -69,7 +70,7 @@ class Pipeline:
 
     def mark_opened(self) -> None:
         """Count as opened from now on: the replies to a greeting are behind it."""
-        self._answered_at = self._loop.time()
+        self._answered_at = now()
         self._has_answered = False
 
     def abort(self) -> None:
@@ -81,7 +82,7 @@ class Pipeline:
 
     def _enqueue(self, count: int, timeout: float) -> asyncio.Future[list[Any]]:
         """Expect `count` replies to what is being sent."""
-        sent = self._loop.time()
+        sent = now()
         deadline = sent + timeout
         replies = _Replies(self._loop.create_future(), count)
         self._requests.extend([(replies, sent, deadline)] * count)
@@ -91,7 +92,7 @@ class Pipeline:
 
     def _take_reply(self, reply: object) -> None:
         """Give a reply to the oldest request."""
-        self._answered_at = self._loop.time()
+        self._answered_at = now()
         self._has_answered = True
         answer, _, _ = self._requests.popleft()
         if not answer.done():
@@ -99,13 +100,13 @@ class Pipeline:
 
     def is_answering(self, within: float = MAX_ANSWER_AGE) -> bool:
         """Return whether the server answered anything in the last `within` seconds."""
-        return self._loop.time() < self._answered_at + within
+        return now() < self._answered_at + within
 
     def _set_timer(self, moment: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = moment
-        self._timer = self._loop.call_at(moment, self._expire_requests)
+        self._timer = self._loop.call_later(moment - now(), self._expire_requests)
 
     def _expire_requests(self) -> None:
         """Fail the requests whose deadline is over, and set the timer for the next one.
@@ -113,7 +114,7 @@ class Pipeline:
         A connection on which answers arrive stays in use: another one would only add to the server's load. So does one
         that was opened a moment ago: a request that had little time left must not end it for those after it.
         """
-        now = self._loop.time()
+        moment = now()
         is_answering = self.is_answering()
         is_new = is_answering and not self._has_answered
         self._timer, self._timer_at = None, inf
@@ -121,7 +122,7 @@ class Pipeline:
         for answer, sent, deadline in self._requests:
             if answer.done():
                 continue
-            if deadline > now:
+            if deadline > moment:
                 next_deadline = min(next_deadline, deadline)
                 continue
             is_busy = is_answering and sent < self._answered_at
