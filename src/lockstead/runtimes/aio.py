@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from lockstead.core.runtime import Event
 from lockstead.errors import LockError, UnsupportedError
-from lockstead.runtimes import clock
+from lockstead.runtimes import clock, signals
 from lockstead.runtimes.gather import gather_tasks, step
 
 T = TypeVar("T")
@@ -140,6 +140,18 @@ class AsyncRuntime:
         except RuntimeError:
             return [await coroutine for coroutine in coroutines]
         return await gather_tasks(self, step, coroutines, decided, grace)
+
+    def finish(self, work: Callable[[bool], Coroutine[Any, Any, None]], then: Callable[[bool], None]) -> None:
+        """Do the work for a signal handler, which may have interrupted the loop: see `runtimes.signals`."""
+        if self._loop is not None and self._loop.is_running():
+            with suppress(RuntimeError):  # it was closed meanwhile
+                self._loop.call_soon_threadsafe(self._start_finish, work, then)
+                return
+        signals.finish(work(False), then)
+
+    def _start_finish(self, work: Callable[[bool], Coroutine[Any, Any, None]], then: Callable[[bool], None]) -> None:
+        task = self._task(work(True), "lockstead-signal")
+        task.add_done_callback(lambda task: signals.finished(task, then))
 
     async def offload(self, function: Callable[[], T]) -> T:
         try:
