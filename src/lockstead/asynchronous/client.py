@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Never, ParamSpec, Self, TypeVar
 
 from lockstead.asynchronous.election import AsyncElection, AsyncLeadership
@@ -62,6 +63,8 @@ class AsyncDistributedLock:
     Stores of other packages have options of their own.
 
     One client per event loop is enough; all tasks of the loop may use it.
+    Once its loop is closed, it can be used in the next one, unless you passed a store: so a client may be created, and
+    may decorate functions, when a module is imported.
     """
 
     def __init__(
@@ -83,6 +86,9 @@ class AsyncDistributedLock:
             msg = "this store belongs to another runtime: AsyncDistributedLock needs one with an AsyncRuntime"
             raise InvalidInputError(msg)
         self._engine = Engine(opened, new_holder_id, leave_at_exit=True)
+        if self._owns_store:  # asyncio only
+            reopen = partial(open_store, store, opened.runtime, **store_options)  # asyncio only
+            opened.runtime.let_follow(self._engine, reopen)  # asyncio only
         self._running: Running = set()
 
     @property

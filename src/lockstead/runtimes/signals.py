@@ -7,6 +7,7 @@ that step end first.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import threading
@@ -86,7 +87,7 @@ class _Client:
                 with suppress(LockError):
                     await stop()
         finally:
-            await self.engine.keeper.close(lifecycle.EXIT_BUDGET)
+            await self.engine.end(lifecycle.EXIT_BUDGET)
 
 
 class _Handler:
@@ -128,6 +129,7 @@ class _Handler:
         if not self._clients:
             signal.signal(self._number, signal.SIG_DFL)
             signal.raise_signal(self._number)
+            os._exit(128 + self._number)  # process 1 of a container, which no signal ends by default
 
     def _come_again(self, engine: Engine) -> None:
         """Continue as soon as the step that was interrupted has ended: in a busy thread, another one begins soon."""
