@@ -30,6 +30,7 @@ from tests.harness.sqlite import rows, url_of
         ("an_exception", 1),
         ("an_exception_in_asyncio", 1),
         ("sys_exit_inside_with", 3),
+        ("sys_exit_in_a_thread", 0),
         ("sys_exit_inside_async_with", 3),
         ("sys_exit_while_a_task_holds", 3),
         ("a_daemon_thread_waits", 0),

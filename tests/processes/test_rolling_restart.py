@@ -86,5 +86,5 @@ def test_without_release_on_each_restart_takes_the_rest_of_a_ttl(url: Url, tmp_p
     """Which a store on the network has to wait for: it cannot know that the holder is dead."""
     ttl = 1.5
     seconds = restart(url("redis"), ttl, tmp_path / "journal")
-    print(f"redis: {WORKERS} workers without it (ttl {ttl:g} s), no worker held for {seconds:.2f} s in total")
+    print(f"redis: {WORKERS} workers restarted without it (ttl {ttl:g} s), no worker held for {seconds:.2f} s in total")
     assert seconds > WORKERS * ttl / 2

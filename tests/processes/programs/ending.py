@@ -92,6 +92,21 @@ def sys_exit_inside_with() -> None:
         sys.exit(3)
 
 
+def sys_exit_in_a_thread() -> None:
+    """It ends the thread alone: the block is left, a handle acquired by hand is released when the process exits."""
+    locks = kept["locks"] = DistributedLock(url, ttl=60)
+
+    def end() -> None:
+        kept["handle"] = locks.acquire("by hand")
+        with locks.lock("block"):
+            sys.exit(3)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    thread.join()
+    assert [info.name for info in locks.inspect()] == ["by hand"]
+
+
 def sys_exit_inside_async_with() -> None:
     async def main() -> None:
         async with AsyncDistributedLock(url, ttl=60).lock("job"):
