@@ -77,7 +77,11 @@ MODULES = [
             ("The client for asyncio.", "The client for threads."),
             ("by name, for asyncio.", "by name, for threads."),
             (
-                "    One client per event loop is enough; all tasks of the loop may use it.\n",
+                (
+                    "    One client per event loop is enough; all tasks of the loop may use it.\n"
+                    "    Once its loop is closed, it can be used in the next one, unless you passed a store: so a "
+                    "client may be created, and\n    may decorate functions, when a module is imported.\n"
+                ),
                 (
                     "    One client per process is enough; all threads may use it.\n    "
                     "After a fork, the child's copy works as a client of its own, without the parent's locks.\n"

@@ -24,11 +24,13 @@ from tests.harness.sqlite import rows, url_of
         ("kept_by_a_global_in_asyncio", 0),
         ("only_the_handle_is_kept", 0),
         ("only_the_handle_is_kept_in_asyncio", 0),
+        ("kept_by_a_loop_that_was_only_closed", 0),
         ("kept_by_a_function_that_returned", 0),
         ("kept_by_a_coroutine_that_returned", 0),
         ("an_exception", 1),
         ("an_exception_in_asyncio", 1),
         ("sys_exit_inside_with", 3),
+        ("sys_exit_in_a_thread", 0),
         ("sys_exit_inside_async_with", 3),
         ("sys_exit_while_a_task_holds", 3),
         ("a_daemon_thread_waits", 0),
@@ -38,6 +40,7 @@ def test_a_process_that_ends_without_a_release_leaves_no_place(scenario: str, st
     worker = run("processes/programs/ending.py", scenario, path)
     assert worker.process.returncode == status
     assert "could not release" not in worker.errors
+    assert "Event loop is closed" not in worker.errors
     assert ("the program's own" in worker.errors) == (status == 1)
     assert rows(path) == []
 

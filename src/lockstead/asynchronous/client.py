@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Never, ParamSpec, Self, TypeVar
 
 from lockstead.asynchronous.election import AsyncElection, AsyncLeadership
@@ -30,6 +31,7 @@ from lockstead.primitives.pickling import remake
 from lockstead.primitives.plans import Defaults
 from lockstead.primitives.rate_limit import rate
 from lockstead.runtimes.aio import AsyncRuntime
+from lockstead.runtimes.signals import release_on
 from lockstead.stores.registry import Default, Source, open_store, portable_url, resolved
 
 P = ParamSpec("P")
@@ -62,6 +64,8 @@ class AsyncDistributedLock:
     Stores of other packages have options of their own.
 
     One client per event loop is enough; all tasks of the loop may use it.
+    Once its loop is closed, it can be used in the next one, unless you passed a store: so a client may be created, and
+    may decorate functions, when a module is imported.
     """
 
     def __init__(
@@ -85,6 +89,9 @@ class AsyncDistributedLock:
             msg = "this store belongs to another runtime: AsyncDistributedLock needs one with an AsyncRuntime"
             raise InvalidInputError(msg)
         self._engine = Engine(opened, new_holder_id, leave_at_exit=True)
+        if self._owns_store:  # asyncio only
+            reopen = partial(open_store, self._source, opened.runtime, **store_options)  # asyncio only
+            opened.runtime.let_follow(self._engine, reopen)  # asyncio only
         self._running: Running = set()
 
     @property
@@ -684,6 +691,21 @@ class AsyncDistributedLock:
     async def release_all(self) -> int:
         """Release everything this client holds, and return the number of locks."""
         return await self._engine.release_all()
+
+    def release_on(self, *signals: int) -> None:
+        """Release everything when one of these signals ends the process: ``locks.release_on(signal.SIGTERM)``.
+
+        Without this, SIGTERM ends a process at once, and what it holds expires after its ttl. With it, elections call
+        `on_lost`, every lock is released, within a second unless `on_lost` takes longer, and then the process ends by
+        that signal. Call it in the main thread.
+
+        If the program handles the signal itself, its handler is called instead and decides what follows; locks stay
+        held while its work goes on, and are released where the program does, or when it exits. A signal that is
+        ignored stays ignored. Not promised: anything for SIGKILL.
+        """
+        runtime = self._engine.runtime
+        assert isinstance(runtime, AsyncRuntime)
+        release_on(signals, self._engine, runtime, self._running)
 
     async def close(self) -> None:
         """Release everything and close the store, unless you passed one in; later calls raise ClosedError."""

@@ -31,6 +31,7 @@ from lockstead.primitives.options import check_retry, unknown_client_option, unk
 from lockstead.primitives.pickling import remake
 from lockstead.primitives.plans import Defaults
 from lockstead.primitives.rate_limit import rate
+from lockstead.runtimes.signals import release_on
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.registry import Default, Source, open_store, portable_url, resolved
 
@@ -689,6 +690,21 @@ class DistributedLock:
     def release_all(self) -> int:
         """Release everything this client holds, and return the number of locks. A signal handler may call it."""
         return drive(self._engine.release_all())
+
+    def release_on(self, *signals: int) -> None:
+        """Release everything when one of these signals ends the process: ``locks.release_on(signal.SIGTERM)``.
+
+        Without this, SIGTERM ends a process at once, and what it holds expires after its ttl. With it, elections call
+        `on_lost`, every lock is released, within a second unless `on_lost` takes longer, and then the process ends by
+        that signal. Call it in the main thread.
+
+        If the program handles the signal itself, its handler is called instead and decides what follows; locks stay
+        held while its work goes on, and are released where the program does, or when it exits. A signal that is
+        ignored stays ignored. Not promised: anything for SIGKILL.
+        """
+        runtime = self._engine.runtime
+        assert isinstance(runtime, ThreadRuntime)
+        release_on(signals, self._engine, runtime, self._running)
 
     def close(self) -> None:
         """Release everything and close the store, unless you passed one in; later calls raise ClosedError.

@@ -373,6 +373,20 @@ class Engine:
             raise failure
         return len(held)
 
+    async def end(self, budget: float) -> None:
+        """Refuse new acquisitions, and release everything within `budget` seconds: the process is about to end."""
+        await self.keeper.close(budget)
+
+    async def disconnect(self) -> None:
+        """Close all connections; the store can still be used, at a higher cost."""
+        with suppress(StoreError):
+            await self.store.close()
+
+    def use_store(self, store: Store) -> None:
+        """Continue on another store object of the same store."""
+        self.store = store
+        self.keeper.use_store(store)
+
     async def close(self, first: Iterable[Callable[[], Awaitable[None]]] = ()) -> None:
         """Refuse new acquisitions, await what has to end first, and release everything."""
         self.keeper.closing = True  # from here on, `acquire` releases what it is granted

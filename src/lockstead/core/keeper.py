@@ -38,9 +38,23 @@ class Keeper(RenewalLoop):
         self.leave_at_exit = leave_at_exit
         self._clocks = ClockComparison(store.address)
         self.reset()
+        self._watch_store()
+
+    def _watch_store(self) -> None:
+        store = self.store
         if isinstance(store, Watching):
             suspect = WeakMethod(self.suspect)  # weak: a store may outlive its clients
             store.watch(lambda owner: call(owner) if (call := suspect()) else None)
+
+    def use_store(self, store: Store) -> None:
+        """Continue on another store object: the event loop of the former one was closed, and this loop with it."""
+        self.store = store
+        self._watch_store()
+        with self.mutex:
+            self._running, self._wakes_at = False, inf
+        leases = list(self.leases.values())
+        self._reschedule(leases, leases)  # the requests that were out ended with the loop
+        self._restart()
 
     def reset(self) -> None:
         """Start without leases: at first, and in a forked child, in which no other thread exists."""

@@ -5,7 +5,6 @@ A leader that resigns stops first: the lock is released after `on_lost` has ende
 
 from __future__ import annotations
 
-import atexit
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Hashable, Mapping
@@ -369,7 +368,7 @@ class CandidateElection(BaseElection[T]):
                 self._candidate = candidate
                 self._running.add(self._stop)
                 if self._leave_at_exit:
-                    atexit.register(self._exit)
+                    lifecycle.first_at_exit(self._exit)
             work = partial(self._run, candidate)
             self._engine.runtime.spawn(work, "lockstead-candidate", partial(self._forget, candidate))
         except BaseException:  # no thread can be started, or an interrupt
@@ -395,7 +394,7 @@ class CandidateElection(BaseElection[T]):
             if self._candidate is candidate:
                 self._candidate = None
                 self._running.discard(self._stop)
-                atexit.unregister(self._exit)
+                lifecycle.not_at_exit(self._exit)
 
     def _exit(self) -> None:
         drive(self._stop(lifecycle.EXIT_BUDGET))

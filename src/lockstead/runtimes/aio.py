@@ -1,4 +1,4 @@
-"""The runtime for asyncio. It belongs to the loop that first used it."""
+"""The runtime for asyncio. It belongs to one loop, and moves to the next one once that is closed."""
 
 from __future__ import annotations
 
@@ -6,19 +6,26 @@ import asyncio
 import random
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from math import inf
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
+from weakref import ReferenceType, ref
 
+from lockstead.core import lifecycle
 from lockstead.core.runtime import Event, Gathered
+from lockstead.core.store import Store
 from lockstead.errors import LockError, UnsupportedError
-from lockstead.runtimes import clock
+from lockstead.runtimes import clock, signals
 from lockstead.runtimes.gather import gather_tasks, step
 
 T = TypeVar("T")
 
+OTHER_LOOP = (
+    "this client belongs to another event loop: create one AsyncDistributedLock per loop; it moves to the next loop by "
+    "itself once the former one is closed, unless a store was passed to it"
+)
 
 _running_loop = asyncio._get_running_loop  # noqa: SLF001 (None where there is none, without an exception)
 
@@ -59,7 +66,8 @@ class _LoopEvent:
 
     def _set(self) -> None:
         self._is_set = True
-        self._end_wait()
+        if not self._loop.is_closed():
+            self._end_wait()
 
     def _end_wait(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -90,6 +98,10 @@ class AsyncRuntime:
         self._thread = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._worker: ThreadPoolExecutor | None = None
+        self._lifetime: AsyncGenerator[None, None] | None = None
+        self._client: ReferenceType[Movable] | None = None
+        self._reopen: Callable[[], Store]
+        lifecycle.at_fork(self, in_child="_forked")
 
     def event(self) -> Event:
         return _LoopEvent(self.bind(), self._thread)
@@ -151,6 +163,18 @@ class AsyncRuntime:
                 outcome = error
             requests.take(number, outcome)
 
+    def finish(self, work: Callable[[bool], Coroutine[Any, Any, None]], then: Callable[[bool], None]) -> None:
+        """Do the work for a signal handler, which may have interrupted the loop: see `runtimes.signals`."""
+        if self._loop is not None and self._loop.is_running():
+            with suppress(RuntimeError):  # it was closed meanwhile
+                self._loop.call_soon_threadsafe(self._start_finish, work, then)
+                return
+        signals.finish(work(False), then)
+
+    def _start_finish(self, work: Callable[[bool], Coroutine[Any, Any, None]], then: Callable[[bool], None]) -> None:
+        task = self._task(work(True), "lockstead-signal")
+        task.add_done_callback(lambda task: signals.finished(task, then))
+
     async def offload(self, function: Callable[[], T]) -> T:
         try:
             asyncio.get_running_loop()
@@ -183,11 +207,59 @@ class AsyncRuntime:
         return task
 
     def bind(self) -> asyncio.AbstractEventLoop:
-        """Bind to the running loop at the first call, for good; refuse any other."""
+        """Bind to the running loop. Raises LockError while another is not closed, or if the client cannot follow."""
         loop = running_loop()
-        if self._loop is None:
-            self._loop, self._thread = loop, threading.get_ident()
-        elif self._loop is not loop:
-            msg = "this client belongs to another event loop: create one AsyncDistributedLock per loop"
-            raise LockError(msg)
+        if self._loop is not loop:
+            self._move(loop)
         return loop
+
+    def _move(self, loop: asyncio.AbstractEventLoop) -> None:
+        client = None if self._client is None else self._client()
+        former = self._loop
+        if former is not None and (client is None or not former.is_closed()):
+            raise LockError(OTHER_LOOP)
+        self._loop, self._thread = loop, threading.get_ident()
+        self._tasks = set()
+        if self._worker is not None:
+            self._worker.shutdown(wait=False)
+            self._worker = None
+        if client is None or self._client is None:
+            return
+        if former is not None:
+            client.use_store(self._reopen())
+        self._lifetime = lifetime(self._client)
+        with suppress(StopIteration):
+            self._lifetime.asend(None).send(None)  # from here on, the loop closes it at its end
+
+    def let_follow(self, client: Movable, reopen: Callable[[], Store]) -> None:
+        """Let a client, which is weakly referenced, be used in one loop after another, each time with a new store."""
+        self._client, self._reopen = ref(client), reopen
+
+    def _forked(self) -> None:
+        """Bind anew in a child: the parent's loop is not closed there, but mostly does not run either."""
+        self._loop = self._worker = self._lifetime = None
+        self._tasks = set()
+
+
+class Movable(Protocol):
+    """A client that can be used in one loop after another."""
+
+    async def disconnect(self) -> None:
+        """Close all connections."""
+        ...
+
+    def use_store(self, store: Store) -> None:
+        """Use this store from now on."""
+        ...
+
+
+async def lifetime(client: ReferenceType[Movable]) -> AsyncGenerator[None, None]:
+    """Close the client's connections at the end of the loop: later, nothing can close them in order.
+
+    `asyncio.run` and all its likes end every generator of a loop before they close it.
+    """
+    try:
+        yield
+    finally:
+        if (found := client()) is not None:
+            await found.disconnect()

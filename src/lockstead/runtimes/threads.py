@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from lockstead.core.runtime import NESTED, Event, Gathered
 from lockstead.errors import NestedCallError, UnsupportedError
-from lockstead.runtimes import clock, nesting
+from lockstead.runtimes import clock, nesting, signals
 from lockstead.runtimes.gather import ThreadGathering
 from lockstead.runtimes.workers import IDLE_NAME, Workers, start
 
@@ -166,6 +166,10 @@ class ThreadRuntime:
         yield sock, deadline
         if self.now() >= deadline:
             raise TimeoutError
+
+    def finish(self, work: Callable[[bool], Coroutine[Any, Any, None]], then: Callable[[bool], None]) -> None:
+        """Do the work for a signal handler: see `runtimes.signals`."""
+        signals.finish(work(True), then)
 
     async def offload(self, function: Callable[[], T]) -> T:
         return function()

@@ -43,6 +43,20 @@ def only_the_handle_is_kept_in_asyncio() -> None:
     kept["handle"] = asyncio.run(main())
 
 
+def kept_by_a_loop_that_was_only_closed() -> None:
+    """Nothing has cancelled the task that keeps the lease."""
+    locks = kept["locks"] = AsyncDistributedLock(url, ttl=60)
+    loop = kept["loop"] = asyncio.new_event_loop()
+
+    async def main() -> AsyncLockHandle:
+        handle = await locks.acquire("job")
+        await asyncio.sleep(0.05)  # the loop of the keeper waits
+        return handle
+
+    kept["handle"] = loop.run_until_complete(main())
+    loop.close()
+
+
 def kept_by_a_function_that_returned() -> None:
     locks = DistributedLock(url, ttl=60)
     handle = locks.acquire("job")
@@ -76,6 +90,21 @@ def an_exception_in_asyncio() -> None:
 def sys_exit_inside_with() -> None:
     with DistributedLock(url, ttl=60).lock("job"):
         sys.exit(3)
+
+
+def sys_exit_in_a_thread() -> None:
+    """It ends the thread alone: the block is left, a handle acquired by hand is released when the process exits."""
+    locks = kept["locks"] = DistributedLock(url, ttl=60)
+
+    def end() -> None:
+        kept["handle"] = locks.acquire("by hand")
+        with locks.lock("block"):
+            sys.exit(3)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    thread.join()
+    assert [info.name for info in locks.inspect()] == ["by hand"]
 
 
 def sys_exit_inside_async_with() -> None:

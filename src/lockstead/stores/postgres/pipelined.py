@@ -34,6 +34,7 @@ class Connection(Pipeline):
     """A session in pipeline mode: requests do not wait for each other's results, and each is its own transaction."""
 
     _socket = -1
+    _close_socket = staticmethod(os.close)  # at the end of an exit, a global is None
 
     def __init__(self, loop: asyncio.AbstractEventLoop, opened: blocking.Connection) -> None:
         super().__init__(loop)
@@ -131,19 +132,19 @@ class Connection(Pipeline):
             if not self._loop.is_closed():
                 self._loop.remove_reader(self._socket)
                 self._loop.remove_writer(self._socket)
-            os.close(self._socket)
+            self._close_socket(self._socket)
             self._socket = -1
             self.pgconn.finish()
 
     def abandon(self) -> None:
         if self._socket >= 0:
-            os.close(self._socket)
+            self._close_socket(self._socket)
             self._socket = -1
             libpq.close_socket(self.pgconn)
 
     def __del__(self) -> None:
         if self._socket >= 0:
-            os.close(self._socket)
+            self._close_socket(self._socket)
             self._socket = -1  # an object that is collected with this one may still call close
 
 
