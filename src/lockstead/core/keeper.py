@@ -319,12 +319,18 @@ class Keeper:
         soon: list[Lease] = []
         first_due = next_at = inf
         for lease in list(self.leases.values()):
+            due = lease.due
+            # Most of thousands that are held. This branch alone takes a third of the time that the rest takes.
+            if due is not None and now + lease.slack < due <= lease.trusted_until:
+                if due < next_at:  # noqa: PLR1730 (`min` is a call)
+                    next_at = due
+                continue
             if lease.state is HELD:
                 if now >= lease.trusted_until:
                     self.check_trust_window(lease)
                 elif lease.trusted_until < next_at:
                     next_at = lease.trusted_until
-            due = lease.due
+            due = lease.due  # a lease that was just lost is not due
             if due is None:
                 continue
             if due > now + lease.slack:
