@@ -110,7 +110,7 @@ def test_a_release_in_short_is_the_same_as_by_opening_the_line(
             outcomes.append((*outcome, woken))
         assert outcomes[0] == outcomes[1], (line, owner)
         handed_over += outcomes[0][0] == 1 and bool(outcomes[0][2])
-    assert handed_over > LINES / 20, "the lines are such that most releases wake nobody"
+    assert handed_over > LINES / 20, "hardly any release of these lines wakes a waiter"
     raw.delete(f"{key_prefix}line")
     channels.close()
     raw.close()
