@@ -62,7 +62,7 @@ def renew_directly(server: RedisServer, names: Sequence[str]) -> list[Kept]:
     started = time.process_time()
     renewed = 0
     for start in range(0, len(names), BATCH):
-        fields = pack_renewals(Renewal(name, "me", TTL, TTL) for name in names[start : start + BATCH])
+        fields = pack_renewals([Renewal(name, "me", TTL, TTL) for name in names[start : start + BATCH]])
         _, *tickets = wire.call(RENEW.pack(bucket, (b"0", *fields)))
         renewed += sum(ticket > 0 for ticket in tickets)
     cpu = time.process_time() - started

@@ -177,6 +177,15 @@ def the_trust_window_starts_at_the_reply(patch: Patch) -> None:
 
 
 @mutant
+def the_trust_window_of_a_renewal_starts_at_the_reply(patch: Patch) -> None:
+    def apply_all(leases, renewals, standings, *, sent, now, pace):
+        return original(leases, renewals, standings, sent=now, now=now, pace=pace)
+
+    original = Lease.apply_all
+    patch.setattr(Lease, "apply_all", staticmethod(apply_all))
+
+
+@mutant
 def there_is_no_margin(patch: Patch) -> None:
     for module in (leases_of_core,):
         patch.setattr(module, "margin", lambda duration: 0.0)

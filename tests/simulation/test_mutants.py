@@ -14,6 +14,7 @@ SHOWN = {
     "a_repeated_join_does_not_refresh": 275,
     "late_requests_are_accepted": 68,
     "several_names_are_waited_for_in_the_order_they_were_given_in": 67,
+    "the_trust_window_of_a_renewal_starts_at_the_reply": 261,
     "what_may_be_left_of_several_is_forgotten": 246,
 }
 """Seeds that have shown a rare one, and are tried first."""

@@ -306,6 +306,7 @@ def the_dead_are_not_dropped(patch: pytest.MonkeyPatch, _: str) -> None:
 @mutant("redis", "exclusion", "retractions", "losses", "wake_ups")
 def woken_but_not_granted(patch: pytest.MonkeyPatch, _: str) -> None:
     _rewrite_line("        place.acquired = now\n", "")
+    _rewrite(commands.LEAVE, "ends, ticket, now, 0)", "ends, ticket, 0, 0)")
 
 
 @mutant("redis", "rates")
@@ -316,6 +317,7 @@ def consumed_levels_are_halved(patch: pytest.MonkeyPatch, _: str) -> None:
 @mutant("redis", "wake_ups", HANGS, faults=CALM, **LONG_LIVED)
 def no_waiter_is_woken(patch: pytest.MonkeyPatch, _: str) -> None:
     _rewrite_line("redis.pcall('PUBLISH', place.channel, place.secret)", "")
+    _rewrite(commands.LEAVE, "redis.pcall('PUBLISH', channel, secret)", "")
 
 
 @mutant("redis", "exclusion", "fences", faults=FORGED)

@@ -252,12 +252,18 @@ class Keeper(RenewalLoop):
         soon: list[Lease] = []
         first_due = next_at = inf
         for lease in list(self.leases.values()):
+            due = lease.due
+            # Most of thousands that are held. This branch alone takes a third of the time that the rest takes.
+            if due is not None and now + lease.slack < due <= lease.trusted_until:
+                if due < next_at:  # noqa: PLR1730 (`min` is a call)
+                    next_at = due
+                continue
             if lease.state is HELD:
                 if now >= lease.trusted_until:
                     self.check_trust_window(lease)
                 elif lease.trusted_until < next_at:
                     next_at = lease.trusted_until
-            due = lease.due
+            due = lease.due  # a lease that was just lost is not due
             if due is None:
                 continue
             if due > now + lease.slack:
@@ -270,7 +276,7 @@ class Keeper(RenewalLoop):
         return (soon, next_at) if first_due <= now else ([], min(first_due, next_at))
 
     def _is_dropped(self, lease: Lease) -> bool:
-        return lease.state is HELD and lease.needs_renewal() and lease.claim is not None and lease.claim() is None
+        return lease.claim is not None and lease.claim() is None and lease.state is HELD and lease.needs_renewal()
 
     def _stop_renewing(self, lease: Lease) -> None:
         log.warning(
@@ -284,11 +290,7 @@ class Keeper(RenewalLoop):
     async def _dispatch(self, due: Sequence[Lease]) -> None:
         """Send the requests that are due, apart from the loop: no slow answer may delay the signal of a loss."""
         with self.mutex:  # the caller that is releasing a lease sends its request itself
-            sending = [lease for lease in due if lease.due is not None]
-            for lease in sending:
-                lease.take_request()
-            renewing = [lease for lease in sending if lease.state is HELD or lease.state is WAITING]
-            releasing = [lease for lease in sending if lease.state is RELEASING]
+            renewing, releasing = Lease.take_requests(due)
         work = partial(self._send_requests, renewing, releasing)
         try:
             self.runtime.spawn(work, "lockstead-renewal", lambda: self._reschedule(renewing, releasing))
@@ -343,19 +345,12 @@ class Keeper(RenewalLoop):
 
     async def _renew(self, leases: Sequence[Lease]) -> None:
         sent = self.runtime.now()
-        renewals = [lease.renewal(min(lease.ask.ttl, max(lease.renew_until - sent, 0.0))) for lease in leases]
+        renewals = Lease.renewals(leases, sent)
         timeout = min(REQUEST_TIMEOUT, min(map(Lease.duration, leases)) * RENEWAL_TIMEOUT_SHARE)
         standings = await self.store.renew(renewals, timeout)
         now = self.runtime.now()
-        lost: list[tuple[Lease, str]] = []
-        wakes_at = inf
         with self.mutex:
-            for lease, renewal, standing in zip(leases, renewals, standings, strict=True):
-                loss = lease.apply(standing, sent, renewal.ttl, now, self._pace)
-                if loss is not None:
-                    lost.append((lease, loss))
-                elif lease.due is None or lease.due < wakes_at:  # mostly not: they were sent together
-                    wakes_at = min(wakes_at, lease.wakes_keeper_at())
+            lost, wakes_at = Lease.apply_all(leases, renewals, standings, sent=sent, now=now, pace=self._pace)
         for lease, loss in lost:
             self.lose(lease, loss)
         self._schedule(wakes_at)

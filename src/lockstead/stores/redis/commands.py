@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
 from math import ceil
@@ -136,17 +136,23 @@ def _join_tail(capacity: int, weight: int, metadata: str) -> bytes:
 pack_join_cached = lru_cache(maxsize=PACKED_CACHE_SIZE)(pack_join)
 
 
-def pack_renewals(renewals: Iterable[Renewal]) -> list[Arg]:
-    """Pack the arguments of renew.lua for places, each after its name."""
-    args: list[Arg] = []
-    durations: tuple[float, float] | None = None
-    for name, owner, ttl, heartbeat, claim, floor in renewals:
-        if durations is None or ttl != durations[0] or heartbeat != durations[1]:  # most leases have the same
-            durations = ttl, heartbeat
-            packed_ttl, packed_heartbeat = microseconds(ttl), microseconds(heartbeat)
-        encoded = owner.encode()
-        args += name, _RENEWAL.pack(packed_ttl, packed_heartbeat, floor, claim, len(encoded)) + encoded
+def pack_renewals(renewals: Sequence[Renewal]) -> list[Arg]:
+    """Pack the arguments of renew.lua for places, at least one, each after its name.
+
+    Column by column, which takes half of the time that it takes row by row.
+    """
+    names, owners, ttls, heartbeats, claims, floors = zip(*renewals, strict=True)
+    encoded = [owner.encode() for owner in owners]
+    heads = map(_renewal_head, ttls, heartbeats, floors, claims, map(len, encoded))
+    args: list[Arg] = [b""] * (2 * len(names))
+    args[::2] = names
+    args[1::2] = [head + owner for head, owner in zip(heads, encoded, strict=True)]
     return args
+
+
+@lru_cache(64)
+def _renewal_head(ttl: float, heartbeat: float, *rest: int) -> bytes:
+    return _RENEWAL.pack(microseconds(ttl), microseconds(heartbeat), *rest)
 
 
 def reserve_args(reservation: Reservation) -> tuple[Arg, ...]:

@@ -11,6 +11,7 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import repeat
 from math import inf
 from typing import Any, NamedTuple, cast
 from zlib import crc32
@@ -189,25 +190,33 @@ class RedisStore:
         return parse_outcome(reply)
 
     async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
-        if self._only_key:
-            groups: Mapping[bytes, Sequence[int]] = {self._only_key: range(len(renewals))}
-        else:
-            groups = self._by_key(renewals)
+        if not renewals:
+            return []
         flag = b"%d" % self._is_member
-        calls = [(key, (flag, *pack_renewals(map(renewals.__getitem__, group)))) for key, group in groups.items()]
+        if self._only_key:
+            key = self._only_key
+            call = _Call(RENEW, key, (flag, *pack_renewals(renewals)), self._min_replicas > 0)
+            return await self._standings(renewals, key, await self._call(call, timeout))
+        groups = self._by_key(renewals)
+        calls = [(key, (flag, *pack_renewals([renewals[index] for index in group]))) for key, group in groups.items()]
         standings: list[Standing] = [UNKNOWN] * len(renewals)
-        for (key, indices), reply in zip(groups.items(), await self._call_all(RENEW, calls, timeout), strict=True):
-            if isinstance(reply, Exception):
-                continue
-            now = reply[0] / 1e6
-            for index, answer in zip(indices, reply[1:], strict=True):
-                if type(answer) is int:
-                    standings[index] = _new(Standing, (HELD, answer, now, "", inf)) if answer else GONE
-                elif isinstance(answer, bytes):
-                    await self._log_damage(renewals[index].name, answer, key)
-                    standings[index] = GONE
-                else:
-                    standings[index] = _standing(answer, now)
+        for (key, group), reply in zip(groups.items(), await self._call_all(RENEW, calls, timeout), strict=True):
+            if not isinstance(reply, Exception):
+                found = await self._standings([renewals[index] for index in group], key, reply)
+                for index, standing in zip(group, found, strict=True):
+                    standings[index] = standing
+        return standings
+
+    async def _standings(self, renewals: Sequence[Renewal], key: bytes, reply: Any) -> list[Standing]:
+        """Parse the reply of renew.lua."""
+        now, answers = reply[0] / 1e6, reply[1:]
+        if set(map(type, answers)) == {int} and 0 not in answers:  # all are held: a batch in one call
+            return list(map(_new, repeat(Standing), zip(repeat(HELD), answers, repeat(now), repeat(""), repeat(inf))))
+        standings: list[Standing] = []
+        for renewal, answer in zip(renewals, answers, strict=True):
+            if isinstance(answer, bytes):
+                await self._log_damage(renewal.name, answer, key)
+            standings.append(_standing(answer, now) if answer and not isinstance(answer, bytes) else GONE)
         return standings
 
     async def leave(self, name: str, owner: str, timeout: float, tombstone: float = 0.0) -> bool:

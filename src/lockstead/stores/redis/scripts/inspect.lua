@@ -10,6 +10,7 @@ local server_time = time[1] * 1000000 + time[2]
 local bucket_record = ARGV[1] == '0' and redis.call('HGET', bucket, '\0')
 
 --include bucket.lua
+--include place.lua
 --include line.lua
 --include walk.lua
 

@@ -34,6 +34,7 @@ if not state[2] and not state[3] then
   end
 end
 
+--include place.lua
 --include line.lua
 --include enter.lua
 

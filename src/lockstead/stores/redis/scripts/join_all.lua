@@ -12,6 +12,7 @@ local server_time = time[1] * 1000000 + time[2]
 local bucket_record = redis.call('HGET', bucket, '\0')
 
 --include bucket.lua
+--include place.lua
 --include line.lua
 --include enter.lua
 

@@ -11,7 +11,7 @@
 -- The secret proves to its client that the place holds. It is published once, when the place begins to hold.
 --
 -- Times are microseconds on the bucket's clock, which follows the server's but never goes back.
--- A script that includes this file has set `bucket` and `now`. It changes a line in memory, then saves it. A server
+-- A script that includes this file has included place.lua, and set `bucket` and `now`. It changes a line in memory, then saves it. A server
 -- refuses only the first write of a script, so that a step is applied as a whole or not at all; and when it is out of
 -- memory it does not refuse a write that removes something. A user may lack the right to one of HSET and HDEL: where
 -- `save` needs both, it calls both before it changes anything.
@@ -19,49 +19,6 @@
 -- An invalid record, or a link without its counterpart in the other direction, ends the script before its first write:
 -- 'DAMAGED(field in hexadecimal: what is wrong)'. A walk that checks every link in both directions cannot enter a
 -- cycle, so it ends.
-
--- Never exists. A script deletes it where its first write has to be a HDEL, and there may be no other field to delete.
-local ABSENT_FIELD = '\0\0'
-local LINKS = '<dddI2c0I2c0'
-local PLACE = '<dddI2c0I2c0I2c0I1c0I1c0I4I4'
-
-local function damaged(field, what)
-  local bytes = string.gsub(string.sub(field, 1, 600), '.', function(byte)
-    return string.format('%02x', string.byte(byte))
-  end)
-  error('DAMAGED(' .. bytes .. ': ' .. what .. ')', 0)
-end
-
--- Parse a place; one that is stored in `field` must hold possible values.
-local function parse(record, field)
-  local is_whole, expires, ticket, acquired, before, after, owner, channel, secret, capacity, weight =
-    pcall(struct.unpack, PLACE, record)
-  if not is_whole then
-    damaged(field, 'it is cut short')
-  elseif field and not (expires > 0 and expires < 2^54 and ticket >= 1 and ticket < 2^53
-      and acquired >= 0 and acquired < 2^54 and weight >= 1 and weight <= capacity and owner ~= '') then
-    damaged(field, 'it holds impossible values')
-  end
-  return {
-    expires = expires, ticket = ticket, acquired = acquired, before = before, after = after, owner = owner,
-    channel = channel, secret = secret, capacity = capacity, weight = weight,
-    constant = string.sub(record, 29 + #before + #after),
-  }
-end
-
-local function pack(place)
-  return struct.pack(LINKS, place.expires, place.ticket, place.acquired,
-    #place.before, place.before, #place.after, place.after) .. place.constant
-end
-
-local function parse_linked(line, owner, record)
-  local field = line.name .. '\0' .. owner
-  local place = parse(record, field)
-  if place.owner ~= owner then
-    damaged(field, 'it is the place of another owner')
-  end
-  return place
-end
 
 -- Open a line by its name's record; `own`, if given, is the record of the owner's place, which is used in any case.
 local function open(name, record, owner, own)
@@ -78,7 +35,7 @@ local function open(name, record, owner, own)
     line.first, line.last = first, last
     line.linked = true
     if owner then
-      line.places[owner] = own and parse_linked(line, owner, own)
+      line.places[owner] = own and parse_linked(line.name, owner, own)
     end
   else
     local place = parse(record, name)
@@ -94,7 +51,7 @@ end
 local function find(line, owner)
   if line.places[owner] == nil and line.linked then
     local record = redis.call('HGET', bucket, line.name .. '\0' .. owner)
-    line.places[owner] = record and parse_linked(line, owner, record)
+    line.places[owner] = record and parse_linked(line.name, owner, record)
   end
   return line.places[owner]
 end

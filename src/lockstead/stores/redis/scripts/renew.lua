@@ -22,6 +22,7 @@ end
 local bucket_record = records[1]
 
 --include bucket.lua
+--include place.lua
 --include line.lua
 
 -- Renew a place of a line that has to be opened.

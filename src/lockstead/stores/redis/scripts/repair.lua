@@ -25,6 +25,7 @@ if not is_sound then
   end
 end
 
+--include place.lua
 --include line.lua
 --include walk.lua
 

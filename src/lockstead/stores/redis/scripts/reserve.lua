@@ -12,6 +12,7 @@ local state = redis.call('HMGET', bucket, '\0', name, name .. '\0' .. owner)
 local bucket_record = state[1]
 
 --include bucket.lua
+--include place.lua
 --include line.lua
 
 -- Give a place to the reservation's owner, without moving it in the line.
