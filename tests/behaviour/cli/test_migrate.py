@@ -160,6 +160,7 @@ def test_an_old_table_is_brought_up_to_date_while_locks_are_held(
     postgres_server.sql(f"CREATE ROLE {role} LOGIN")
     url = as_role(postgres_url, role)
     try:
+        query(postgres_url, "ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON ROUTINES FROM PUBLIC")
         query(postgres_url, first_migration() + ";" + grants("lockstead", [role]))
         store = open_store(url, ThreadRuntime())
         assert isinstance(store, TableStore)

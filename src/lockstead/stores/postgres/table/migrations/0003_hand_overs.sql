@@ -56,4 +56,47 @@ BEGIN
 END
 $$;
 
+-- As line_join, in a transaction that leaves the name unlocked while its commit waits for the disk: a release of that name
+-- need not wait with it. The first commit does not wait; the second does, for everything before it, and only then is
+-- there an answer, so what a client is told is on disk. The second locks the place's row because that is in the log, as
+-- it must be for a commit to wait, and disturbs no grant of the place. Nothing is waited for if there is no place.
+-- It has no SET search_path, with which a procedure cannot commit: every name and operator in it is qualified.
+CREATE OR REPLACE PROCEDURE {schema}.line_join_and_flush(
+    _name text, _owner text, _ttl double precision, _heartbeat double precision, _capacity integer, _weight integer,
+    _queue boolean, _metadata jsonb, _channel text, _lock_timeout text,
+    INOUT ticket bigint, INOUT held boolean, INOUT now double precision, INOUT holder text,
+    INOUT recheck double precision, INOUT other_capacity integer
+) LANGUAGE plpgsql AS $$
+DECLARE
+    ignored pg_catalog.text := pg_catalog.set_config('synchronous_commit', 'off', true);
+BEGIN
+    SELECT j.ticket, j.held, j.now, j.holder, j.recheck, j.other_capacity
+    INTO ticket, held, now, holder, recheck, other_capacity
+    FROM {schema}.line_join(
+        _name, _owner, _ttl, _heartbeat, _capacity, _weight, _queue, _metadata, _channel, _lock_timeout
+    ) AS j;
+    -- A commit that notifies waits for the commits of others that do.
+    ignored := pg_catalog.set_config('lock_timeout', '0', true);
+    IF ticket IS NOT NULL THEN
+        COMMIT;
+        PERFORM FROM {schema}.distributed_locks AS l
+        WHERE l.name OPERATOR(pg_catalog.=) _name AND l.holder OPERATOR(pg_catalog.=) _owner
+        FOR KEY SHARE;
+    END IF;
+END
+$$;
+
+-- Roles that may call line_join may call all: else an upgrade would have to name them, where PUBLIC may call nothing.
+DECLARE
+    granted record;
+BEGIN
+    FOR granted IN
+        SELECT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END AS grantee
+        FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace, aclexplode(p.proacl) a
+        WHERE n.nspname = {schema_text} AND p.proname = 'line_join' AND a.grantee <> p.proowner
+    LOOP
+        EXECUTE format('GRANT EXECUTE ON ALL ROUTINES IN SCHEMA {schema} TO %s', granted.grantee);
+    END LOOP;
+END;
+
 UPDATE {schema}.lock_state SET version = 3 WHERE version < 3;
