@@ -58,7 +58,7 @@ $$;
 
 -- As line_join, in a transaction that leaves the name unlocked while its commit waits for the disk: a release of that name
 -- need not wait with it. The first commit does not wait; the second does, for everything before it, and only then is
--- there an answer, so what a client is told is on disk. The second locks the place's row because that is in the log, as
+-- there an answer, so what is answered is on disk. The second locks the place's row because that is in the log, as
 -- it must be for a commit to wait, and disturbs no grant of the place. Nothing is waited for if there is no place.
 -- It has no SET search_path, with which a procedure cannot commit: every name and operator in it is qualified.
 CREATE OR REPLACE PROCEDURE {schema}.line_join_and_flush(
