@@ -26,11 +26,13 @@ class CrashingServer(SimulatedServer):
     """A server whose log is a sequence: a crash undoes the last steps, back to one that had been flushed, or later.
 
     A step that changes anything is flushed before it is answered, and every step before it with it; except the
-    `asynchronous` ones, which are flushed some time after.
+    `asynchronous` ones, which are flushed some time after. While one of `unlocked` is being flushed, other clients see
+    what it has done.
     """
 
     asynchronous: Collection[str] = ("leave",)
     """`leave` is one without a tombstone: see the statements of the lease table."""
+    unlocked: Collection[str] = ("join",)
 
     def __init__(self, world: World, faults: Faults) -> None:
         super().__init__(world, faults)
@@ -40,6 +42,9 @@ class CrashingServer(SimulatedServer):
         self.grants_undone = 0
         self.undone: set[str] = set()
         """The owners of places that a crash has brought back, or back from holding to waiting."""
+        self._being_flushed = False
+        """Whether the step that was just made is one that is answered once it is flushed."""
+        self._restarts = 0
         self._unflushed: list[Lines] = []
         """The lines as they were before each step that may not have been flushed yet."""
 
@@ -57,10 +62,25 @@ class CrashingServer(SimulatedServer):
         return self._commit("reserve", lambda: super(CrashingServer, self).reserve(reservation))
 
     def join_all(self, asks: Sequence[Ask]) -> tuple[list[Standing] | Refusal, list[str]]:
-        return self._commit("join", lambda: super(CrashingServer, self).join_all(asks))
+        return self._commit("join_all", lambda: super(CrashingServer, self).join_all(asks))
+
+    def reply(self, send: Callable[[], None]) -> None:
+        is_flushed, self._being_flushed = not self._being_flushed, False
+        restarts = self._restarts
+
+        def flush() -> None:
+            if self._restarts == restarts:
+                self._unflushed.clear()
+                send()
+
+        if is_flushed:
+            send()
+        else:
+            self.world.after(self.world.random.random() * 0.05, flush)
 
     def crash(self) -> None:
-        """Undo steps that had not been flushed, and be down for a while."""
+        """Undo steps that had not been flushed, and be down for a while. What waits for the flush gets no answer."""
+        self._restarts += 1
         self.stall(self.world.random.choice((0.0, 0.1, 1.0, 4.0)))
         undone_from = self.world.random.randint(0, len(self._unflushed))
         if undone_from == len(self._unflushed):
@@ -79,7 +99,8 @@ class CrashingServer(SimulatedServer):
         result = step()
         if _written(lines) == _written(self._lines):
             return result
-        if kind not in self.asynchronous:
+        self._being_flushed = kind in self.unlocked and kind not in self.asynchronous
+        if kind not in self.asynchronous and not self._being_flushed:
             self._unflushed.clear()
             return result
         self._unflushed.append(lines)

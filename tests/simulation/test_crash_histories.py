@@ -38,7 +38,7 @@ def test_no_invariant_is_broken_where_a_crash_undoes_releases(first: int) -> Non
 
 def joins_are_asynchronous(patch: Patch) -> None:
     """A join that is granted at once is trusted for its ttl, and its place was the proof of it."""
-    patch.setattr(CrashingServer, "asynchronous", ("leave", "join"))
+    patch.setattr(CrashingServer, "asynchronous", ("leave", "join", "join_all"))
 
 
 def renewals_are_asynchronous(patch: Patch) -> None:

@@ -394,11 +394,13 @@ def the_sql_resurrects(patch: pytest.MonkeyPatch, url: str) -> None:
 @mutant("postgres", "exclusion", "retractions", "losses", "wake_ups")
 def the_sql_wakes_but_does_not_grant(patch: pytest.MonkeyPatch, url: str) -> None:
     _rewrite_function(url, "line_settle", "SET acquired_at = _now", "SET acquired_at = NULL")
+    _rewrite_function(url, "line_leave", "SET acquired_at = moment", "SET acquired_at = NULL")
 
 
 @mutant("postgres", "wake_ups", HANGS, faults=CALM, **LONG_LIVED)
 def the_sql_wakes_no_waiter(patch: pytest.MonkeyPatch, url: str) -> None:
     _rewrite_function(url, "line_settle", "PERFORM pg_notify(place.channel, place.holder);", "NULL;")
+    _rewrite_function(url, "line_leave", "PERFORM pg_notify(head.channel, head.holder);", "NULL;")
 
 
 @mutant("postgres", "wake_ups", HANGS, faults=CALM, workloads=SEVERAL, **LONG_LIVED)
@@ -416,6 +418,7 @@ def the_sql_lets_newcomers_overtake(patch: pytest.MonkeyPatch, url: str) -> None
 def the_sql_does_not_drop_the_dead(patch: pytest.MonkeyPatch, url: str) -> None:
     _rewrite_function(url, "line_head", "IF place.expires_at <= _now", "IF false")
     _rewrite_function(url, "line_settle", "IF place.expires_at <= _now", "IF false")
+    _rewrite_function(url, "line_leave", "OR head.expires_at <= moment OR", "OR")
 
 
 @mutant("postgres", "wake_ups", "nothing_left", HANGS, faults=(KILL, "clock back"), ttl=8.0, heartbeat=8.0)

@@ -94,3 +94,23 @@ async def test_a_grant_at_once_a_reservation_and_a_tombstone_outlive_a_crash(
     await harness.store(fragile.url).join(Ask("y", "second/1", TTL, HEARTBEAT), TIMEOUT)
     crash(fragile)
     assert ("y", "second/1") in places(harness, fragile)
+
+
+async def test_a_release_does_not_wait_while_a_join_of_its_name_waits_for_the_disk(
+    harness: Harness, start: Start
+) -> None:
+    """Or for a standby: here one that does not exist, so that no commit which waits ever ends."""
+    server = start()
+    store, other = harness.store(server.url), harness.store(server.url)
+    await store.join(request("first/1"), TIMEOUT)
+    server.sql("ALTER SYSTEM SET synchronous_standby_names = 'none'")
+    server.sql("SELECT pg_reload_conf()")
+    joining = harness.start(lambda: other.join(request("second/1"), TIMEOUT))
+    await harness.until(lambda: places(harness, server) == [("x", "first/1"), ("x", "second/1")], "it is in line")
+    assert await store.leave("x", "first/1", 1.0)
+    assert places(harness, server) == [("x", "second/1")]
+    assert not joining.is_done, "what is not on disk was answered"
+    server.sql("ALTER SYSTEM RESET synchronous_standby_names")
+    server.sql("SELECT pg_reload_conf()")
+    answer = await joining.result()
+    assert isinstance(answer, Standing)

@@ -72,6 +72,7 @@ SELECT {s}.line_recheck(true, pg_catalog.clock_timestamp(), pg_catalog.clock_tim
 SELECT {s}.rate_level(1, pg_catalog.clock_timestamp(), pg_catalog.clock_timestamp());
 SELECT {s}.line_join('semaphore', 'me', 30, 3, 2, 1, true, '{{}}', '', '');
 SELECT {s}.line_join('y', 'me', 30, 3, 1, 1, true, '{{}}', '', '50ms');
+CALL {s}.line_join_and_flush('y', 'you', 30, 3, 1, 1, true, '{{}}', '', '50ms', NULL, NULL, NULL, NULL, NULL, NULL);
 SELECT {s}.line_renew('{{y}}', '{{me}}', '{{30}}', '{{3}}', '{{t}}');
 SELECT {s}.line_reserve('y', 'me', 0.001, '{{}}', 1, '');
 SELECT {s}.line_leave('y', 'me', 1, '50ms');
@@ -187,7 +188,8 @@ def test_every_function_has_a_search_path_of_its_own(server: PostgresServer, sch
     for name, settings, is_resolved in found:
         # These bodies are parsed when they are created, so there is nothing to look up later; with a SET they would not
         # be inlined.
-        is_exempt = is_resolved and name in {"rate_level", "line_recheck"}
+        # A procedure with a SET could not commit; the tests above show that nothing planted runs in it.
+        is_exempt = (is_resolved and name in {"rate_level", "line_recheck"}) or name == "line_join_and_flush"
         assert "search_path=pg_catalog, pg_temp" in (settings or []) or is_exempt, name
 
 
@@ -196,7 +198,7 @@ def test_a_table_of_this_version_that_was_unsafe_is_made_safe_by_a_migration(
 ) -> None:
     functions = f"SELECT oid::regprocedure::text FROM pg_proc WHERE pronamespace = '{schema}'::regnamespace"
     for (function,) in server.sql(functions):
-        server.sql(f"ALTER FUNCTION {function} RESET ALL")
+        server.sql(f"ALTER ROUTINE {function} RESET ALL")
     with DistributedLock(server.url, schema=schema) as locks:
         (unsafe,) = [finding for finding in locks.examine() if "search_path" in finding.message]
         assert unsafe.level == "error"

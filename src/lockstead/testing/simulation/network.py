@@ -127,6 +127,10 @@ class Server(ABC):
             for message in (chance.choice([*self.secrets, "x"]), chance.choice([*self.published, "x"]), "\udcff"):
                 receive(message)
 
+    def reply(self, send: Callable[[], None]) -> None:
+        """Answer the step that was just made, now or later."""
+        send()
+
     def travel(self, lost: float, action: Callable[[], None], *, repeatable: bool = True) -> None:
         """Deliver a request or a reply after a delay: once, twice or not at all."""
         chance = self.world.random.random
@@ -201,7 +205,9 @@ class SimulatedStore:
             for owner in woken:
                 self._push(owner)
             server.forge()
-            server.travel(server.faults.lost_reply, lambda: self._deliver(lambda: answer.wake((result,))))
+            server.reply(
+                lambda: server.travel(server.faults.lost_reply, lambda: self._deliver(lambda: answer.wake((result,))))
+            )
 
         server.travel(server.faults.lost_request, lambda: server.arrive(execute), repeatable=repeatable)
         self._process.after(timeout, lambda: answer.wake(None))

@@ -9,7 +9,7 @@ from importlib.resources import files
 from lockstead.errors import InvalidInputError
 from lockstead.stores.statements import load
 
-VERSION = 2
+VERSION = 3
 """The last migration that this release has, and needs."""
 MAX_IDENTIFIER = 63
 """Bytes of an identifier: the server truncates longer ones."""

@@ -4,12 +4,8 @@
 -- Where lock_timeout is set to 0, that is for the commit: one that notifies waits for the commits of others that do.
 
 -- name: join
--- $1 to $10: the arguments of line_join.
--- A table without line_reserve is too old to grant locks: a holder would learn only at its release that the table has
--- no reservations.
-SELECT j.*, pg_catalog.set_config('lock_timeout', '0', true)
-FROM {schema}.line_join($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) AS j
-WHERE '{schema}.line_reserve'::pg_catalog.regproc IS NOT NULL;
+-- $1 to $10: the arguments of line_join. A table that is too old for this client has no such procedure.
+CALL {schema}.line_join_and_flush($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, NULL, NULL, NULL, NULL, NULL, NULL);
 
 -- name: renew
 -- $1 to $5: the arguments of line_renew.
@@ -80,10 +76,11 @@ SELECT
     (
         SELECT pg_catalog.string_agg(p.proname, ', ' ORDER BY p.proname)
         FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace
-        WHERE n.nspname OPERATOR(pg_catalog.=) $1 AND p.prosqlbody IS NULL AND NOT EXISTS (
-            SELECT FROM pg_catalog.unnest(p.proconfig) AS c (setting)
-            WHERE pg_catalog.starts_with(c.setting, 'search_path=')
-        )
+        WHERE n.nspname OPERATOR(pg_catalog.=) $1 AND p.prosqlbody IS NULL AND p.prokind OPERATOR(pg_catalog.<>) 'p'
+            AND NOT EXISTS (
+                SELECT FROM pg_catalog.unnest(p.proconfig) AS c (setting)
+                WHERE pg_catalog.starts_with(c.setting, 'search_path=')
+            )
     ),
     (
         SELECT pg_catalog.string_agg(c.relname, ', ' ORDER BY c.relname)
@@ -116,4 +113,4 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {roles}
 GRANT USAGE, SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA {schema} TO {roles};
 
 -- name: grant_functions
-GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {roles};
+GRANT EXECUTE ON ALL ROUTINES IN SCHEMA {schema} TO {roles};

@@ -139,7 +139,7 @@ class TableStore:
             self._channel.encode() if is_listening else b"",
         )
         try:
-            ((ticket, held, now, holder, recheck, capacity, _),) = await self._ask_locking(
+            ((ticket, held, now, holder, recheck, capacity),) = await self._ask_locking(
                 self._statements.join, [ask.name], params, timeout
             )
         except StoreError as error:
