@@ -29,6 +29,7 @@ from lockstead.primitives import once
 from lockstead.stores.postgres.advisory import statements
 from lockstead.stores.postgres.advisory.store import LockRequest
 from lockstead.stores.redis import commands
+from lockstead.stores.sqlite.liveness import Liveness
 from lockstead.testing.torture import worker
 from lockstead.testing.torture.arena import PAUSE, TTL, Arena
 from lockstead.testing.torture.history import KILL
@@ -241,6 +242,11 @@ def what_was_cancelled_goes_on(patch: pytest.MonkeyPatch, _: str) -> None:
 @mutant("sqlite", "losses", "elections", faults=CALM, renewed=0.0)
 def a_loss_is_signalled_to_no_client(patch: pytest.MonkeyPatch, _: str) -> None:
     patch.setattr(Keeper, "signal_loss", lambda self, lease: None)
+
+
+@mutant("sqlite", "exclusion", "retractions")
+def every_other_process_counts_as_dead(patch: pytest.MonkeyPatch, _: str) -> None:
+    patch.setattr(Liveness, "is_dead", Liveness.can_judge)
 
 
 @mutant("sqlite", "rates")
