@@ -11,6 +11,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 
@@ -18,12 +19,14 @@ from lockstead import UnsupportedError
 from lockstead.core.model import Ask, Capabilities, Line, Place, Refusal, Renewal, Standing, Wake
 from lockstead.core.runtime import Runtime, drive
 from lockstead.core.store import Store
+from lockstead.runtimes.simulated import Process
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores import open_store
 from lockstead.stores.memory import MemoryServer, MemoryStore
 from lockstead.stores.postgres.table.schema import script
 from lockstead.stores.redis import commands
 from lockstead.stores.sqlite import store as sqlite_store
+from lockstead.stores.sqlite.liveness import Liveness
 from lockstead.stores.sqlite.store import SqliteStore, _SqliteLine
 from lockstead.testing import ViolationError, simulate
 from lockstead.testing.simulation.any_store import StoreClock, StoreServer
@@ -72,8 +75,36 @@ def memory(folder: Path) -> Iterator[Rig]:
 
 @contextmanager
 def sqlite(folder: Path, **options: Any) -> Iterator[Rig]:
+    """Processes that crash are proven to be dead, by the kernel's locks, some time later."""
     clock = Clock()
-    yield Rig(lambda runtime: SqliteStore(runtime, folder / "locks.db", clock=clock.read, **options), clock.set)
+    clients: dict[str, MortalStore] = {}
+    original = Process.crash
+
+    def crash(process: Process) -> None:
+        original(process)
+        if (store := clients.get(process.name)) is not None:
+            process.world.after(process.world.forger_random.choice((0.0, 0.1, 2.0)), store.die)
+
+    with mock.patch.object(Process, "crash", crash):
+        yield Rig(
+            lambda runtime: MortalStore(clients, runtime, folder / "locks.db", clock=clock.read, **options), clock.set
+        )
+
+
+class MortalStore(SqliteStore):
+    """Records whose store it is. Requests of the dead that are still on their way arrive all the same."""
+
+    def __init__(self, clients: dict[str, MortalStore], *args: Any, **options: Any) -> None:
+        self.clients = clients
+        super().__init__(*args, **options)
+        self._joins = 0  # which joins sweep is random otherwise, and no seed would replay
+
+    async def join(self, ask: Ask, timeout: float) -> Standing | Refusal:
+        self.clients[ask.owner.rpartition("/")[0]] = self
+        return await super().join(ask, timeout)
+
+    def die(self) -> None:
+        self._liveness.drop(has_places=False)
 
 
 @contextmanager
@@ -241,6 +272,19 @@ def a_reservation_keeps_its_owner(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_SqliteLine, "rename", lambda self, place, owner: None)
 
 
+def every_other_process_counts_as_dead(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Liveness, "is_dead", Liveness.can_judge)
+
+
+def reservations_end_with_their_process(patch: pytest.MonkeyPatch) -> None:
+    def living(self: SqliteStore, place: Any) -> Any:
+        if self._liveness.is_dead(place.address):
+            place.expires_at = -inf
+        return place
+
+    patch.setattr(SqliteStore, "_living", living)
+
+
 BROKEN: dict[Callable[[Any], None], int] = {
     **{
         MUTANTS[name]: seed
@@ -268,6 +312,8 @@ BROKEN: dict[Callable[[Any], None], int] = {
     late_requests_are_accepted: 68,
     a_clock_set_back_is_ignored: 16,
     a_reservation_keeps_its_owner: 0,
+    every_other_process_counts_as_dead: 0,
+    reservations_end_with_their_process: 43,
 }
 """What is broken, and the seed that has shown it, which is tried first."""
 

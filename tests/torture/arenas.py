@@ -108,7 +108,8 @@ def sqlite(directory: Path) -> Iterator[Arena]:
     arena = ArenaOfOurs(
         name="sqlite",
         url=url_of(path),
-        promises=PROMISES,
+        # "Free as soon as its process is dead": within a tenth of a second, and the slack.
+        promises=replace(PROMISES, frees_dead_within=0.1 + PROMISES.slack),
         faults=by_kind([Fault(kind="lock file", harm=locked), Fault(kind="full disk", harm=full)]),
         surround=surrounded(disk),
     )

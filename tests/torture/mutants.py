@@ -29,6 +29,7 @@ from lockstead.primitives import once
 from lockstead.stores.postgres.advisory import statements
 from lockstead.stores.postgres.advisory.store import LockRequest
 from lockstead.stores.redis import commands
+from lockstead.stores.sqlite.liveness import Liveness
 from lockstead.testing.torture import worker
 from lockstead.testing.torture.arena import PAUSE, TTL, Arena
 from lockstead.testing.torture.history import KILL
@@ -168,7 +169,6 @@ _shared("sqlite", engine.any_owner_may_leave_for_the_holder, "exclusion", "retra
 _shared("sqlite", engine.any_owner_may_renew_for_the_holder, "exclusion", "wake_ups", "nothing_left", "fences")
 _shared("sqlite", engine.renewals_shorten, "exclusion", "retractions", workloads=("lock",), lasting=0.5)
 _shared("sqlite", engine.renewals_resurrect, "exclusion", "retractions", faults=(PAUSE,), heartbeat=0.5)
-_shared("sqlite", engine.the_dead_hold_for_ever, "wake_ups", "nothing_left", HANGS, faults=(KILL,))
 _shared("sqlite", engine.waiting_places_never_claim_their_ttl, "exclusion", "retractions")
 _shared(
     "sqlite",
@@ -241,6 +241,17 @@ def what_was_cancelled_goes_on(patch: pytest.MonkeyPatch, _: str) -> None:
 @mutant("sqlite", "losses", "elections", faults=CALM, renewed=0.0)
 def a_loss_is_signalled_to_no_client(patch: pytest.MonkeyPatch, _: str) -> None:
     patch.setattr(Keeper, "signal_loss", lambda self, lease: None)
+
+
+@mutant("sqlite", "wake_ups", "nothing_left", HANGS, faults=(KILL,))
+def the_dead_hold_for_ever_and_no_death_is_proven(patch: pytest.MonkeyPatch, _: str) -> None:
+    engine.the_dead_hold_for_ever(patch)
+    patch.setattr(Liveness, "is_dead", lambda self, address: False)
+
+
+@mutant("sqlite", "exclusion", "retractions")
+def every_other_process_counts_as_dead(patch: pytest.MonkeyPatch, _: str) -> None:
+    patch.setattr(Liveness, "is_dead", Liveness.can_judge)
 
 
 @mutant("sqlite", "rates")

@@ -324,6 +324,14 @@ class TestExclusion:
         assert not find("exclusion", history_of(hold("p", 1, 9, release=Release(3)), hold("q", 3, 6)))
         assert find("exclusion", history_of(hold("p", 1, 9, release=Release(3.1)), hold("q", 3, 6)))
 
+    def test_a_kill_ends_a_hold_only_where_that_is_promised(self) -> None:
+        some = hold("p", 1, 9), hold("q", 4, 6), fault(KILL, 3, 3.5, "p")
+        assert find("exclusion", history_of(*some))
+        promises = replace(PROMISES, frees_dead_within=1)
+        assert not find("exclusion", history_of(*some), promises)
+        assert find("exclusion", history_of(*some, hold("r", 5, 6)), promises)
+        assert find("exclusion", history_of(hold("p", 1, 9), hold("q", 4, 6), fault(KILL, 4.1, 5, "p")), promises)
+
     def test_weights_of_permits_are_added(self) -> None:
         some = [hold(f"p{number}", 1, 5, capacity=3) for number in range(3)]
         assert not find("exclusion", history_of(*some))
@@ -631,6 +639,12 @@ class TestWakeUps:
         some = hold("p", 1, 9), fault(KILL, 10, 10, "p")
         assert self.find(*some, self.waiter("q", 16.1))
         assert not self.find(*some, self.waiter("q", 16))
+
+    def test_a_dead_client_blocks_no_other_at_all_where_that_is_promised(self) -> None:
+        promises = replace(self.PROMISES, frees_dead_within=0.5)
+        some = hold("p", 1, 9), fault(KILL, 10, 10, "p")
+        assert find("wake_ups", history_of(*some, self.waiter("q", 11.6)), promises)
+        assert not find("wake_ups", history_of(*some, self.waiter("q", 11.5)), promises)
 
     def test_a_reader_waits_for_no_other_reader(self) -> None:
         readers = hold("r", 1, 50, capacity=9), self.released(3, capacity=9, weight=5)

@@ -25,6 +25,9 @@ class WaiterEvents:
         self._places.discard(owner)
         self._woken.discard(owner)
 
+    def has_places(self) -> bool:
+        return bool(self._places)
+
     def notify(self, owner: str) -> bool:
         """Wake the place's waiter; return whether it is one of ours."""
         if owner not in self._places:

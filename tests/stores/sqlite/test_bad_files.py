@@ -232,6 +232,7 @@ def test_new_files_are_their_users_own(path: Path, locks: DistributedLock) -> No
         path.name: 0o600,
         f"{path.name}-wal": 0o600,
         f"{path.name}-shm": 0o600,
+        f"{path.name}-alive": 0o600,
     }
 
 

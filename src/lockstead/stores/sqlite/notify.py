@@ -24,6 +24,7 @@ class NotifySocket:
 
     def __init__(self, runtime: Runtime, *, listens: bool) -> None:
         self.address = ""
+        self._evidence = ""
         self._runtime = runtime
         self._listens = listens
         self._socket: socket.socket | None = None
@@ -41,13 +42,16 @@ class NotifySocket:
         self._socket = self._close = None
         self._listening = False
 
-    def bind(self) -> None:
-        """Bind the socket, before its address is written to the database."""
+    def bind(self, evidence: str = "") -> None:
+        """Bind the socket, before its address is written to the database; the address ends with the evidence."""
+        self._evidence = evidence
         if self._socket is None and HAS_ABSTRACT_SOCKETS:
             opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             address = f"lockstead/{secrets.token_hex(8)}" if self._listens else ""
+            if evidence:
+                address += f"/{evidence}"
             try:
-                if address:
+                if self._listens:
                     opened.bind(f"\0{address}")
                 close = weakref.finalize(self, opened.close)
             except BaseException:
@@ -60,6 +64,10 @@ class NotifySocket:
 
     def forget(self, owner: str) -> None:
         self._waiters.close(owner)
+
+    def has_places(self) -> bool:
+        """Return whether there may be a place of this store object."""
+        return self._waiters.has_places()
 
     def notify(self, owner: str, address: str) -> None:
         """Wake a place's waiter in this process, or in the process at the address."""
@@ -97,5 +105,5 @@ class NotifySocket:
                         self._socket.shutdown(socket.SHUT_RDWR)
                     self._socket.close()
                     self._socket = None
-                    self.bind()
+                    self.bind(self._evidence)
                 raise

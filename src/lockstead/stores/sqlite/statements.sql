@@ -11,6 +11,14 @@ FROM place WHERE name = ? ORDER BY ticket;
 SELECT ticket, owner, capacity, weight, expires_at, acquired_at, metadata, address
 FROM place WHERE owner = ? AND name = ?;
 
+-- name: addresses_ahead
+-- The processes of the places just ahead of an owner's: name, owner, how many places.
+SELECT DISTINCT address FROM (
+    SELECT address FROM place WHERE name = ?1
+        AND ticket < (SELECT ticket FROM place WHERE owner = ?2 AND name = ?1)
+    ORDER BY ticket DESC LIMIT ?3
+);
+
 -- name: last_ticket
 -- The last ticket drawn, and whether this owner has a tombstone: owner, now.
 SELECT ticket, EXISTS (SELECT 1 FROM tombstone WHERE owner = ? AND until > ?) FROM state;

@@ -10,7 +10,6 @@ import os
 import random
 import sqlite3
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from itertools import groupby
 from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakMethod
 
 from lockstead.core import gcra, lifecycle, rule
 from lockstead.core.model import (
@@ -44,6 +44,8 @@ from lockstead.core.timing import INSPECTION_TIMEOUT
 from lockstead.errors import DamagedError, NestedCallError, StoreError
 from lockstead.runtimes import nesting
 from lockstead.stores.sqlite import machine
+from lockstead.stores.sqlite.death_watch import LOOK_EVERY, DeathWatch
+from lockstead.stores.sqlite.liveness import Liveness, create_empty
 from lockstead.stores.sqlite.notify import HAS_ABSTRACT_SOCKETS, NotifySocket
 from lockstead.stores.statements import load
 from lockstead.stores.tickets import ticket_floor
@@ -59,6 +61,9 @@ SWEEP_EVERY = 64
 """How many joins and rate requests a client makes between two sweeps of a few more rows."""
 SWEEP_ROWS = 200
 """How many rows one sweep searches: it delays the request it is a part of."""
+WATCHED_PLACES = 16
+"""How many places ahead of a waiter are watched for the death of their processes. The rest are found dead by the next
+step, or by the waiters between."""
 LARGEST_TICKET = 2**53 - 1
 """The largest integer that a double holds exactly."""
 MAX_TIME = 1e12
@@ -99,19 +104,31 @@ class _Row(Place):
 
 
 class _SqliteLine:
-    """The rule's `Ledger` of one name, within an open transaction."""
+    """The rule's `Ledger` of one name, within an open transaction. A dead process's places have expired."""
 
-    __slots__ = ("_address", "_execute", "_floor", "_name", "_now")
+    __slots__ = ("_address", "_execute", "_floor", "_living", "_name", "_now")
 
-    def __init__(self, cursor: sqlite3.Cursor, name: str, now: float, address: str, floor: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        cursor: sqlite3.Cursor,
+        name: str,
+        now: float,
+        *,
+        address: str,
+        floor: Callable[[], int],
+        living: Callable[[_Row], _Row],
+    ) -> None:
+        """`living` returns a place, expired if its process is dead."""
         self._execute = cursor.execute
         self._name = name
         self._now = now
         self._address = address
         self._floor = floor
+        self._living = living
 
     def places(self) -> Iterator[Place]:
-        return (_checked(self._name, row) for row in self._execute(_SQL["places"], (self._name,)))
+        living = self._living
+        return (living(_checked(self._name, row)) for row in self._execute(_SQL["places"], (self._name,)))
 
     def find(self, owner: str) -> Place | None:
         row = self._execute(_SQL["find_place"], (owner, self._name)).fetchone()
@@ -187,6 +204,8 @@ class SqliteStore:
         contended, statements that change nothing would cost a tenth of each hand-over."""
         self._floor = floor
         self._notify_socket = NotifySocket(runtime, listens=push)
+        self._liveness = Liveness()
+        self._watch_for_deaths()
         self._mutex = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._cursor: sqlite3.Cursor | None = None
@@ -213,20 +232,23 @@ class SqliteStore:
             self._joins += 1
             return Standing(PlaceState.HELD, ticket, now)
 
-        if ask.queue:
-            self._notify_socket.expect(ask.owner)
+        self._expect(ask)
         try:
-            return await self.runtime.offload(partial(self._transact, step, timeout, join_empty_line))
+            outcome = await self.runtime.offload(partial(self._transact, step, timeout, join_empty_line))
         except StoreError as error:
             if not error.transient:
                 self._notify_socket.forget(ask.owner)
             raise
+        if isinstance(outcome, Refusal):
+            self._notify_socket.forget(ask.owner)
+        return outcome
 
     async def renew(self, renewals: Sequence[Renewal], timeout: float) -> list[Standing]:
         def step(cursor: sqlite3.Cursor, now: float) -> tuple[list[Standing], list[Place]]:
             standings = []
             to_wake = []
             for renewal in renewals:
+                self._liveness.count(renewal.ttl)
                 standing, woken = rule.renew(self._line(cursor, renewal.name, now), renewal, now)
                 standings.append(standing)
                 to_wake += woken
@@ -263,7 +285,13 @@ class SqliteStore:
             outcome, woken = rule.join_all([(self._line(cursor, ask.name, now), ask) for ask in asks], now)
             return outcome, swept + woken
 
-        return await self.runtime.offload(partial(self._transact, step, timeout))
+        for ask in asks:
+            self._expect(ask)
+        outcome = await self.runtime.offload(partial(self._transact, step, timeout))
+        if isinstance(outcome, Refusal):
+            for ask in asks:
+                self._notify_socket.forget(ask.owner)
+        return outcome
 
     async def consume(self, request: RateRequest, timeout: float) -> RateResult:
         def step(cursor: sqlite3.Cursor, now: float) -> tuple[RateResult, list[Place]]:
@@ -279,7 +307,40 @@ class SqliteStore:
         return await self.runtime.offload(partial(self._transact, step, timeout))
 
     async def wait(self, name: str, owner: str, timeout: float) -> Wake:
-        return Wake(await self._notify_socket.wait(owner, timeout))
+        soon = min(timeout, LOOK_EVERY)
+        if await self._notify_socket.wait(owner, soon):
+            return Wake.HINT
+        if timeout <= soon:
+            return Wake.TIMEOUT
+        addresses = await self._addresses_ahead(name, owner)
+        self._deaths.add(name, owner, addresses)
+        try:
+            return Wake(await self._notify_socket.wait(owner, timeout - soon))
+        finally:
+            self._deaths.discard(owner, addresses)
+
+    async def _addresses_ahead(self, name: str, owner: str) -> list[str]:
+        """Find the processes whose death may let this place hold, as far as they can be judged."""
+
+        def step(cursor: sqlite3.Cursor, _now: float) -> tuple[list[str], list[Place]]:
+            rows = cursor.execute(_SQL["addresses_ahead"], (name, owner, WATCHED_PLACES)).fetchall()
+            return [address for (address,) in rows if self._liveness.can_judge(address)], []
+
+        try:
+            return await self.runtime.offload(partial(self._transact, step, LOOK_EVERY))
+        except StoreError:  # it waits all the same
+            return []
+
+    async def _remove_dead(self, name: str) -> None:
+        """Remove what has expired, and the places of dead processes, also where no step of the rule would look."""
+
+        def step(cursor: sqlite3.Cursor, now: float) -> tuple[None, list[Place]]:
+            line = self._line(cursor, name, now)
+            for place in [place for place in line.places() if place.expires_at <= now]:
+                line.remove(place.owner)
+            return None, rule.settle(line, now).woken
+
+        await self.runtime.offload(partial(self._transact, step, LOOK_EVERY))
 
     async def inspect(self, prefix: str = "", *, exact: bool = False) -> list[Line]:
         def step(cursor: sqlite3.Cursor, now: float) -> tuple[list[Line], list[Place]]:
@@ -304,7 +365,7 @@ class SqliteStore:
         shown = name.decode(errors="backslashreplace") if isinstance(name, bytes) else str(name)
         try:
             texts = [[value.decode() if isinstance(value, bytes) else value for value in row] for row in rows]
-            return Line(shown, now, rule.live((_checked(shown, row[1:]) for row in texts), now))
+            return Line(shown, now, rule.live((self._living(_checked(shown, row[1:])) for row in texts), now))
         except (DamagedError, UnicodeDecodeError) as error:
             damage = error if isinstance(error, DamagedError) else _damaged(shown, str(error))
             return Line(shown, now, (), self._with_path(damage))
@@ -333,7 +394,28 @@ class SqliteStore:
         self._notify_socket.close()
 
     def _line(self, cursor: sqlite3.Cursor, name: str, now: float) -> _SqliteLine:
-        return _SqliteLine(cursor, name, now, self._notify_socket.address, self._floor)
+        address = self._notify_socket.address
+        return _SqliteLine(cursor, name, now, address=address, floor=self._floor, living=self._living)
+
+    def _living(self, place: _Row) -> _Row:
+        """Let a place expire whose process is dead: it relies on nothing any more. A reservation stays."""
+        address = place.address
+        if address != self._notify_socket.address and not place.reserved and self._liveness.is_dead(address):
+            place.expires_at = -inf
+        return place
+
+    def _expect(self, ask: Ask) -> None:
+        self._notify_socket.expect(ask.owner)
+        self._liveness.count(ask.ttl)
+
+    def _watch_for_deaths(self) -> None:
+        remove_dead = WeakMethod(self._remove_dead)  # weak: a waiter has the store, and its watch must not
+
+        async def remove(name: str) -> None:
+            if (call := remove_dead()) is not None:
+                await call(name)
+
+        self._deaths = DeathWatch(self.runtime, self._liveness.is_dead, remove)
 
     def _transact(
         self, step: _Step[T], timeout: float, statement: _Statement[T] | None = None, *, check_file: bool = True
@@ -469,13 +551,15 @@ class SqliteStore:
         if self._private:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not self.path.exists():
-            _create_private(self.path)
-        self._notify_socket.bind()
+            create_empty(self.path)
         connection = sqlite3.connect(
             self.path, timeout=0, isolation_level=None, check_same_thread=False, factory=_Connection
         )
         try:
             self._prepare(connection)
+            if not self._closed:  # else it only releases places
+                self._liveness.announce(self._path)
+            self._notify_socket.bind(self._liveness.evidence)
             self._inode = os.stat(self.path).st_ino
         except BaseException:
             connection.close()
@@ -529,9 +613,13 @@ class SqliteStore:
         if self._connection is not None:
             self._connection.close()
             self._connection = self._cursor = None
+        if self._closed:
+            self._liveness.drop(has_places=self._notify_socket.has_places())
 
     def __del__(self) -> None:
         """Close the file of a store that was dropped: the connection is in a reference cycle, and would stay open."""
+        if (liveness := getattr(self, "_liveness", None)) is not None:
+            liveness.drop(has_places=self._notify_socket.has_places())
         if (connection := getattr(self, "_connection", None)) is not None:
             with suppress(sqlite3.Error):
                 connection.close()
@@ -547,6 +635,9 @@ class SqliteStore:
     def _forked(self) -> None:
         self._mutex = threading.Lock()
         self._notify_socket.reset()
+        self._liveness.forked()
+        self._deaths.clear()
+        self._watch_for_deaths()
 
 
 class _Connection(sqlite3.Connection):
@@ -603,17 +694,3 @@ def _is_damage(error: Exception) -> bool:
 def _code(error: sqlite3.Error) -> int:
     """Return SQLite's primary result code; 0 for an error that Python's module raises by itself."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
-
-
-def _create_private(path: Path) -> None:
-    """Create an empty file that only its user may open.
-
-    Under another name first: opening and closing the database itself would release the locks this process has on it.
-    """
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        with suppress(FileExistsError):
-            os.link(temporary, path)
-    finally:
-        os.unlink(temporary)

@@ -62,6 +62,9 @@ class Promises:
     """The same, counted from the end of the last fault in between."""
     longest_ttl: float = inf
     """Seconds after which nothing is left of a client that is gone, nor of its reservations."""
+    frees_dead_within: float = inf
+    """Seconds after which nothing but its reservations is left of a client that was killed. Unless infinite, its holds
+    may be granted again from the kill on."""
     drift: float = 0.01
     """By what part the clock by which rate limits drain may run faster than ours."""
     grace: float = 0.0
@@ -89,7 +92,8 @@ def exclusion(history: History, promises: Promises) -> list[Violation]:
     """The holds of a name that are surely valid at the same time fit in its capacity.
 
     A hold counts from when its acquisition returned until its trust window ended, it was known to be lost, or its
-    release began. Not detected: two grants of which one client never trusted its own, or one a little too early.
+    release began; on a store that frees what dead processes held, at the longest until its client was killed. Not
+    detected: two grants of which one client never trusted its own, or one a little too early.
     """
     return [
         Violation(
@@ -285,10 +289,10 @@ def fifo(history: History, promises: Promises) -> list[Violation]:
 def wake_ups(history: History, promises: Promises) -> list[Violation]:
     """Once a client has surely released a name and capacity is free, a waiter in its line holds it in time.
 
-    It is surely released if the release was confirmed, if the request was abandoned without a fault, or if the client
-    was killed, or lost it, `longest_ttl` ago. If other requests may have taken it meanwhile, whether they were
-    granted or their outcome is unknown, nothing is reported. So little is detected of busy semaphores, and nothing of
-    a name whose client vanished without a recorded kill.
+    It is surely released if the release was confirmed, if the request was abandoned without a fault, if the client was
+    killed, or lost it, `longest_ttl` ago, or was killed `frees_dead_within` ago. If other requests may have taken it
+    meanwhile, whether they were granted or their outcome is unknown, nothing is reported. So little is detected of busy
+    semaphores, and nothing of a name whose client vanished without a recorded kill.
     """
     if promises.wakes_within == inf:
         return []
@@ -439,10 +443,14 @@ class Occupancy(NamedTuple):
             left = one.completed + promises.wakes_within
             if not history.harm(None, one.client, one.invoked, left):
                 return cls(one, waits, left)
-        ends = [history.killed_at(one.client), one.lost_at, inf if one.is_granted else one.completed]
+        killed = history.killed_at(one.client)
+        ends = [killed, one.lost_at, inf if one.is_granted else one.completed]
         if one.release is not None:
             ends.append(one.release.completed)
-        return cls(one, waits, min(ends) + promises.longest_ttl)
+        until = min(ends) + promises.longest_ttl
+        if one.reserved_until == -inf:
+            until = min(until, killed + promises.frees_dead_within)
+        return cls(one, waits, until)
 
 
 def _by_name(operations: Iterable[T]) -> Iterator[tuple[str, list[T]]]:
@@ -480,6 +488,8 @@ def _beliefs(history: History, holds: Iterable[Acquire], promises: Promises) -> 
     for hold in holds:
         if hold.is_granted:
             end = hold.believed_until
+            if promises.frees_dead_within < inf:
+                end = min(end, history.alive_until(hold.client))
             losses = _lost_grants(history, hold, end, promises)
             intervals.append(Interval(hold.completed, min([end, *(one.invoked for one in losses)]), hold))
     return intervals

@@ -342,6 +342,11 @@ class History:
         kills = self.harm((KILL,), client, -inf, inf)
         return min((one.completed for one in kills if one.target == client), default=inf)
 
+    def alive_until(self, client: str) -> float:
+        """Return until when a client was surely not killed; infinite if no kill was recorded."""
+        kills = self.harm((KILL,), client, -inf, inf)
+        return min((one.invoked for one in kills if one.target == client), default=inf)
+
     @cached_property
     def _lists(self) -> dict[type[Operation], list[Any]]:
         lists = (
