@@ -65,7 +65,7 @@ async def test_an_acquire_that_gives_up_after_a_lost_reply_leaves_no_place(harne
     await know_statements(locks)
     proxy.lose_reply(when=calls("line_join"))
     with pytest.raises(StoreError) as raised:
-        await ask(locks.acquire("x", retry=ONCE, ttl=30))
+        await ask(locks.acquire("x", timeout=0, retry=ONCE, ttl=30))
     assert raised.value.transient
     assert str(proxy.port) in str(raised.value)
     handle = await ask(other.acquire("x", timeout=5))

@@ -362,7 +362,9 @@ async def test_a_tls_server_that_is_slow_is_waited_for(harness: Harness, tls_pro
         work = harness.start(lambda: locks.acquire("x", timeout=30, retry=RetryPolicy(max_retries=0)))
         await harness.until(lambda: relay.is_asked_in_plain_text, "the client has looked what the server is")
         relay.forward()
-        assert (await work.result()).is_held
+        handle = await work.result()
+        assert handle.is_held
+        await ask(handle.release())
 
 
 async def test_no_tls_to_a_server_that_requires_it_is_an_error(harness: Harness, tls_proxy: FaultProxy) -> None:

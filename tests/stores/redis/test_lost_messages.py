@@ -63,7 +63,7 @@ async def test_an_acquire_that_gives_up_after_a_lost_reply_leaves_no_place(harne
     await know_scripts(locks)
     proxy.lose_reply(when=is_script(JOIN))
     with pytest.raises(StoreError) as raised:
-        await ask(locks.acquire("x", retry=ONCE, ttl=30))
+        await ask(locks.acquire("x", timeout=0, retry=ONCE, ttl=30))
     assert raised.value.transient
     assert str(proxy.port) in str(raised.value)
     assert (await ask(other.acquire("x", timeout=5))).is_held
