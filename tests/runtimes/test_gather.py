@@ -15,6 +15,7 @@ import pytest
 from lockstead.core.runtime import Outcomes, Runtime, drive
 from lockstead.errors import StoreError
 from lockstead.runtimes.aio import AsyncRuntime
+from lockstead.runtimes.gather import ThreadGathering
 from lockstead.runtimes.simulated import Cancelled, Process, SimulatedRuntime, World
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.redis.address import parse_url
@@ -392,3 +393,35 @@ def test_an_interrupted_caller_leaves_its_works_to_the_background() -> None:
     eventually(lambda: len(peer.ended) == 2, "both have ended", within=5)
     assert peer.ended == ["a", "b"]
     peer.close()
+
+
+class Silent:
+    """A request whose reply never arrives."""
+
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+        self._ours, self._theirs = socket.socketpair()
+
+    def fileno(self) -> int:
+        return self._ours.fileno()
+
+    def receive(self) -> None:
+        raise TimeoutError
+
+    def close(self) -> None:
+        self._ours.close()
+        self._theirs.close()
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize(("until", "deadline"), [(-5.0, 60.0), (60.0, 0.05)], ids=["stopped", "deadline"])
+def test_the_wait_for_the_last_request_ends_though_the_thread_was_stopped_meanwhile(
+    until: float, deadline: float
+) -> None:
+    runtime = ThreadRuntime()
+    request = Silent(runtime.now() + deadline)
+    gathering: ThreadGathering[None] = ThreadGathering(runtime, Listed([], never))
+    gathering._waiting = {request.fileno(): (0, request)}
+    gathering._await_last(runtime.now() + until)
+    assert gathering._waiting
+    request.close()

@@ -173,6 +173,7 @@ class Engine:
                 if pause is None:
                     raise
             else:
+                self._was_answered = True
                 if waiting is not None:
                     self.keeper.end_outage(waiting)
                 return answer, sent

@@ -70,12 +70,12 @@ async def _join_together(engine: Engine, request: MultiRequest) -> list[Lease] |
     leases: list[Lease] = []
     try:
         leases.extend(engine.track(ask, request.claim, request.renew_for) for ask in fitting)
+        waiting = leases[0] if request.asks[0].queue else None
         outcome, sent = await engine.with_retries(
-            _joining(engine.store, leases), leases[0], request.deadline, request.retry
+            _joining(engine.store, leases), leases[0], request.deadline, request.retry, waiting=waiting
         )
     except StoreError as error:
         for lease in leases:
-            lease.join_failed(error)
             engine.drop(lease)
         if request.asks[0].queue and engine.is_late(error, request.deadline, request.retry):
             raise overloaded(request.asks[0], 1, engine.runtime.now() - request.started) from error
@@ -113,7 +113,12 @@ def _joining(
         for lease in leases if not is_first else ():
             lease.send_join_again()
         is_first = False
-        answer = await store.join_all([lease.ask for lease in leases], timeout)
+        try:
+            answer = await store.join_all([lease.ask for lease in leases], timeout)
+        except StoreError as error:
+            for lease in leases:
+                lease.join_failed(error)
+            raise
         for lease in leases:
             lease.join_answered()
         return answer

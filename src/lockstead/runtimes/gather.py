@@ -72,9 +72,11 @@ class ThreadGathering(Generic[T]):
 
     def _await_last(self, until: float) -> None:
         """Wait for the last request that was sent: mostly the replies to all are there by then, to receive at once."""
+        fd, (_, request) = next(reversed(self._waiting.items()))
         poller = select.poll()
-        poller.register(next(reversed(self._waiting)), select.POLLIN)
-        poller.poll(ceil((until - self._runtime.now()) * 1000))
+        poller.register(fd, select.POLLIN)
+        left = min(until, request.deadline) - self._runtime.now()
+        poller.poll(ceil(max(left, 0.0) * 1000))  # a negative time would be none: the thread may have been stopped
 
     async def _finish(self) -> None:
         while self._waiting:

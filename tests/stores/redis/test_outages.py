@@ -223,6 +223,37 @@ async def test_a_client_that_was_answered_before_waits_for_a_server_that_is_down
     await ask(handle.release())
 
 
+async def test_a_multi_lock_outlasts_a_restart(harness: Harness, start: Start) -> None:
+    server = start(append_only=True)
+    locks = harness.client(server.url, retry=RetryPolicy(max_retries=0))
+    await ask((await ask(locks.acquire("x"))).release())
+    server.kill()
+    with pytest.raises(StoreError, match="refused|closed"):
+        await ask(locks.multi_lock(["x", "y"], timeout=0).acquire())
+    waiting = harness.start(lambda: locks.multi_lock(["x", "y"], timeout=20).acquire())
+    await harness.sleep(0.7)
+    assert not waiting.is_done
+    server.restart()
+    await ask((await waiting.result()).release())
+
+
+async def test_acquisitions_that_fail_in_an_outage_leave_nothing_in_the_subscriber(
+    harness: Harness, start: Start
+) -> None:
+    server = start(append_only=True)
+    locks = harness.client(server.url)
+    await ask((await ask(locks.acquire("x"))).release())
+    server.kill()
+    with pytest.raises(StoreError):
+        await ask(locks.try_acquire("x"))  # on the connection that it had
+    for _ in range(3):
+        with pytest.raises(StoreError, match="refused"):
+            await ask(locks.acquire("x", timeout=0.3))
+    places = locks._engine.store._subscriber._places
+    await harness.until(lambda: not places.messages, "the places are forgotten: their joins were not sent")
+    assert not places.owners
+
+
 async def test_a_first_contact_that_fails_is_an_error_soon(harness: Harness, fresh_server: RedisServer) -> None:
     fresh_server.kill()
     began = time.monotonic()

@@ -183,8 +183,7 @@ class RedisStore:
         except _UnconfirmedError as shortfall:
             raise await self._withdraw([ask], shortfall, timeout) from None
         except StoreError as error:
-            if not error.transient:
-                self._subscriber.forget(ask.owner)
+            self._subscriber.join_failed(ask.owner, error)
             raise
         self._was_writable = True
         return parse_outcome(reply)
@@ -500,11 +499,11 @@ class RedisStore:
         return reply
 
     def _failed(self, node: Node, failure: StoreError, owner: str = "") -> StoreError:
-        """Look the server up again; after a failure for good, forget the place that was requested."""
+        """Look the server up again; if there is no place of this owner then, forget it."""
         if failure.transient:
             self._route.invalidate(node)
-        elif owner:
-            self._subscriber.forget(owner)
+        if owner:
+            self._subscriber.join_failed(owner, failure)
         return failure
 
     async def _call_all(

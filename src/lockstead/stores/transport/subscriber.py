@@ -50,6 +50,10 @@ class Subscriber(Protocol):
 
     def forget(self, owner: str) -> None: ...
 
+    def join_failed(self, owner: str, error: StoreError) -> None:
+        """Forget a place unless it may exist: a join of it was sent, and its outcome is unknown."""
+        ...
+
     async def wait(self, owner: str, timeout: float) -> Wake:
         """Wait for the place's message. Returns a hint whenever one may have been missed."""
         ...
@@ -134,6 +138,8 @@ class _Places:
         self.messages: dict[str, bytes] = {}
         self.owners: dict[bytes, str] = {}
         self.woken: dict[str, Wake] = {}
+        self._in_doubt: set[str] = set()
+        """Those of which a join was sent, and its outcome is unknown."""
 
     def expect(self, owner: str) -> bytes:
         """Implement `Subscriber.expect`."""
@@ -148,6 +154,15 @@ class _Places:
         if message is not None:
             self.owners.pop(message, None)
             self.woken.pop(owner, None)
+            if self._in_doubt:
+                self._in_doubt.discard(owner)
+
+    def join_failed(self, owner: str, error: StoreError) -> None:
+        """Implement `Subscriber.join_failed`."""
+        if error.transient and error.was_sent:
+            self._in_doubt.add(owner)
+        elif not error.transient or owner not in self._in_doubt:
+            self.forget(owner)
 
     def wake(self, owner: str, wake: Wake) -> None:
         """Keep a wake-up until the place is waited for. A hint does not replace a grant."""
@@ -210,6 +225,7 @@ class BlockingSubscriber:
         self._mutex = threading.RLock()  # a signal handler may wait, too
         self._places = _Places(self._make_message)
         self.expect, self.forget = self._places.expect, self._places.forget
+        self.join_failed = self._places.join_failed
         self._followers: dict[str, _Waiter] = {}
         self._listener: _Waiter | None = None
         self._connection: Subscription | None = None
@@ -366,6 +382,7 @@ class LoopSubscriber(Generic[P]):
         self._liveness = _Liveness()
         self._places = _Places(make_message)
         self.expect, self.forget = self._places.expect, self._places.forget
+        self.join_failed = self._places.join_failed
         self._waiting: dict[str, asyncio.Future[None]] = {}
 
     async def wait(self, owner: str, timeout: float) -> Wake:

@@ -143,8 +143,7 @@ class TableStore:
                 self._statements.join, [ask.name], params, timeout
             )
         except StoreError as error:
-            if not error.transient:
-                self._subscriber.forget(ask.owner)
+            self._subscriber.join_failed(ask.owner, error)
             raise
         self._maybe_sweep()
         if ticket is None:
