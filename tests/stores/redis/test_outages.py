@@ -228,7 +228,7 @@ async def test_a_multi_lock_outlasts_a_restart(harness: Harness, start: Start) -
     locks = harness.client(server.url, retry=RetryPolicy(max_retries=0))
     await ask((await ask(locks.acquire("x"))).release())
     server.kill()
-    with pytest.raises(StoreError, match="refused|closed"):
+    with pytest.raises(StoreError, match=r"refused|closed"):
         await ask(locks.multi_lock(["x", "y"], timeout=0).acquire())
     waiting = harness.start(lambda: locks.multi_lock(["x", "y"], timeout=20).acquire())
     await harness.sleep(0.7)
