@@ -78,9 +78,11 @@ MODULES = [
             ("by name, for asyncio.", "by name, for threads."),
             (
                 (
-                    "    One client per event loop is enough; all tasks of the loop may use it.\n"
-                    "    Once its loop is closed, it can be used in the next one, unless you passed a store: so a "
-                    "client may be created, and\n    may decorate functions, when a module is imported.\n"
+                    "    One client per process is enough in asyncio, too, if one loop runs at a time; all tasks of "
+                    "the loop may use it.\n    Once its loop is closed, it can be used in the next one, unless you "
+                    "passed a store: so a client may be created, and\n    may decorate functions, when a module is "
+                    "imported. What it holds is not renewed between two loops; it is renewed\n    again from the "
+                    "client's first call in the next loop.\n"
                 ),
                 (
                     "    One client per process is enough; all threads may use it.\n    "

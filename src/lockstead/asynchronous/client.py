@@ -63,9 +63,10 @@ class AsyncDistributedLock:
 
     Stores of other packages have options of their own.
 
-    One client per event loop is enough; all tasks of the loop may use it.
+    One client per process is enough in asyncio, too, if one loop runs at a time; all tasks of the loop may use it.
     Once its loop is closed, it can be used in the next one, unless you passed a store: so a client may be created, and
-    may decorate functions, when a module is imported.
+    may decorate functions, when a module is imported. What it holds is not renewed between two loops; it is renewed
+    again from the client's first call in the next loop.
     """
 
     def __init__(
@@ -538,7 +539,7 @@ class AsyncDistributedLock:
 
         Within `period` seconds every further call returns the stored result, which is kept as JSON of up to 4084 bytes.
         A call while the work is running waits for it. Work that raises is not done: the next call runs it. If the
-        process dies, another call runs the work after the ttl.
+        process dies, another call runs the work after the ttl; on SQLite on Linux at once.
 
         ttl: how long the lock stays held if this process dies; while it runs, the lease is renewed. None: the client's.
         timeout: how long to wait; None waits without limit, 0 does not wait.
@@ -695,9 +696,12 @@ class AsyncDistributedLock:
     def release_on(self, *signals: int) -> None:
         """Release everything when one of these signals ends the process: ``locks.release_on(signal.SIGTERM)``.
 
-        Without this, SIGTERM ends a process at once, and what it holds expires after its ttl. With it, elections call
-        `on_lost`, every lock is released, within a second unless `on_lost` takes longer, and then the process ends by
-        that signal. Call it in the main thread.
+        Without this, SIGTERM ends a process at once, and what it holds is free after the ttl; on SQLite on Linux at
+        once. With it, elections call `on_lost`, every lock is released, within a second unless `on_lost` takes longer,
+        and then the process ends by that signal. Call it in the main thread.
+
+        If the client belongs to an event loop that is running, the handler only schedules the release in it: a task
+        that blocks the loop delays the release and the end of the process.
 
         If the program handles the signal itself, its handler is called instead and decides what follows; locks stay
         held while its work goes on, and are released where the program does, or when it exits. A signal that is

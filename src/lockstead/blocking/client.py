@@ -537,7 +537,7 @@ class DistributedLock:
 
         Within `period` seconds every further call returns the stored result, which is kept as JSON of up to 4084 bytes.
         A call while the work is running waits for it. Work that raises is not done: the next call runs it. If the
-        process dies, another call runs the work after the ttl.
+        process dies, another call runs the work after the ttl; on SQLite on Linux at once.
 
         ttl: how long the lock stays held if this process dies; while it runs, the lease is renewed. None: the client's.
         timeout: how long to wait; None waits without limit, 0 does not wait.
@@ -694,9 +694,12 @@ class DistributedLock:
     def release_on(self, *signals: int) -> None:
         """Release everything when one of these signals ends the process: ``locks.release_on(signal.SIGTERM)``.
 
-        Without this, SIGTERM ends a process at once, and what it holds expires after its ttl. With it, elections call
-        `on_lost`, every lock is released, within a second unless `on_lost` takes longer, and then the process ends by
-        that signal. Call it in the main thread.
+        Without this, SIGTERM ends a process at once, and what it holds is free after the ttl; on SQLite on Linux at
+        once. With it, elections call `on_lost`, every lock is released, within a second unless `on_lost` takes longer,
+        and then the process ends by that signal. Call it in the main thread.
+
+        If the client belongs to an event loop that is running, the handler only schedules the release in it: a task
+        that blocks the loop delays the release and the end of the process.
 
         If the program handles the signal itself, its handler is called instead and decides what follows; locks stay
         held while its work goes on, and are released where the program does, or when it exits. A signal that is

@@ -136,7 +136,7 @@ def build_parser() -> ArgumentParser:
         "take a lock away from its holder",
         description=(
             "Take a lock away from its holder and grant it to the next waiter. Exits with 1 if the lock was free.\n\n"
-            "The lease of a dead holder expires after its ttl without this: use it when that is too long to wait.\n"
+            "A dead holder's lock is free after the ttl; on SQLite on Linux at once. Use this when that is too long.\n"
             "A holder that is still running notices the loss at its next renewal; until then two work at once."
         ),
         example="lockstead release cron:backup --force",

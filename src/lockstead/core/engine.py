@@ -379,7 +379,7 @@ class Engine:
         await self.keeper.close(budget)
 
     async def disconnect(self) -> None:
-        """Close all connections; the store can still be used, at a higher cost."""
+        """Close all connections, at the end of a loop; until `use_store`, the store may refuse all but releases."""
         with suppress(StoreError):
             await self.store.close()
 

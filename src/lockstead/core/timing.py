@@ -5,7 +5,8 @@ from __future__ import annotations
 from lockstead.core.retry import RetryPolicy
 
 HEARTBEAT = 3.0
-"""How long a waiting place outlives its client: a dead waiter delays the line for that long, not for a ttl."""
+"""How long a waiting place outlives its client: a dead waiter delays the line for that long, not for a ttl. On SQLite
+on Linux its place is removed at once."""
 
 REQUEST_TIMEOUT = 5.0
 """How long one request may take before its outcome counts as unknown."""

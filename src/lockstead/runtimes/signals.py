@@ -38,7 +38,7 @@ ACCEPTED = (
 FAILED = "a signal ends the process, but not all locks could be released: they expire after their ttl"
 
 Work = Callable[[bool], Coroutine[Any, Any, None]]
-"""Release everything; the argument tells whether background work can be awaited."""
+"""Release everything; the argument is whether background work can be awaited."""
 Ends = Callable[[], Any]
 """How to stop candidates and terms: of one client."""
 
@@ -68,7 +68,7 @@ def finish(work: Coroutine[Any, Any, None], then: Callable[[bool], None]) -> Non
 
 
 def finished(task: asyncio.Task[None], then: Callable[[bool], None]) -> None:
-    """Tell what became of the work in a task."""
+    """Log the failure of the work in a task, and call `then`."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error(FAILED, exc_info=error)
     then(not task.cancelled())

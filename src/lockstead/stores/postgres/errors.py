@@ -1,4 +1,4 @@
-"""Translate the errors of a server or a connection, and tell whether a retry may help."""
+"""Translate the errors of a server or a connection, and decide whether a retry may help."""
 
 from __future__ import annotations
 

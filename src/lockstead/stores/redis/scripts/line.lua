@@ -11,10 +11,10 @@
 -- The secret proves to its client that the place holds. It is published once, when the place begins to hold.
 --
 -- Times are microseconds on the bucket's clock, which follows the server's but never goes back.
--- A script that includes this file has included place.lua, and set `bucket` and `now`. It changes a line in memory, then saves it. A server
--- refuses only the first write of a script, so that a step is applied as a whole or not at all; and when it is out of
--- memory it does not refuse a write that removes something. A user may lack the right to one of HSET and HDEL: where
--- `save` needs both, it calls both before it changes anything.
+-- A script that includes this file has included place.lua, and set `bucket` and `now`. It changes a line in memory,
+-- then saves it. A server refuses only the first write of a script, so that a step is applied as a whole or not at all;
+-- and when it is out of memory it does not refuse a write that removes something. A user may lack the right to one of
+-- HSET and HDEL: where `save` needs both, it calls both before it changes anything.
 --
 -- An invalid record, or a link without its counterpart in the other direction, ends the script before its first write:
 -- 'DAMAGED(field in hexadecimal: what is wrong)'. A walk that checks every link in both directions cannot enter a
