@@ -286,11 +286,19 @@ class SqliteStore:
 
         for ask in asks:
             self._notify_socket.expect(ask.owner)
-        outcome = await self.runtime.offload(partial(self._transact, step, timeout))
+        try:
+            outcome = await self.runtime.offload(partial(self._transact, step, timeout))
+        except StoreError as error:
+            if not error.transient:
+                self._forget(asks)
+            raise
         if isinstance(outcome, Refusal):
-            for ask in asks:
-                self._notify_socket.forget(ask.owner)
+            self._forget(asks)
         return outcome
+
+    def _forget(self, asks: Sequence[Ask]) -> None:
+        for ask in asks:
+            self._notify_socket.forget(ask.owner)
 
     async def consume(self, request: RateRequest, timeout: float) -> RateResult:
         def step(cursor: sqlite3.Cursor, now: float) -> tuple[RateResult, list[Place]]:
