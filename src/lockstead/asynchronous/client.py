@@ -90,7 +90,7 @@ class AsyncDistributedLock:
             raise InvalidInputError(msg)
         self._engine = Engine(opened, new_holder_id, leave_at_exit=True)
         if self._owns_store:  # asyncio only
-            reopen = partial(open_store, self._source, opened.runtime, **store_options)  # asyncio only
+            reopen = partial(open_store, self._source, **store_options)  # asyncio only
             opened.runtime.let_follow(self._engine, reopen)  # asyncio only
         self._running: Running = set()
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar, cast
 from weakref import ReferenceType, ref
 
 from lockstead.core import lifecycle
-from lockstead.core.runtime import Event, Gathered
+from lockstead.core.runtime import Event, Gathered, Runtime
 from lockstead.core.store import Store
 from lockstead.errors import LockError, UnsupportedError
 from lockstead.runtimes import clock, signals
@@ -100,7 +100,7 @@ class AsyncRuntime:
         self._worker: ThreadPoolExecutor | None = None
         self._lifetime: AsyncGenerator[None, None] | None = None
         self._client: ReferenceType[Movable] | None = None
-        self._reopen: Callable[[], Store]
+        self._reopen: Callable[[Runtime], Store]
         lifecycle.at_fork(self, in_child="_forked")
 
     def event(self) -> Event:
@@ -226,13 +226,16 @@ class AsyncRuntime:
         if client is None or self._client is None:
             return
         if former is not None:
-            client.use_store(self._reopen())
+            client.use_store(self._reopen(self))
         self._lifetime = lifetime(self._client)
         with suppress(StopIteration):
             self._lifetime.asend(None).send(None)  # from here on, the loop closes it at its end
 
-    def let_follow(self, client: Movable, reopen: Callable[[], Store]) -> None:
-        """Let a client, which is weakly referenced, be used in one loop after another, each time with a new store."""
+    def let_follow(self, client: Movable, reopen: Callable[[Runtime], Store]) -> None:
+        """Let a client, which is weakly referenced, be used in one loop after another, each time with a new store.
+
+        `reopen` must not refer to this runtime: without a cycle, a client that is dropped ends its thread at once.
+        """
         self._client, self._reopen = ref(client), reopen
 
     def _forked(self) -> None:
