@@ -105,6 +105,37 @@ def test_a_handle_is_renewed_and_released_in_the_next_loop(tmp_path: Path) -> No
     asyncio.run(keep(asyncio.run(acquire())))
 
 
+@pytest.mark.parametrize("url", ["sqlite:///locks.db", "sqlite://"], ids=["relative", "default"])
+def test_the_next_loop_has_the_same_file_in_another_directory_and_environment(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def move(name: str) -> None:
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / name))
+
+    move("one")
+    locks = AsyncDistributedLock(url)
+
+    async def acquire() -> AsyncLockHandle | None:
+        return await locks.try_acquire("job")
+
+    handle = asyncio.run(acquire())
+    assert handle is not None
+    move("another")
+    assert asyncio.run(acquire()) is None
+    asyncio.run(handle.release())
+
+
+def test_a_store_in_a_directory_whose_name_is_not_utf_8_is_used_in_the_next_loop(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    locks = AsyncDistributedLock(f"sqlite:///{folder / 'locks.db'}")
+    for _ in range(2):
+        asyncio.run(use(locks))
+    assert "locks.db" in os.listdir(folder)
+
+
 def test_while_the_former_loop_is_alive_another_is_refused(url: str) -> None:
     locks, ready, done = AsyncDistributedLock(url), threading.Event(), threading.Event()
 
