@@ -16,7 +16,7 @@ from weakref import ReferenceType, ref
 from lockstead.core import lifecycle
 from lockstead.core.runtime import Event, Gathered, Runtime
 from lockstead.core.store import Store
-from lockstead.errors import LockError, UnsupportedError
+from lockstead.errors import LockError, StoreError, UnsupportedError
 from lockstead.runtimes import clock, signals
 from lockstead.runtimes.gather import gather_tasks, step
 
@@ -218,6 +218,7 @@ class AsyncRuntime:
         former = self._loop
         if former is not None and (client is None or not former.is_closed()):
             raise LockError(OTHER_LOOP)
+        store = None if former is None else self._reopened()  # first: after an error the next call moves
         self._loop, self._thread = loop, threading.get_ident()
         self._tasks = set()
         if self._worker is not None:
@@ -225,11 +226,18 @@ class AsyncRuntime:
             self._worker = None
         if client is None or self._client is None:
             return
-        if former is not None:
-            client.use_store(self._reopen(self))
+        if store is not None:
+            client.use_store(store)
         self._lifetime = lifetime(self._client)
         with suppress(StopIteration):
             self._lifetime.asend(None).send(None)  # from here on, the loop closes it at its end
+
+    def _reopened(self) -> Store:
+        try:
+            return self._reopen(self)
+        except OSError as error:
+            msg = f"the store could not be opened again for this event loop: {error}; the next call retries"
+            raise StoreError(msg) from error
 
     def let_follow(self, client: Movable, reopen: Callable[[Runtime], Store]) -> None:
         """Let a client, which is weakly referenced, be used in one loop after another, each time with a new store.
