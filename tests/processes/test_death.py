@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lockstead import DistributedLock
+from lockstead import AsyncDistributedLock, AsyncLockHandle, DistributedLock
 from lockstead.core.timing import HEARTBEAT, margin
 from lockstead.stores.sqlite.death_watch import LOOK_EVERY
-from tests.harness.conditions import eventually
+from tests.harness.conditions import eventually, eventually_async
 from tests.harness.processes import Worker, boottime
-from tests.harness.sqlite import rows, stop_outside_a_transaction
+from tests.harness.sqlite import rows, stop_outside_a_transaction, url_of
 
 Peer = Callable[..., Worker]
 
@@ -151,6 +152,27 @@ def test_a_holder_that_executes_another_program_holds_no_longer(peer: Peer, lock
     asked = boottime()
     holder.send("exec")
     assert waiter.answer()["at"] <= asked + 0.1 + SLACK
+
+
+def test_a_holder_that_has_moved_to_the_next_event_loop_is_not_dead(peer: Peer, path: Path) -> None:
+    """Its place was written by a store object that is gone, and is renewed by another one."""
+    ttl = 1.0
+    locks = AsyncDistributedLock(url_of(path), ttl=ttl)
+
+    async def acquire() -> AsyncLockHandle:
+        return await locks.acquire("job")
+
+    async def hold(handle: AsyncLockHandle) -> None:
+        until = boottime() + 1.5 * ttl
+        assert await locks.is_locked("job")
+        await eventually_async(lambda: boottime() > until, "the ttl passes")
+        async with AsyncDistributedLock(url_of(path)) as newcomer:
+            await newcomer.info("job")
+        assert peer().ask("acquire", "job", timeout=0)["error"] == "LockAcquisitionError"
+        handle.check()
+        await handle.release()
+
+    asyncio.run(hold(asyncio.run(acquire())))
 
 
 def test_a_reservation_outlives_its_process(peer: Peer, locks: DistributedLock) -> None:

@@ -25,6 +25,7 @@ from lockstead.stores import open_store
 from lockstead.stores.memory import MemoryServer, MemoryStore
 from lockstead.stores.postgres.table.schema import script
 from lockstead.stores.redis import commands
+from lockstead.stores.sqlite import liveness
 from lockstead.stores.sqlite import store as sqlite_store
 from lockstead.stores.sqlite.liveness import Liveness
 from lockstead.stores.sqlite.store import SqliteStore, _SqliteLine
@@ -75,7 +76,7 @@ def memory(folder: Path) -> Iterator[Rig]:
 
 @contextmanager
 def sqlite(folder: Path, **options: Any) -> Iterator[Rig]:
-    """Processes that crash are proven to be dead, by the kernel's locks, some time later."""
+    """Processes that crash are proven to be dead, by the kernel's locks, some time later: each has one of its own."""
     clock = Clock()
     clients: dict[str, MortalStore] = {}
     original = Process.crash
@@ -85,7 +86,12 @@ def sqlite(folder: Path, **options: Any) -> Iterator[Rig]:
         if (store := clients.get(process.name)) is not None:
             process.world.after(process.world.forger_random.choice((0.0, 0.1, 2.0)), store.die)
 
-    with mock.patch.object(Process, "crash", crash):
+    locks = liveness._Locks()  # dropped in the end, with what it keeps
+    with (
+        mock.patch.object(Process, "crash", crash),
+        mock.patch.object(liveness, "_locks", locks),
+        mock.patch.object(locks, "_find", return_value=None),
+    ):
         yield Rig(
             lambda runtime: MortalStore(clients, runtime, folder / "locks.db", clock=clock.read, **options), clock.set
         )

@@ -32,7 +32,7 @@ from lockstead.primitives.plans import Defaults
 from lockstead.primitives.rate_limit import rate
 from lockstead.runtimes.aio import AsyncRuntime
 from lockstead.runtimes.signals import release_on
-from lockstead.stores.registry import Default, Source, open_store, portable_url, resolved
+from lockstead.stores.registry import Default, Source, open_store, portable_source, portable_url, resolved
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -91,7 +91,8 @@ class AsyncDistributedLock:
             raise InvalidInputError(msg)
         self._engine = Engine(opened, new_holder_id, leave_at_exit=True)
         if self._owns_store:  # asyncio only
-            reopen = partial(open_store, self._source, opened.runtime, **store_options)  # asyncio only
+            source = portable_source(self._source, opened)  # asyncio only
+            reopen = partial(open_store, source, **store_options)  # asyncio only
             opened.runtime.let_follow(self._engine, reopen)  # asyncio only
         self._running: Running = set()
 

@@ -14,9 +14,9 @@ from typing import Any, Protocol, TypeVar, cast
 from weakref import ReferenceType, ref
 
 from lockstead.core import lifecycle
-from lockstead.core.runtime import Event, Gathered
+from lockstead.core.runtime import Event, Gathered, Runtime
 from lockstead.core.store import Store
-from lockstead.errors import LockError, UnsupportedError
+from lockstead.errors import LockError, StoreError, UnsupportedError
 from lockstead.runtimes import clock, signals
 from lockstead.runtimes.gather import gather_tasks, step
 
@@ -100,7 +100,7 @@ class AsyncRuntime:
         self._worker: ThreadPoolExecutor | None = None
         self._lifetime: AsyncGenerator[None, None] | None = None
         self._client: ReferenceType[Movable] | None = None
-        self._reopen: Callable[[], Store]
+        self._reopen: Callable[[Runtime], Store]
         lifecycle.at_fork(self, in_child="_forked")
 
     def event(self) -> Event:
@@ -218,6 +218,7 @@ class AsyncRuntime:
         former = self._loop
         if former is not None and (client is None or not former.is_closed()):
             raise LockError(OTHER_LOOP)
+        store = None if former is None else self._reopened()  # first: after an error the next call moves
         self._loop, self._thread = loop, threading.get_ident()
         self._tasks = set()
         if self._worker is not None:
@@ -225,14 +226,24 @@ class AsyncRuntime:
             self._worker = None
         if client is None or self._client is None:
             return
-        if former is not None:
-            client.use_store(self._reopen())
+        if store is not None:
+            client.use_store(store)
         self._lifetime = lifetime(self._client)
         with suppress(StopIteration):
             self._lifetime.asend(None).send(None)  # from here on, the loop closes it at its end
 
-    def let_follow(self, client: Movable, reopen: Callable[[], Store]) -> None:
-        """Let a client, which is weakly referenced, be used in one loop after another, each time with a new store."""
+    def _reopened(self) -> Store:
+        try:
+            return self._reopen(self)
+        except OSError as error:
+            msg = f"the store could not be opened again for this event loop: {error}; the next call retries"
+            raise StoreError(msg) from error
+
+    def let_follow(self, client: Movable, reopen: Callable[[Runtime], Store]) -> None:
+        """Let a client, which is weakly referenced, be used in one loop after another, each time with a new store.
+
+        `reopen` must not refer to this runtime: without a cycle, a client that is dropped ends its thread at once.
+        """
         self._client, self._reopen = ref(client), reopen
 
     def _forked(self) -> None:

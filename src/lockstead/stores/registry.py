@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from urllib.parse import quote, unquote, urlsplit
 
 from lockstead.core.runtime import Runtime
@@ -152,7 +152,15 @@ def portable_url(source: Source, store: Store) -> str:
     if isinstance(store, MemoryStore):
         msg = "this client cannot be pickled: memory:// exists inside one process only; use sqlite:// or a server"
         raise TypeError(msg)
-    return f"sqlite:///{quote(str(store.path))}" if isinstance(store, SqliteStore) else source
+    return cast("str", portable_source(source, store))
+
+
+def portable_source(source: Source, store: Store) -> Source:
+    """Return what the same store can be opened from again, in any directory and environment."""
+    is_ours = isinstance(source, str) and source.partition(":")[0].lower() == "sqlite"  # no opener of another package
+    if is_ours and isinstance(store, SqliteStore):
+        return f"sqlite:///{quote(str(store.path), errors='surrogateescape')}"  # a name need not be UTF-8
+    return source
 
 
 def _not_given(source: object) -> str:
@@ -195,7 +203,7 @@ def _open_embedded(source: str, scheme: str, runtime: Runtime) -> Store:
     if parts.path == "/:memory:":
         msg = "sqlite:///:memory:: a lock in memory is memory://, which is shared by one process only"
         raise InvalidInputError(msg)
-    return SqliteStore(runtime, unquote(parts.path[1:]) or None)
+    return SqliteStore(runtime, unquote(parts.path[1:], errors="surrogateescape") or None)
 
 
 def _opener_of(source: str, scheme: str) -> Opener:

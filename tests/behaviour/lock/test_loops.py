@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import threading
@@ -15,7 +16,17 @@ import pytest
 import uvloop
 
 import lockstead.asynchronous.default
-from lockstead import AsyncDistributedLock, AsyncLockHandle, LockError, get_async_distributed_lock
+from lockstead import (
+    AsyncDistributedLock,
+    AsyncLockHandle,
+    LockError,
+    StoreError,
+    get_async_distributed_lock,
+)
+from lockstead.core.runtime import Runtime
+from lockstead.core.store import Store
+from lockstead.stores import registry
+from lockstead.stores.sqlite.store import SqliteStore
 from tests.harness.conditions import eventually, eventually_async
 from tests.harness.forks import in_child, succeeds
 
@@ -103,6 +114,62 @@ def test_a_handle_is_renewed_and_released_in_the_next_loop(tmp_path: Path) -> No
         assert not await locks.is_locked("job")
 
     asyncio.run(keep(asyncio.run(acquire())))
+
+
+@pytest.mark.parametrize("url", ["sqlite:///locks.db", "sqlite://"], ids=["relative", "default"])
+def test_the_next_loop_has_the_same_file_in_another_directory_and_environment(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def move(name: str) -> None:
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / name))
+
+    move("one")
+    locks = AsyncDistributedLock(url)
+
+    async def acquire() -> AsyncLockHandle | None:
+        return await locks.try_acquire("job")
+
+    handle = asyncio.run(acquire())
+    assert handle is not None
+    move("another")
+    assert asyncio.run(acquire()) is None
+    asyncio.run(handle.release())
+
+
+def test_a_store_in_a_directory_whose_name_is_not_utf_8_is_used_in_the_next_loop(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    locks = AsyncDistributedLock(f"sqlite:///{folder / 'locks.db'}")
+    for _ in range(2):
+        asyncio.run(use(locks))
+    assert "locks.db" in os.listdir(folder)
+
+
+def test_a_store_that_cannot_be_opened_for_the_next_loop_is_opened_by_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = [False, True, True, False]
+
+    def open_later(url: str, runtime: Runtime) -> Store:
+        if missing.pop(0):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/run/ca.pem")
+        return SqliteStore(runtime, tmp_path / "locks.db")
+
+    monkeypatch.setitem(registry._registered, "later", open_later)
+    locks = AsyncDistributedLock("later://")
+    asyncio.run(use(locks))
+
+    async def use_at_last() -> None:
+        with pytest.raises(StoreError, match=r"opened again for this event loop: .*/run/ca\.pem"):
+            await locks.acquire("job")
+        with pytest.raises(StoreError, match=r"opened again for this event loop: .*/run/ca\.pem"):
+            await locks.is_locked("job")
+        await use(locks)
+
+    asyncio.run(use_at_last())
+    assert missing == []
 
 
 def test_while_the_former_loop_is_alive_another_is_refused(url: str) -> None:

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from lockstead import DamagedError, DistributedLock, LockLostError, RetryPolicy, StoreError
-from lockstead.core.model import RateRequest
+from lockstead.core.model import Ask, RateRequest
 from lockstead.core.runtime import drive
+from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.sqlite import machine
-from lockstead.stores.sqlite.store import SWEEP_EVERY
+from lockstead.stores.sqlite.store import SWEEP_EVERY, SqliteStore
 from tests.harness.conditions import eventually
 from tests.harness.processes import Worker, boottime
 from tests.harness.sqlite import client_of, rows, transaction_of_another_program, url_of
@@ -73,6 +74,16 @@ def test_random_bytes_are_refused_and_left_alone(path: Path, seed: int) -> None:
     path.write_bytes(junk)
     refused(path, "not a lockstead database")
     assert path.read_bytes() == junk
+
+
+def test_of_a_request_that_is_refused_nothing_is_kept(path: Path) -> None:
+    path.write_bytes(b"junk" * 1000)
+    store = SqliteStore(ThreadRuntime(), path)
+    asks = [Ask(name, f"me/{name}", 30.0, 3.0) for name in ("one", "other")]
+    for request in (lambda: store.join(asks[0], 5.0), lambda: store.join_all(asks, 5.0)):
+        with pytest.raises(StoreError, match="not a lockstead database"):
+            drive(request())
+        assert not store._notify_socket.has_places()
 
 
 @pytest.mark.parametrize("kept", [50, 100, 1000, 1024, 3000, 6144])

@@ -6,17 +6,18 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from lockstead import DistributedLock
 from lockstead.core.model import Ask
 from lockstead.core.runtime import drive
-from lockstead.runtimes import clock
 from lockstead.runtimes.threads import ThreadRuntime
 from lockstead.stores.sqlite import liveness
 from lockstead.stores.sqlite.liveness import Liveness
 from lockstead.stores.sqlite.store import SqliteStore
+from tests.harness.forks import in_child, succeeds
 from tests.harness.sqlite import rows, url_of
 
 
@@ -27,8 +28,10 @@ def database(path: Path) -> Path:
 
 
 def announced(database: Path) -> Liveness:
+    """Announce what stands in for another process: it shares no lock with this one."""
     mine = Liveness()
-    mine.announce(str(database))
+    with mock.patch.object(liveness, "_locks", liveness._Locks()):
+        mine.announce(str(database))
     return mine
 
 
@@ -76,19 +79,76 @@ def test_a_copy_of_the_directory_ends_no_lock(database: Path, looking: Liveness,
     other.drop(has_places=False)
 
 
-def test_a_client_that_is_gone_keeps_its_lock_for_as_long_as_a_place_may_be_trusted(
+def test_all_stores_of_a_process_have_one_lock_which_ends_with_the_last_of_them(
+    database: Path, looking: Liveness
+) -> None:
+    stores = [Liveness(), Liveness()]
+    for store in stores:
+        store.announce(str(database))
+    first, second = stores
+    assert first.evidence == second.evidence
+    address = f"lockstead/0/{first.evidence}"
+    first.drop(has_places=False)
+    assert not looking.is_dead(address)
+    second.drop(has_places=False)
+    assert looking.is_dead(address)
+
+
+def test_a_lock_that_places_may_carry_ends_with_the_process(database: Path, looking: Liveness) -> None:
+    mine, other = Liveness(), Liveness()
+    mine.announce(str(database))
+    address = f"lockstead/0/{mine.evidence}"
+    mine.drop(has_places=True)
+    assert not looking.is_dead(address)
+    other.announce(str(database))
+    assert f"lockstead/0/{other.evidence}" == address
+    other.drop(has_places=False)
+    assert not looking.is_dead(address)
+
+
+def test_a_lock_whose_descriptor_other_code_has_closed_is_not_shared(database: Path, looking: Liveness) -> None:
+    mine, other = Liveness(), Liveness()
+    mine.announce(str(database))
+    assert mine._lock is not None
+    os.close(mine._lock._file)
+    other.announce(str(database))
+    assert not looking.is_dead(f"lockstead/0/{other.evidence}")
+    mine._lock._file = -1  # the number is another file's by now
+    other.drop(has_places=False)
+
+
+def test_a_child_has_no_lock_of_its_parent(database: Path, looking: Liveness) -> None:
+    mine = Liveness()
+    mine.announce(str(database))
+
+    def announce_anew() -> None:
+        assert mine._lock is not None
+        assert not mine.can_judge(f"lockstead/0/{looking.evidence}")
+        child = Liveness()
+        child.announce(str(database))
+        assert child.evidence != mine.evidence
+        assert not child.is_dead(f"lockstead/0/{mine.evidence}")
+
+    succeeds(in_child(announce_anew))
+    mine.drop(has_places=False)
+
+
+def test_a_look_goes_on_while_another_thread_drops_the_lock(
     database: Path, looking: Liveness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = clock.now()
-    monkeypatch.setattr(clock, "now", lambda: now)
-    other = announced(database)
-    other.count(5.0)
+    """Neither a descriptor that is closed nor one that is another file's by then would prove anything."""
+    mine, other = announced(database), announced(database)
     address = f"lockstead/0/{other.evidence}"
-    other.drop(has_places=True)
-    for passed, is_dead in ((4.9, False), (5.0, True)):
-        monkeypatch.setattr(clock, "now", lambda passed=passed: now + passed)
-        announced(database).drop(has_places=False)
-        assert looking.is_dead(address) == is_dead
+    request = liveness._request
+
+    def drop_meanwhile(token: str) -> bytes:
+        mine.drop(has_places=False)
+        return request(token)
+
+    monkeypatch.setattr(liveness, "_request", drop_meanwhile)
+    assert not mine.is_dead(address)
+    assert not mine.can_judge(address)
+    other.drop(has_places=False)
 
 
 @pytest.mark.parametrize("closes", [False, True], ids=["dropped", "closed"])

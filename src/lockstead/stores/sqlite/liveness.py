@@ -1,7 +1,7 @@
 """Proof that a client's process is dead: a lock that the kernel releases when the process ends, and not before.
 
-Every store object locks one byte of a file beside the database, at a random position that is in the address of its
-places. Where that byte is not locked, no process has the store object any more. The file stays empty.
+Every process locks one byte of a file beside the database, at a random position that is in the address of its places.
+Where that byte is not locked, the process is dead. The file stays empty.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from weakref import WeakValueDictionary
 
-from lockstead.runtimes import clock
+from lockstead.core import lifecycle
 
 if sys.platform == "linux":
     import fcntl
@@ -51,95 +52,133 @@ _EVIDENCE = re.compile(r"([0-9a-f]{16})@([0-9a-f]+\.[0-9a-f]+)")
 
 
 class Liveness:
-    """The lock of one store object, and a look at those of others.
+    """A store object's share in the lock of its process, and a look at those of others.
 
     Not promised: that a death is proven. On network file systems, on anything but Linux, and where the file was
     replaced or may not be written, no process is known to be dead, and its places expire.
     """
 
     def __init__(self) -> None:
-        self.evidence = ""
+        self._lock: _Lock | None = None
+
+    @property
+    def evidence(self) -> str:
         """What others need to find the lock, written at the end of an address; empty if there is none."""
-        self._file = -1
-        self._identity = ""
-        self._longest_ttl = 0.0
+        return "" if self._lock is None else self._lock.evidence
 
     def announce(self, database: str) -> None:
         """Lock a byte, if that is possible. Call it before a place is written."""
-        if self._file != -1 or not HAS_LOCKS:
-            return
-        _close_kept()
-        token = secrets.token_hex(8)
-        with suppress(OSError):
-            file = _open(os.path.realpath(database))
-            try:
-                if _file_system(file) in LOCAL_FILE_SYSTEMS:
-                    fcntl.fcntl(file, fcntl.F_OFD_SETLK, _request(token))
-                    found = os.fstat(file)
-                    self._identity = f"{found.st_dev:x}.{found.st_ino:x}"
-                    self._file = file
-                    self.evidence = f"{token}@{self._identity}"  # last: after an interrupt there is none
-            finally:
-                if self._file != file:
-                    os.close(file)
+        if self._lock is None and HAS_LOCKS:
+            with suppress(OSError):
+                self._lock = _locks.of(os.path.realpath(database))
 
     def can_judge(self, address: str) -> bool:
         """Return whether a death of the process at that address, another one's, could be proven."""
-        evidence = _EVIDENCE.fullmatch(address.rpartition("/")[2])
-        # Its own lock would not conflict with its own look.
-        return (
-            evidence is not None and self._file != -1 and evidence[2] == self._identity and evidence[0] != self.evidence
-        )
+        lock = self._lock
+        return lock is not None and lock.can_judge(address.rpartition("/")[2])
 
     def is_dead(self, address: str) -> bool:
-        """Return whether the kernel proves that no process has the store object of that address any more."""
-        if not self.can_judge(address):
+        """Return whether the kernel proves that the process of that address is dead."""
+        lock = self._lock  # read once: another thread may drop it, and this reference keeps its file open
+        return lock is not None and lock.proves_death(address.rpartition("/")[2])
+
+    def drop(self, *, has_places: bool) -> None:
+        """Give the share up. As long as the process lives, a lock is not released that places may carry.
+
+        A handle may be dropped while the code that it protects is still at work: its lease is left to expire. And a
+        client that moves to another event loop renews, through another store object, what it holds.
+        """
+        if self._lock is not None and has_places:
+            _locks.keep(self._lock)
+        self._lock = None
+
+
+class _Lock:
+    """One byte of a file, locked until nothing refers to this object."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._token = secrets.token_hex(8)
+        self.identity = _identity(file)
+        self.evidence = f"{self._token}@{self.identity}"
+
+    def lock(self) -> bool:
+        """Lock the byte, where the kernel itself keeps the lock."""
+        is_local = _file_system(self._file) in LOCAL_FILE_SYSTEMS
+        if is_local:
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _request(self._token))
+        return is_local
+
+    def is_on(self, identity: str) -> bool:
+        """Return whether the lock is on that file, and no other code has closed its descriptor."""
+        with suppress(OSError):
+            return _identity(self._file) == identity
+        return False
+
+    def can_judge(self, evidence: str) -> bool:
+        found = _EVIDENCE.fullmatch(evidence)
+        # Its own lock would not conflict with its own look.
+        return found is not None and self._file != -1 and found[2] == self.identity and evidence != self.evidence
+
+    def proves_death(self, evidence: str) -> bool:
+        if not self.can_judge(evidence):
             return False
         try:
-            request = _request(address.rpartition("/")[2][:16])
-            answer = fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, request)
+            answer = fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, _request(evidence[:16]))
         except OSError:
             return False
         return bool(_FLOCK.unpack(answer)[0] == fcntl.F_UNLCK)
 
-    def count(self, ttl: float) -> None:
-        """Remember that a place was requested for that long."""
-        self._longest_ttl = max(self._longest_ttl, ttl)
-
-    def drop(self, *, has_places: bool) -> None:
-        """Release the lock: now or, as long as places may be left that this process trusts, later.
-
-        A handle may be dropped while the code that it protects is still at work: its lease is left to expire.
-        """
+    def close(self) -> None:
         file, self._file = self._file, -1
-        if file == -1:
-            return
-        if has_places:
-            _kept.append((clock.now() + self._longest_ttl, file))
-        else:
-            os.close(file)
+        if file != -1:
+            with suppress(OSError):
+                os.close(file)
 
-    def forked(self) -> None:
-        """Close the descriptors of the parent, in its child: the lock would outlive the parent otherwise."""
-        files = [self._file, *(file for _, file in _kept)]
-        _kept.clear()
-        self._file, self.evidence = -1, ""
-        for file in files:
-            if file != -1:
-                with suppress(OSError):
-                    os.close(file)
+    __del__ = close
 
 
-_kept: list[tuple[float, int]] = []
-"""Descriptors of stores that are gone, and until when a place of theirs may be trusted."""
+class _Locks:
+    """The locks of this process, one for each file: all its store objects have the same one.
+
+    There is no mutex, which a fork or an interrupt could leave locked: each change is one operation of a dictionary or
+    a set. Two threads that open a file for the first time at the same time may make two locks, which is as safe.
+    """
+
+    def __init__(self) -> None:
+        self._all: WeakValueDictionary[str, _Lock] = WeakValueDictionary()
+        self._kept: set[_Lock] = set()
+        lifecycle.at_fork(self, in_child="_forked")
+
+    def of(self, database: str) -> _Lock | None:
+        """Return the lock on the file beside that database; None if nothing could be proven by it."""
+        with suppress(FileNotFoundError):
+            if (shared := self._find(_identity(f"{database}{SUFFIX}"))) is not None:
+                return shared
+        lock = _Lock(_open(database))
+        if not lock.lock():
+            return None
+        self._all[lock.evidence] = lock
+        return lock
+
+    def _find(self, identity: str) -> _Lock | None:
+        locks = (reference() for reference in self._all.valuerefs())
+        return next((lock for lock in locks if lock is not None and lock.is_on(identity)), None)
+
+    def keep(self, lock: _Lock) -> None:
+        """Release that lock only when the process ends."""
+        self._kept.add(lock)
+
+    def _forked(self) -> None:
+        """Close the descriptors of the parent, in its child: the locks would outlive the parent otherwise."""
+        for reference in self._all.valuerefs():
+            if (lock := reference()) is not None:
+                lock.close()
+        self._all.clear()
+        self._kept.clear()
 
 
-def _close_kept() -> None:
-    now = clock.now()
-    for kept in [kept for kept in _kept if kept[0] <= now]:
-        with suppress(ValueError):  # another thread has closed it
-            _kept.remove(kept)
-            os.close(kept[1])
+_locks = _Locks()
 
 
 def _request(token: str) -> bytes:
@@ -173,6 +212,11 @@ def create_empty(path: Path, like: os.stat_result | None = None) -> None:
     finally:
         os.close(handle)
         os.unlink(temporary)
+
+
+def _identity(file: int | str) -> str:
+    found = os.stat(file)
+    return f"{found.st_dev:x}.{found.st_ino:x}"
 
 
 def _file_system(file: int) -> str:

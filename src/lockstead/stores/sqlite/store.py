@@ -232,7 +232,7 @@ class SqliteStore:
             self._joins += 1
             return Standing(PlaceState.HELD, ticket, now)
 
-        self._expect(ask)
+        self._notify_socket.expect(ask.owner)
         try:
             outcome = await self.runtime.offload(partial(self._transact, step, timeout, join_empty_line))
         except StoreError as error:
@@ -248,7 +248,6 @@ class SqliteStore:
             standings = []
             to_wake = []
             for renewal in renewals:
-                self._liveness.count(renewal.ttl)
                 standing, woken = rule.renew(self._line(cursor, renewal.name, now), renewal, now)
                 standings.append(standing)
                 to_wake += woken
@@ -286,12 +285,20 @@ class SqliteStore:
             return outcome, swept + woken
 
         for ask in asks:
-            self._expect(ask)
-        outcome = await self.runtime.offload(partial(self._transact, step, timeout))
+            self._notify_socket.expect(ask.owner)
+        try:
+            outcome = await self.runtime.offload(partial(self._transact, step, timeout))
+        except StoreError as error:
+            if not error.transient:
+                self._forget(asks)
+            raise
         if isinstance(outcome, Refusal):
-            for ask in asks:
-                self._notify_socket.forget(ask.owner)
+            self._forget(asks)
         return outcome
+
+    def _forget(self, asks: Sequence[Ask]) -> None:
+        for ask in asks:
+            self._notify_socket.forget(ask.owner)
 
     async def consume(self, request: RateRequest, timeout: float) -> RateResult:
         def step(cursor: sqlite3.Cursor, now: float) -> tuple[RateResult, list[Place]]:
@@ -403,10 +410,6 @@ class SqliteStore:
         if address != self._notify_socket.address and not place.reserved and self._liveness.is_dead(address):
             place.expires_at = -inf
         return place
-
-    def _expect(self, ask: Ask) -> None:
-        self._notify_socket.expect(ask.owner)
-        self._liveness.count(ask.ttl)
 
     def _watch_for_deaths(self) -> None:
         remove_dead = WeakMethod(self._remove_dead)  # weak: a waiter has the store, and its watch must not
@@ -635,7 +638,7 @@ class SqliteStore:
     def _forked(self) -> None:
         self._mutex = threading.Lock()
         self._notify_socket.reset()
-        self._liveness.forked()
+        self._liveness = Liveness()
         self._deaths.clear()
         self._watch_for_deaths()
 
