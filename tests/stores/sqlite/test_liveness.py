@@ -117,6 +117,18 @@ def test_a_lock_whose_descriptor_other_code_has_closed_is_not_shared(database: P
     other.drop(has_places=False)
 
 
+def test_a_look_whose_descriptor_belongs_to_another_file_by_now_proves_nothing(
+    database: Path, looking: Liveness, tmp_path: Path
+) -> None:
+    alive = announced(database)
+    assert looking._lock is not None
+    other = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
+    os.dup2(other, looking._lock._file)
+    os.close(other)
+    assert not looking.is_dead(f"lockstead/0/{alive.evidence}")
+    alive.drop(has_places=False)
+
+
 def test_a_child_has_no_lock_of_its_parent(database: Path, looking: Liveness) -> None:
     mine = Liveness()
     mine.announce(str(database))

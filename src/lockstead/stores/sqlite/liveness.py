@@ -121,7 +121,7 @@ class _Lock:
         return found is not None and self._file != -1 and found[2] == self.identity and evidence != self.evidence
 
     def proves_death(self, evidence: str) -> bool:
-        if not self.can_judge(evidence):
+        if not self.can_judge(evidence) or not self.is_on(self.identity):
             return False
         try:
             answer = fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, _request(evidence[:16]))
