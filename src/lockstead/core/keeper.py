@@ -92,9 +92,10 @@ class Keeper(RenewalLoop):
         """Apply the answer to a renewal for that duration, sent then; a loss is signalled."""
         with self.mutex:
             loss = lease.apply(standing, sent, duration, self.runtime.now(), self._pace)
+            due = lease.due  # here: the loop may take the request
         if loss is not None:
             self.lose(lease, loss)
-        elif lease.due is None or lease.due < self._wakes_at:
+        elif due is None or due < self._wakes_at:
             self._schedule(lease.wakes_keeper_at())
 
     def accept_push(self, lease: Lease) -> bool:
