@@ -22,10 +22,14 @@ class Lockstead:
 
     def __init__(self, directory: Path) -> None:
         self.database = directory / "locks.db"
-        self.url = f"sqlite:///{self.database}"
-        self.environment = os.environ | {"LOCKSTEAD_URL": self.url, "PYTHONWARNINGS": "error"}
+        self.environment = os.environ | {"PYTHONWARNINGS": "error"}
         self.environment.pop("PYTHONUNBUFFERED", None)
         self._started: list[subprocess.Popen[str]] = []
+        self.use(f"sqlite:///{self.database}")
+
+    def use(self, url: str) -> None:
+        """Run on another store from now on."""
+        self.url = self.environment["LOCKSTEAD_URL"] = url
 
     def __call__(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run the command to its end."""

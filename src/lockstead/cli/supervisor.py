@@ -92,11 +92,19 @@ class Supervisor:
 
     def run(self, command: Sequence[str]) -> End:
         """Run a command to its end. Raises LockLostError if the lease ended before it, Failure if it cannot be run."""
+        self._claim_ttl()
         with _start(command, self._handle, self.renew) as child:
             was_stopped = self.watch(child)
             was_interrupted = child.was_interrupted_from_terminal
         why_stopped = self.explain() if was_stopped else ""
         return End(child.status, why_stopped, child.was_forwarded(*ENDING), was_interrupted)
+
+    def _claim_ttl(self) -> None:
+        """Extend a lease that was granted while it waited: it may be trusted for less than the command is to have."""
+        left = self._ttl - (time.monotonic() - self._granted)
+        if self._handle.remaining < left / 2:
+            with suppress(StoreError):
+                self._handle.extend(left)
 
     def watch(self, child: Child) -> bool:
         """Forward signals until the command has ended, and return whether it was stopped.

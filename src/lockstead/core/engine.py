@@ -147,6 +147,7 @@ class Engine:
             raise
 
     async def _recheck(self, lease: Lease, timeout: float) -> Standing:
+        self._check_wanted(lease)
         (standing,) = await self.store.renew([lease.renewal(lease.ask.ttl)], timeout)
         return standing
 

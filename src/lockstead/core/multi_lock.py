@@ -72,7 +72,7 @@ async def _join_together(engine: Engine, request: MultiRequest) -> list[Lease] |
         leases.extend(engine.track(ask, request.claim, request.renew_for) for ask in fitting)
         waiting = leases[0] if request.asks[0].queue else None
         outcome, sent = await engine.with_retries(
-            _joining(engine.store, leases), leases[0], request.deadline, request.retry, waiting=waiting
+            _joining(engine, engine.store, leases), leases[0], request.deadline, request.retry, waiting=waiting
         )
     except StoreError as error:
         for lease in leases:
@@ -104,12 +104,13 @@ async def _clear(engine: Engine, leases: Sequence[Lease], outcome: list[Standing
 
 
 def _joining(
-    store: MultiJoining, leases: Sequence[Lease]
+    engine: Engine, store: MultiJoining, leases: Sequence[Lease]
 ) -> Callable[[Lease, float], Awaitable[list[Standing] | Refusal | None]]:
     is_first = True
 
     async def join_all(_: Lease, timeout: float) -> list[Standing] | Refusal | None:
         nonlocal is_first
+        engine.check_open(leases[0].ask.name)
         for lease in leases if not is_first else ():
             lease.send_join_again()
         is_first = False

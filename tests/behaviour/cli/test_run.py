@@ -15,6 +15,7 @@ from lockstead import DistributedLock
 from tests.harness.command import Lockstead
 from tests.harness.conditions import eventually
 from tests.harness.processes import is_alive
+from tests.servers.redis import RedisServer
 
 FORWARDED = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
 ENDING = ("TERM", "INT", "HUP", "QUIT")
@@ -104,6 +105,19 @@ def test_run_without_a_timeout_waits_for_the_lock(lockstead: Lockstead) -> None:
     eventually(lambda: waiting(lockstead) == 1, "the second waits")
     holder.terminate()
     assert waiter.communicate(timeout=10)[0] == "ran\n"
+    assert waiter.returncode == 0
+
+
+def test_a_command_whose_lock_was_waited_for_has_the_whole_ttl(
+    lockstead: Lockstead, redis_server: RedisServer, key_prefix: str
+) -> None:
+    """A grant that the store has pushed is trusted for a heartbeat at first: for less than the grace."""
+    lockstead.use(f"{redis_server.url}?key_prefix={key_prefix}")
+    holder = lockstead.hold("job")
+    waiter = lockstead.start("run", "job", "--ttl", "60", "--", "sh", "-c", "sleep 0.5; echo ran")
+    eventually(lambda: waiting(lockstead) == 1, "the second waits")
+    holder.terminate()
+    assert waiter.communicate(timeout=10) == ("ran\n", "")
     assert waiter.returncode == 0
 
 

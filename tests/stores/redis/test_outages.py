@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from lockstead import LockLostError, RetryPolicy, StoreError
+from lockstead import ClosedError, LockLostError, RetryPolicy, StoreError
 from lockstead.core.model import Ask
 from tests.harness.clients import Harness, ask
 from tests.servers.redis import RedisServer
@@ -221,6 +222,27 @@ async def test_a_client_that_was_answered_before_waits_for_a_server_that_is_down
     handle = await waiting.result()
     assert (reports(caplog, "unreachable"), reports(caplog, "reachable again")) == (1, 1)
     await ask(handle.release())
+
+
+async def test_a_client_that_is_closed_in_an_outage_ends_its_waits(harness: Harness, start: Start) -> None:
+    server = start(append_only=True)
+    handle = await hold(harness, server, ttl=30)
+    locks = harness.client(server.url)
+    waits = [
+        harness.start(lambda: locks.acquire("x")),
+        harness.start(lambda: locks.multi_lock(["x", "y"]).acquire()),
+    ]
+    await harness.waits(harness.client(server.url), "x", 2)
+    server.kill()
+    later = harness.start(lambda: locks.multi_lock(["a", "b"]).acquire())
+    await harness.sleep(0.5)
+    await ask(locks.close())
+    for waiting in (*waits, later):
+        with pytest.raises(ClosedError):
+            await waiting.result(within=5)
+    server.restart()
+    with suppress(StoreError):  # a connection that has just ended shows when it is used
+        await ask(handle.release())
 
 
 async def test_a_multi_lock_outlasts_a_restart(harness: Harness, start: Start) -> None:
