@@ -590,7 +590,7 @@ def _secret(_: str) -> bytes:
         return _drawn.pop()
     except IndexError:
         drawn = os.urandom(SECRETS_PER_DRAW * SECRET_SIZE)
-        _drawn.extend(drawn[start : start + SECRET_SIZE] for start in range(SECRET_SIZE, len(drawn), SECRET_SIZE))
+        _drawn.extend([drawn[start : start + SECRET_SIZE] for start in range(SECRET_SIZE, len(drawn), SECRET_SIZE)])
         return drawn[:SECRET_SIZE]
 
 
