@@ -187,13 +187,13 @@ class Engine:
         """Return how long to pause before a request is repeated; None if it must not be, or cannot be in time.
 
         A waiter outlasts an outage, for as long as its deadline allows: its last request is sent just before that.
-        Unless the store has never answered: its address may be wrong. A single failure, such as that of a connection
+        Unless the store has never answered: its address may be wrong; or its locks do not expire. A single failure, such as that of a connection
         that was idle for long, is no outage.
         """
         if not error.transient:
             return None
         pause, left = retry.pause(retries, self.runtime.random()), deadline - self.runtime.now()
-        if waiting is None or not self._was_answered:
+        if waiting is None or not self._was_answered or not self.store.capabilities.expiry:
             return None if retries >= retry.max_retries or pause >= left else pause
         if retries:
             self.keeper.begin_outage(error, waiting)

@@ -308,25 +308,20 @@ async def test_a_server_that_is_gone_for_good_is_an_error_for_waiters_and_a_loss
         await ask(handle.release())
 
 
-@pytest.mark.parametrize("advisory", [False, True], ids=["table", "advisory"])
 async def test_a_waiter_outlasts_a_restart_however_few_retries_its_requests_have(
-    harness: Harness, fresh: PostgresServer, advisory: bool, caplog: pytest.LogCaptureFixture
+    harness: Harness, fresh: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A lease of the table outlives it, and the waiter keeps its turn; an advisory lock ends with its session."""
-    if advisory:
-        del harness.options["schema"]
-    locks = harness.client(fresh.url, advisory=advisory, retry=ONCE)
-    handle = await ask(harness.client(fresh.url, advisory=advisory).acquire("x", ttl=30))
+    locks = harness.client(fresh.url, retry=ONCE)
+    handle = await ask(harness.client(fresh.url).acquire("x", ttl=30))
     waiting = harness.start(lambda: locks.acquire("x"))
-    await harness.waits(harness.client(fresh.url, advisory=advisory), "x")
+    await harness.waits(harness.client(fresh.url), "x")
     caplog.clear()
     fresh.kill()
     await harness.sleep(1.5)
     assert not waiting.is_done
     fresh.restart()
-    if not advisory:
-        await harness.waits(harness.client(fresh.url), "x")
-        await ask(handle.release())
+    await harness.waits(harness.client(fresh.url), "x")
+    await ask(handle.release())
     assert (await waiting.result()).fence > handle.fence
     assert sum("unreachable" in record.message for record in caplog.records) <= 1, "the holder sent nothing"
 

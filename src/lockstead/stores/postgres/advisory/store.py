@@ -214,7 +214,8 @@ class AdvisoryStore:
             if not isinstance(error, TimeoutError) or request.session is None:
                 self._forget(request)
             raise connection_failure(self._address, error) from error
-        except StoreError:
+        except StoreError as error:
+            error.was_sent = True  # another step of it may have been
             if request.session is None:
                 self._forget(request)
             raise
