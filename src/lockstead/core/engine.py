@@ -187,8 +187,8 @@ class Engine:
         """Return how long to pause before a request is repeated; None if it must not be, or cannot be in time.
 
         A waiter outlasts an outage, for as long as its deadline allows: its last request is sent just before that.
-        Unless the store has never answered: its address may be wrong; or its locks do not expire. A single failure, such as that of a connection
-        that was idle for long, is no outage.
+        Unless the store has never answered: its address may be wrong; or its locks do not expire. A single failure,
+        such as that of a connection that was idle for long, is no outage.
         """
         if not error.transient:
             return None
