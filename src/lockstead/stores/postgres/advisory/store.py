@@ -206,6 +206,7 @@ class AdvisoryStore:
             if self._has_tombstone(ask.owner):
                 return Refusal()
             request = self._requests.get(ask.owner)
+            is_repeated = request is not None
             if request is None or request.is_gone():
                 request = self._requests[ask.owner] = LockRequest(ask)
         try:
@@ -215,7 +216,7 @@ class AdvisoryStore:
                 self._forget(request)
             raise connection_failure(self._address, error) from error
         except StoreError as error:
-            error.was_sent = True  # another step of it may have been
+            error.was_sent |= is_repeated  # an earlier join of this owner was
             if request.session is None:
                 self._forget(request)
             raise
